@@ -1,0 +1,1 @@
+"""The embedded engine: an emulated GPU behind a real OpenAI server."""

@@ -1,0 +1,108 @@
+"""The embedded engine's KV cache: reference-counted blocks, found by chained hash, evicted least lately used first.
+
+A block that no call uses keeps its content until its room is needed. Calls give back their blocks last one first, so
+that eviction takes a prefix from its end (leaf first), as in vLLM. A hash has one block: a call that computed what
+another one already has joins that block.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+
+class BlockCache:
+    """`total_blocks` blocks, numbered from 0; `on_evict` is told the hash of each block whose content is given up."""
+
+    def __init__(self, total_blocks: int, on_evict: Callable[[int], None]) -> None:
+        self.total_blocks = total_blocks
+        self.cached_blocks = 0
+        """Blocks that hold a prefix and that no call uses."""
+        self._on_evict = on_evict
+        self._references = [0] * total_blocks
+        self._hashes: list[int | None] = [None] * total_blocks
+        self._by_hash: dict[int, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total_blocks))
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no call uses, cached ones included: what an allocation can draw on."""
+        return len(self._free)
+
+    def match(self, hashes: Sequence[int]) -> int:
+        """How many leading blocks of a chain are cached; eviction takes leaves first, so a bisection finds it."""
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in self._by_hash:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def idle(self, hashes: Sequence[int]) -> int:
+        """How many of these cached blocks no call uses: acquiring them takes as many free blocks."""
+        references, by_hash = self._references, self._by_hash
+        return sum(not references[by_hash[block_hash]] for block_hash in hashes)
+
+    def exclusive(self, blocks: Sequence[int]) -> int:
+        """How many of these blocks one call alone uses: releasing them frees as many."""
+        return sum(self._references[block] == 1 for block in blocks)
+
+    def acquire(self, hashes: Sequence[int]) -> list[int]:
+        """Use the cached blocks of a matched chain."""
+        blocks = [self._by_hash[block_hash] for block_hash in hashes]
+        for block in blocks:
+            self._use(block)
+        return blocks
+
+    def allocate(self, count: int) -> list[int]:
+        """Use `count` blocks without content, evicting the least lately used; the caller checked `free_blocks`."""
+        blocks = []
+        for _ in range(count):
+            block, _ = self._free.popitem(last=False)
+            evicted = self._hashes[block]
+            if evicted is not None:
+                self._hashes[block] = None
+                del self._by_hash[evicted]
+                self.cached_blocks -= 1
+                self._on_evict(evicted)
+            self._references[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def register(self, block: int, block_hash: int) -> int:
+        """`block` now holds this prefix; returns the block to use from here on, another one if it existed already."""
+        existing = self._by_hash.get(block_hash)
+        if existing is None:
+            self._hashes[block] = block_hash
+            self._by_hash[block_hash] = block
+            return block
+        if existing != block:
+            self._use(existing)
+            self.release([block])
+        return existing
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """The call no longer uses its blocks, given in prompt order."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+                if self._hashes[block] is None:
+                    self._free.move_to_end(block, last=False)  # nothing to lose: the first to be taken again
+                else:
+                    self.cached_blocks += 1
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert all(count >= 0 for count in self._references)
+        assert set(self._free) == {block for block, count in enumerate(self._references) if count == 0}
+        assert self._by_hash == {h: block for block, h in enumerate(self._hashes) if h is not None}
+        assert self.cached_blocks == sum(self._hashes[block] is not None for block in self._free)
+
+    def _use(self, block: int) -> None:
+        if self._references[block] == 0:
+            del self._free[block]
+            self.cached_blocks -= 1
+        self._references[block] += 1

@@ -1,0 +1,95 @@
+"""The embedded engine in real time: sleeps while the emulated accelerator computes, then hands out the tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from backends.cache_state import CacheState
+from backends.embedded.engine import Engine, EngineCall, Output
+
+OnOutput = Callable[[Output], None]
+
+MAX_LAG_S = 1.0
+"""How far (in emulated seconds) this process may fall behind its accelerator before iterations count as late."""
+
+
+class EngineClock:
+    """Drives one engine core. `time_scale` emulated seconds pass in a real one: 10 is an engine ten times as fast.
+
+    An iteration begins where the last one ended, as on an accelerator that is kept fed, even if this process wakes up
+    late; the tokens are then late, the emulated time is not.
+    """
+
+    def __init__(self, engine: Engine, time_scale: float = 1.0) -> None:
+        if time_scale <= 0:
+            raise ValueError(f"the time scale must be above 0, not {time_scale}")
+        self.engine = engine
+        self._time_scale = time_scale
+        self._loop = asyncio.get_running_loop()
+        self._zero = self._loop.time()
+        self._listeners: dict[EngineCall, OnOutput] = {}
+        self._added = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._cursor = engine.journal.cursor
+        self._task = self._loop.create_task(self._run(), name="engine-clock")
+
+    def now_s(self) -> float:
+        """Emulated seconds since the start."""
+        return (self._loop.time() - self._zero) * self._time_scale
+
+    def add(self, call: EngineCall, on_output: OnOutput) -> None:
+        """Queue a call; `on_output` is called for each of its tokens."""
+        self._listeners[call] = on_output
+        self.engine.add(call)
+        self._added.set()
+
+    def end(self, call: EngineCall) -> None:
+        """The call has all it needs (a stop string): its blocks are free at once."""
+        if self._listeners.pop(call, None) is not None:
+            self.engine.remove(call)
+
+    def abort(self, call: EngineCall) -> None:
+        """Nobody waits for the call any more; without effect on one that has ended."""
+        if self._listeners.pop(call, None) is not None:
+            self.engine.abort(call)
+
+    async def cache_state(self, since: int | None, epoch: str | None, wait_s: float) -> CacheState:
+        """The report since a cursor of `epoch`; waits up to `wait_s` real seconds for a change."""
+        if epoch is not None and epoch != self.engine.epoch:
+            since = None
+        if since is not None and since == self.engine.journal.cursor and wait_s > 0:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+        return self.engine.cache_state(since)
+
+    async def close(self) -> None:
+        """Stop the accelerator."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        ends_s: float | None = None
+        while True:
+            if ends_s is None:
+                self._added.clear()
+                await self._added.wait()
+                now_s = self.now_s()
+            else:
+                await asyncio.sleep(max(0.0, (ends_s - self.now_s()) / self._time_scale))
+                now_s = max(ends_s, self.now_s() - MAX_LAG_S)
+            step = self.engine.step(now_s)
+            ends_s = step.ends_s
+            for output in step.outputs:
+                listener = self._listeners.get(output.call)
+                if listener is not None:
+                    if output.finished:
+                        del self._listeners[output.call]
+                    listener(output)
+            if self.engine.journal.cursor != self._cursor:
+                self._cursor = self.engine.journal.cursor
+                self._changed.set()
+                self._changed = asyncio.Event()

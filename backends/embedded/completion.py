@@ -1,0 +1,205 @@
+"""A completion request on the embedded engine: checked, tokenized, generated, and put into OpenAI's form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from backends.embedded.clock import EngineClock
+from backends.embedded.generation import Generation, Piece
+from backends.embedded.responses import ChatFormat, Format, Json, TextFormat, Usage
+from backends.embedded.text import EmulatedToken, TextSource
+from backends.embedded.tool_text import called_tool, example_arguments
+from backends.errors import ContextLengthError, ModelNotFoundError
+from backends.openai_protocol import ChatRequest, CompletionRequest, Request
+from backends.tokenizer import Tokenizer
+
+NATURAL_OUTPUT_TOKENS = (64, 256)
+"""A completion of no given length ends by itself within these bounds, around the means of public chat traces."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model an engine emulates: its name, how it reads text, and how long prompt and output may be together."""
+
+    name: str
+    tokenizer: Tokenizer
+    max_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a request runs, and under which id."""
+
+    model: ServedModel
+    clock: EngineClock
+    request_id: str
+
+
+class Completion:
+    """The choices of one request, all in the engine from the start, as vLLM runs them."""
+
+    def __init__(self, request: Request, form: Format) -> None:
+        self.stream = bool(request.stream)
+        self._include_usage = request.wants_usage_event
+        self._format = form
+        self._generations: list[Generation] = []
+        self._pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+
+    def generate(self, clock: EngineClock, call_id: str, prompt: Sequence[int], **output: Any) -> None:
+        """Add a choice; `output` is as for `Generation`."""
+        index = len(self._generations)
+
+        def on_piece(piece: Piece) -> None:
+            self._pieces.put_nowait((index, piece))
+
+        self._generations.append(Generation(clock, call_id, prompt, on_piece=on_piece, **output))
+
+    async def whole(self) -> Json:
+        """The response object once every choice has ended."""
+        choices: list[list[Piece]] = [[] for _ in self._generations]
+        async for index, piece in self._until_ended():
+            choices[index].append(piece)
+        return self._format.whole(choices, self._usage())
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Server-sent events as the tokens come, a choice's opening with its first; then the usage, if asked for."""
+        opened: set[int] = set()
+        async for index, piece in self._until_ended():
+            opening = None if index in opened else self._format.opening(index)
+            opened.add(index)
+            if opening is not None:
+                yield _event(opening)
+            yield _event(self._format.delta(index, piece))
+        if self._include_usage:
+            yield _event(self._format.usage(self._usage()))
+        yield b"data: [DONE]\n\n"
+
+    def abort(self) -> None:
+        """End what has not ended."""
+        for generation in self._generations:
+            generation.abort()
+
+    async def _until_ended(self) -> AsyncIterator[tuple[int, Piece]]:
+        unfinished = len(self._generations)
+        while unfinished:
+            index, piece = await self._pieces.get()
+            unfinished -= piece.finish_reason is not None
+            yield index, piece
+
+    def _usage(self) -> Usage:
+        """The prompt of several choices counts once, as what the first of them found cached does."""
+        usage = Usage()
+        prompts: set[str] = set()
+        for call in (generation.call for generation in self._generations):
+            usage.completion_tokens += call.output_tokens
+            if call.call_id not in prompts:
+                prompts.add(call.call_id)
+                usage.prompt_tokens += call.prompt_tokens
+                usage.cached_tokens += call.cached_tokens or 0
+        return usage
+
+
+def complete_chat(request: ChatRequest, target: Target) -> Completion:
+    """Start a chat completion; raises `CallerError`s before anything runs."""
+    _check_model(request, target.model)
+    prompt = target.model.tokenizer.encode_chat(
+        request.messages,
+        tools=request.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        template_kwargs=request.chat_template_kwargs,
+        chat_template=request.chat_template,
+    )
+    tool = called_tool(request)
+    form = ChatFormat(
+        target.request_id,
+        target.model.name,
+        tool=None if tool is None else tool["function"]["name"],
+        logprobs=bool(request.logprobs),
+    )
+    completion = Completion(request, form)
+    _generate(completion, request, target, [prompt], None if tool is None else example_arguments(tool))
+    return completion
+
+
+def complete_text(request: CompletionRequest, target: Target) -> Completion:
+    """Start a text completion; raises `CallerError`s before anything runs."""
+    _check_model(request, target.model)
+    tokenizer = target.model.tokenizer
+    encode = partial(tokenizer.encode, add_special_tokens=request.add_special_tokens)
+    prompts = [prompt if isinstance(prompt, list) else encode(prompt) for prompt in request.prompts()]
+    echo = None
+    if request.echo:
+        echo = [tokenizer.decode(prompt) for prompt in prompts for _ in range(request.choices)]
+    completion = Completion(request, TextFormat(target.request_id, target.model.name, echo=echo))
+    _generate(completion, request, target, prompts)
+    return completion
+
+
+def _generate(
+    completion: Completion,
+    request: Request,
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    text: str | None = None,
+) -> None:
+    limits = [_output_limit(request, target, len(prompt)) for prompt in prompts]
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        for index in range(request.choices):
+            source, natural = _output(target.model.tokenizer, prompt, request, index, text)
+            completion.generate(
+                target.clock,
+                f"{target.request_id}-{number}",
+                prompt,
+                source=source,
+                natural_tokens=natural,
+                limit=limit,
+                stop=[string for string in stop if string],
+            )
+
+
+def _output(
+    tokenizer: Tokenizer, prompt: Sequence[int], request: Request, index: int, text: str | None
+) -> tuple[Any, int | None]:
+    """The tokens to generate: `text` if given, else prose that depends on prompt, seed and choice."""
+    if text is not None:
+        pieces = [EmulatedToken(token, tokenizer.decode([token])) for token in tokenizer.encode(text)]
+        return iter(pieces), len(pieces)
+    digest = sha256(repr((list(prompt[-256:]), len(prompt), request.seed, index)).encode()).digest()
+    seed = int.from_bytes(digest[:8], "big")
+    low, high = NATURAL_OUTPUT_TOKENS
+    return TextSource(tokenizer, seed), None if request.ignore_eos else low + seed % (high - low)
+
+
+def _output_limit(request: Request, target: Target, prompt_tokens: int) -> int:
+    """How long a completion may become; refuses, in vLLM's words, what does not fit the model's context."""
+    context_tokens = target.model.max_context_tokens
+    room = context_tokens - prompt_tokens
+    asked = request.output_limit or 0
+    if prompt_tokens < 1 or room < max(1, asked):
+        raise ContextLengthError(
+            f"This model's maximum context length is {context_tokens} tokens. However, you requested "
+            f"{prompt_tokens + asked} tokens ({prompt_tokens} in the messages, {asked} in the completion). "
+            "Please reduce the length of the messages or completion.",
+            param="messages" if isinstance(request, ChatRequest) else "prompt",
+        )
+    limit = asked or room
+    assert target.clock.engine.fits(prompt_tokens, limit), "the context is at most the KV cache"
+    return limit
+
+
+def _check_model(request: Request, model: ServedModel) -> None:
+    if request.model != model.name:
+        raise ModelNotFoundError(f"The model `{request.model}` does not exist.", param="model")
+
+
+def _event(body: Json) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"

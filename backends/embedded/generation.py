@@ -1,0 +1,102 @@
+"""One completion that the embedded engine generates: tokens to text, stop strings, where it ends and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from backends.embedded.clock import EngineClock
+from backends.embedded.engine import EngineCall, Output
+from backends.embedded.text import EmulatedToken
+from policy.block_hash import HashChain, root_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text to send on; the last piece says why the completion ended (`stop` or `length`)."""
+
+    text: str
+    tokens: tuple[tuple[int, str], ...]
+    finish_reason: str | None = None
+
+
+class Generation:
+    """A call in the engine and the text it brings.
+
+    `prompt` is token ids; `source` gives the output's tokens, of which `natural_tokens` make a completion that nothing
+    cuts (None: it has no end of its own), and `limit` is the most that was asked for.
+    """
+
+    def __init__(
+        self,
+        clock: EngineClock,
+        call_id: str,
+        prompt: Sequence[int],
+        *,
+        source: Iterator[EmulatedToken],
+        natural_tokens: int | None,
+        limit: int,
+        stop: Sequence[str],
+        on_piece: Callable[[Piece], None],
+    ) -> None:
+        self._ends_by_itself = natural_tokens is not None and natural_tokens <= limit
+        self._clock = clock
+        self._source = source
+        self._stop = tuple(stop)
+        self._held_chars = max((len(text) for text in self._stop), default=1) - 1
+        self._held: list[tuple[int, str]] = []
+        self._send = on_piece
+        self.call = self._engine_call(call_id, prompt, min(natural_tokens or limit, limit))
+        clock.add(self.call, self._on_output)
+
+    def __iter__(self) -> Generation:
+        return self
+
+    def __next__(self) -> int:
+        """The next token, as the engine asks for it; its text waits for `_on_output`."""
+        token = next(self._source)
+        self._held.append((token.token_id, token.text))
+        return token.token_id
+
+    def abort(self) -> None:
+        """Nobody waits for it any more; without effect once it has ended."""
+        self._clock.abort(self.call)
+
+    def _engine_call(self, call_id: str, prompt: Sequence[int], limit: int) -> EngineCall:
+        engine = self._clock.engine
+        root = root_hash(engine.settings.model)
+        chain = HashChain(engine.settings.block_tokens, root, prompt)
+        same = engine.granularity_tokens == engine.settings.block_tokens
+        return EngineCall(
+            call_id,
+            self._clock.now_s(),
+            len(prompt),
+            chain=chain,
+            tree_chain=chain if same else HashChain(engine.granularity_tokens, root, prompt),
+            max_output_tokens=limit,
+            output=self,
+        )
+
+    def _on_output(self, output: Output) -> None:
+        text = "".join(text for _, text in self._held)
+        cut = min((at for at in (text.find(stop) for stop in self._stop) if at >= 0), default=-1)
+        if cut >= 0:
+            self._clock.end(self.call)
+            self._take(text[:cut], len(self._held), "stop")
+        elif output.finished:
+            self._take(text, len(self._held), "stop" if self._ends_by_itself else "length")
+        else:
+            self._take_safe(text)
+
+    def _take_safe(self, text: str) -> None:
+        """Send whole tokens while what is held back is longer than the start of a stop string could be."""
+        count, length = 0, 0
+        while count < len(self._held) and length + len(self._held[count][1]) <= len(text) - self._held_chars:
+            length += len(self._held[count][1])
+            count += 1
+        if count:
+            self._take(text[:length], count, None)
+
+    def _take(self, text: str, count: int, finish_reason: str | None) -> None:
+        tokens, self._held = tuple(self._held[:count]), self._held[count:]
+        self._send(Piece(text, tokens, finish_reason))

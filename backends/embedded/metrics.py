@@ -1,0 +1,54 @@
+"""The embedded engine's Prometheus metrics, read from the engine when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from backends.embedded.engine import Engine
+
+COUNTERS = {
+    "calls": "Calls received",
+    "prompt_tokens": "Prompt tokens of admitted calls",
+    "cached_prompt_tokens": "Prompt tokens found in the KV cache",
+    "computed_prompt_tokens": "Prompt tokens computed, again after a preemption",
+    "output_tokens": "Tokens generated",
+    "iterations": "Iterations run",
+    "busy_s": "Emulated seconds of computation",
+    "preemptions": "Calls preempted for want of KV blocks",
+    "aborted_calls": "Calls whose client went away",
+}
+
+
+class EngineCollector(Collector):
+    """`plait_engine_*`, labelled with the engine and its model."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample each, now."""
+        settings = self._engine.settings
+        labels, values = ["engine", "model"], [settings.name, settings.model]
+        for name, value in asdict(self._engine.counters).items():
+            counter = CounterMetricFamily(
+                f"plait_engine_{name.replace('_s', '_seconds')}", COUNTERS[name], labels=labels
+            )
+            counter.add_metric(values, value)
+            yield counter
+        state = self._engine.cache_state(self._engine.journal.cursor)
+        gauges = {
+            "calls_waiting": ("Calls in the queue", state.queue.waiting),
+            "calls_running": ("Calls in the batch", state.queue.running),
+            "kv_blocks": ("KV blocks", state.kv.total_blocks),
+            "kv_blocks_free": ("KV blocks that hold nothing", state.kv.free_blocks),
+            "kv_blocks_cached": ("KV blocks that hold a prefix no running call uses", state.kv.cached_blocks),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"plait_engine_{name}", text, labels=labels)
+            gauge.add_metric(values, value)
+            yield gauge

@@ -1,0 +1,161 @@
+"""OpenAI's response objects as the embedded engine sends them: chat and text completions, whole and as events."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from backends.embedded.generation import Piece
+
+Json = dict[str, Any]
+
+FINGERPRINT = "plait-embedded-emulated-text"
+"""Stands in every response: nobody shall take this text for a model's."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of a request, summed over its choices as OpenAI does: the prompt counts once."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def json(self) -> Json:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Format(Protocol):
+    """How a kind of completion looks on the wire."""
+
+    def opening(self, index: int) -> Json | None:
+        """The event before a choice's first text, if the kind has one."""
+
+    def delta(self, index: int, piece: Piece) -> Json:
+        """The event for a piece of a choice."""
+
+    def usage(self, usage: Usage) -> Json:
+        """The last event of a stream that asked for its usage."""
+
+    def whole(self, choices: list[list[Piece]], usage: Usage) -> Json:
+        """The response of a request that does not stream."""
+
+
+@dataclass(slots=True)
+class _Envelope:
+    request_id: str
+    model: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def json(self, kind: str, choices: list[Json], **more: Any) -> Json:
+        return {
+            "id": self.request_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+            "choices": choices,
+            **more,
+        }
+
+
+class ChatFormat:
+    """`chat.completion` and `chat.completion.chunk`; with `tool`, the text is the arguments of a call of that tool."""
+
+    def __init__(self, request_id: str, model: str, *, tool: str | None = None, logprobs: bool = False) -> None:
+        self._envelope = _Envelope(f"chatcmpl-{request_id}", model)
+        self._tool = tool
+        self._logprobs = logprobs
+
+    def opening(self, index: int) -> Json:
+        """The event that names the role, and the tool if one is called."""
+        delta: Json = {"role": "assistant", "content": "" if self._tool is None else None}
+        if self._tool is not None:
+            delta["tool_calls"] = [{"index": 0, **self._tool_call(index, "")}]
+        return self._chunk([self._choice(index, "delta", delta, None)])
+
+    def delta(self, index: int, piece: Piece) -> Json:
+        """An event with more text."""
+        delta: Json = {"content": piece.text}
+        if self._tool is not None:
+            delta = {"tool_calls": [{"index": 0, "function": {"arguments": piece.text}}]}
+        return self._chunk([self._choice(index, "delta", delta, piece.finish_reason, [piece])])
+
+    def usage(self, usage: Usage) -> Json:
+        """The event without choices."""
+        return self._chunk([], usage=usage.json())
+
+    def whole(self, choices: list[list[Piece]], usage: Usage) -> Json:
+        """The response object."""
+        bodies = []
+        for index, pieces in enumerate(choices):
+            text = "".join(piece.text for piece in pieces)
+            message: Json = {"role": "assistant", "content": text}
+            if self._tool is not None:
+                message = {"role": "assistant", "content": None, "tool_calls": [self._tool_call(index, text)]}
+            bodies.append(self._choice(index, "message", message, pieces[-1].finish_reason, pieces))
+        return self._envelope.json("chat.completion", bodies, usage=usage.json())
+
+    def _chunk(self, choices: list[Json], **more: Any) -> Json:
+        return self._envelope.json("chat.completion.chunk", choices, **more)
+
+    def _choice(
+        self, index: int, key: str, value: Json, finish_reason: str | None, pieces: list[Piece] | None = None
+    ) -> Json:
+        if finish_reason == "stop" and self._tool is not None:
+            finish_reason = "tool_calls"
+        choice = {"index": index, key: value, "logprobs": None, "finish_reason": finish_reason}
+        if self._logprobs and pieces:
+            choice["logprobs"] = {"content": [_certain(text) for piece in pieces for _, text in piece.tokens]}
+        return choice
+
+    def _tool_call(self, index: int, arguments: str) -> Json:
+        call_id = f"call_{self._envelope.request_id[-12:]}_{index}"
+        return {"id": call_id, "type": "function", "function": {"name": self._tool, "arguments": arguments}}
+
+
+class TextFormat:
+    """`text_completion`, the same object whole and in events; `echo[i]` stands before choice i."""
+
+    def __init__(self, request_id: str, model: str, *, echo: list[str] | None = None) -> None:
+        self._envelope = _Envelope(f"cmpl-{request_id}", model)
+        self._echo = echo
+
+    def opening(self, index: int) -> Json | None:
+        """The echoed prompt."""
+        if self._echo is None:
+            return None
+        return self._envelope.json("text_completion", [_text_choice(index, self._echo[index], None)])
+
+    def delta(self, index: int, piece: Piece) -> Json:
+        """An event with more text."""
+        return self._envelope.json("text_completion", [_text_choice(index, piece.text, piece.finish_reason)])
+
+    def usage(self, usage: Usage) -> Json:
+        """The event without choices."""
+        return self._envelope.json("text_completion", [], usage=usage.json())
+
+    def whole(self, choices: list[list[Piece]], usage: Usage) -> Json:
+        """The response object."""
+        bodies = []
+        for index, pieces in enumerate(choices):
+            text = "".join(piece.text for piece in pieces)
+            echo = self._echo[index] if self._echo is not None else ""
+            bodies.append(_text_choice(index, echo + text, pieces[-1].finish_reason))
+        return self._envelope.json("text_completion", bodies, usage=usage.json())
+
+
+def _text_choice(index: int, text: str, finish_reason: str | None) -> Json:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _certain(text: str) -> Json:
+    """The emulated model is sure of every token."""
+    return {"token": text, "logprob": 0.0, "bytes": list(text.encode()), "top_logprobs": []}

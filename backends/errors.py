@@ -1,0 +1,111 @@
+"""The errors a client can meet, in OpenAI's shape: whose fault, which HTTP status, what to do about it.
+
+Both the gateway and the embedded engine answer with these; library errors are translated into them where they arise.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class PlaitError(Exception):
+    """The root: a message a user can act on, and what OpenAI's error object needs beside it.
+
+    `param` names the field at fault, `code` is machine-readable, `retry_after_s` becomes a `Retry-After` header.
+    """
+
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else self.default_code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """OpenAI's error object as JSON; inside a stream the same object is the data of an event."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+
+class CallerError(PlaitError):
+    """The request is at fault: sending it again unchanged fails again."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class AuthenticationError(CallerError):
+    """No key, or one that is not known."""
+
+    status = 401
+    kind = "authentication_error"
+    default_code = "invalid_api_key"
+
+
+class NotFoundError(CallerError):
+    """The path does not exist here."""
+
+    status = 404
+    default_code = "not_found"
+
+
+class ModelNotFoundError(NotFoundError):
+    """No engine of the fleet serves the model."""
+
+    default_code = "model_not_found"
+
+
+class BodyTooLargeError(CallerError):
+    """The request body is over the configured limit."""
+
+    status = 413
+    default_code = "body_too_large"
+
+
+class ContextLengthError(CallerError):
+    """The prompt, or the prompt and the output asked for, do not fit the model's context."""
+
+    default_code = "context_length_exceeded"
+
+
+class UnsupportedError(CallerError):
+    """Valid, but not built yet: refused rather than ignored."""
+
+    status = 501
+    default_code = "unsupported"
+
+
+class EngineError(PlaitError):
+    """The engine is at fault: the same request may succeed later or elsewhere."""
+
+    status = 502
+    kind = "engine_error"
+    default_code = "engine_error"
+
+
+class EngineUnreachableError(EngineError):
+    """No connection to the engine, so nothing of the request has run: another engine may take it."""
+
+    default_code = "engine_unreachable"
+
+
+class EngineTimeoutError(EngineError):
+    """The engine took the request and then said nothing for too long."""
+
+    status = 504
+    default_code = "engine_timeout"
+
+
+class NoEngineError(EngineError):
+    """Engines serve the model, but none of them is up right now."""
+
+    status = 503
+    default_code = "no_engine_available"

@@ -1,0 +1,117 @@
+"""An engine's answer to one call: its head, and its body piece by piece as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from backends.errors import EngineError
+
+
+class Source(Protocol):
+    """Where a response comes from, as far as its reader acts on it."""
+
+    def resume(self) -> None:
+        """Reads on, should reading have been paused because too much lay unread."""
+
+    def fail(self, error: EngineError) -> None:
+        """Ends the exchange with `error` and closes the connection."""
+
+
+class Response:
+    """One response. Whoever holds it reads until `b""` or an error, or calls `abort`; one reader at a time.
+
+    `status` and `headers` (names in lower case, 1xx and trailers left out) are whole when `HttpClient.post` returns.
+    `push`, `finish`, `fail` and `wake` belong to the connection; `wake` is called once a read, not once a chunk.
+    """
+
+    __slots__ = ("_error", "_pieces", "_source", "_waiter", "headers", "status", "unread_bytes")
+
+    def __init__(self, source: Source) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.unread_bytes = 0
+        self._source: Source | None = source  # None once the exchange is over, well or badly
+        self._pieces: list[bytes] = []
+        self._error: EngineError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "failed" if self._error is not None else "arriving" if self._source is not None else "complete"
+        return f"<Response {self.status} {state} unread={self.unread_bytes}>"
+
+    @property
+    def pending(self) -> bool:
+        """Whether more may still arrive: the exchange has neither ended nor failed."""
+        return self._source is not None
+
+    async def read_chunk(self) -> bytes:
+        """The next piece of the body: all that has arrived and is unread; `b""` at the end, and again after it.
+
+        Raises `EngineError` (`EngineTimeoutError` for a silent engine) once what arrived before the failure is read.
+        Cancelling it aborts the response.
+        """
+        while not self._pieces:
+            if self._source is None:
+                return self._end()
+            await self.wait()
+        pieces = self._pieces
+        self._pieces = []
+        self.unread_bytes = 0
+        if self._source is not None:
+            self._source.resume()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def read(self) -> bytes:
+        """The rest of the body; raises as `read_chunk` does."""
+        pieces = []
+        while piece := await self.read_chunk():
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def abort(self) -> None:
+        """Gives the response up: unless it has arrived whole, the connection closes, which makes the engine abort."""
+        if self._source is not None:
+            self._source.fail(EngineError("the response was given up before its end"))
+
+    async def wait(self) -> None:
+        """Waits for the next `wake`; being cancelled here aborts the response."""
+        assert self._waiter is None, "a response has one reader at a time"
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        finally:
+            self._waiter = None
+
+    def check(self) -> None:
+        """Raises what the exchange failed with, if it has."""
+        if self._error is not None:
+            raise self._error
+
+    def push(self, piece: bytes) -> None:
+        """A piece of the body has arrived."""
+        self._pieces.append(piece)
+        self.unread_bytes += len(piece)
+
+    def finish(self) -> None:
+        """The whole body has arrived."""
+        self._source = None
+        self.wake()
+
+    def fail(self, error: EngineError) -> None:
+        """Nothing more will arrive, and the reader is to learn why."""
+        self._source = None
+        self._error = error
+        self.wake()
+
+    def wake(self) -> None:
+        """Lets the reader look again."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _end(self) -> bytes:
+        self.check()
+        return b""

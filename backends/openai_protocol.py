@@ -1,0 +1,138 @@
+"""The part of OpenAI's request bodies that Plait reads; every other field passes through to the engine untouched.
+
+The gateway decodes a body to place the call, the embedded engine to answer it: both refuse it with the same words.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from backends.errors import CallerError
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """`include_usage` asks for a last event that carries the usage."""
+
+    include_usage: bool | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What chat and text completions have in common; names and meanings are OpenAI's and vLLM's."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    plait: dict[str, Any] | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many completions of the prompt are asked for."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def output_limit(self) -> int | None:
+        """The most tokens a completion may have, where the request says so."""
+        return self.max_tokens
+
+    @property
+    def single_prompt(self) -> bool:
+        """Whether the request holds one prompt, and not several to be completed side by side."""
+        return True
+
+    @property
+    def wants_usage_event(self) -> bool:
+        """Whether a stream is to end with its usage."""
+        return bool(self.stream and self.stream_options and self.stream_options.include_usage)
+
+
+class ChatRequest(Request, frozen=True, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    logprobs: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def output_limit(self) -> int | None:
+        """`max_completion_tokens`, or its predecessor `max_tokens`."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionRequest(Request, frozen=True, kw_only=True):
+    """`POST /v1/completions`: `prompt` is a text, token ids, or a list of either."""
+
+    prompt: Any
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+    @property
+    def single_prompt(self) -> bool:
+        """False for a list of prompts."""
+        return len(self.prompts()) == 1
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts one by one, all texts or all token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt, list) and prompt:
+            if _are_tokens(prompt):
+                return [prompt]
+            if all(isinstance(item, str) for item in prompt) or all(_are_tokens(item) for item in prompt):
+                return prompt
+        raise CallerError(
+            "'prompt' must be a string, a list of token ids, or a non-empty list of either", param="prompt"
+        )
+
+
+RequestT = TypeVar("RequestT", bound=Request)
+
+_DECODERS: dict[type[Request], msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest)
+}
+
+
+def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
+    """Decode and check a body; raises `CallerError` that names the field at fault."""
+    try:
+        request: RequestT = _DECODERS[kind].decode(body)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        field = re.search(r"\w+", path)
+        missing = re.search(r"missing required field `(\w+)`", message)
+        param = field.group() if field else missing.group(1) if missing else None
+        raise CallerError(f"{message}{f' (in {param})' if field else ''}", param=param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CallerError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+    _check(request)
+    return request
+
+
+def _check(request: Request) -> None:
+    if request.choices < 1 or request.choices > 128:
+        raise CallerError(f"'n' must be between 1 and 128, not {request.n}", param="n")
+    if request.output_limit is not None and request.output_limit < 1:
+        raise CallerError(f"'max_tokens' must be at least 1, not {request.output_limit}", param="max_tokens")
+    if isinstance(request, ChatRequest) and not request.messages:
+        raise CallerError("'messages' must hold at least one message", param="messages")
+    if request.stream_options is not None and not request.stream:
+        raise CallerError("'stream_options' is only allowed with 'stream': true", param="stream_options")
+
+
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**32 for token in value)

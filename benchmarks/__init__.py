@@ -1,0 +1,1 @@
+"""Workloads, baselines, experiments and figures: `python -m benchmarks NAME`."""

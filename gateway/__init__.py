@@ -1,0 +1,1 @@
+"""The gateway: OpenAI routes, placement, relay, operations and the command line."""

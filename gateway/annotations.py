@@ -1,0 +1,199 @@
+"""What a caller says about a call beyond OpenAI's fields: `plait-...` headers, or the same keys in the body's `plait`.
+
+Every annotation is optional and every one is checked: a value that is not understood, a name that is not known and two
+sources that disagree are the caller's error, never ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from backends.errors import CallerError
+from policy.types import Objective, Slo
+
+_HEADER_PREFIX = "plait-"
+_BODY_PREFIX = "plait."
+_PREFIXES = (b"plait-", b"x-slo-")
+# The Kubernetes inference gateway's names. Other x-slo- headers are not ours to judge.
+_ALIASES = {b"x-slo-ttft-ms": "slo-ttft-ms", b"x-slo-tpot-ms": "slo-tpot-ms"}
+
+_SESSION = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
+_PRIORITIES = range(-(2**31), 2**31)
+
+
+class OutputVariable(msgspec.Struct, frozen=True):
+    """The semantic variable that takes a call's text, and the transform applied to it on the way, uninterpreted."""
+
+    name: str
+    transform: str | None = None
+
+
+class Annotations(msgspec.Struct, frozen=True):
+    """What one call was annotated with; where nothing was said, None or empty, and priority 0 (lower runs first)."""
+
+    session: str | None = None
+    inputs: tuple[str, ...] = ()
+    output: OutputVariable | None = None
+    slo: Slo = Slo()
+    objective: Objective | None = None
+    priority: int = 0
+
+
+NO_ANNOTATIONS = Annotations()
+
+
+def read_annotations(
+    headers: Sequence[tuple[bytes, bytes]], body_annotations: Mapping[str, object] | None
+) -> Annotations:
+    """The annotations of a request; the shared `NO_ANNOTATIONS` when it has none.
+
+    `headers` are ASGI's, with lower-case names; `body_annotations` is the body's `plait` object, where null stands for
+    not given. The same annotation may come from several places if they agree. Raises `CallerError`, whose `param` is
+    the header (`plait-priority`) or the place in the body (`plait.priority`).
+    """
+    given = [header for header in headers if header[0].startswith(_PREFIXES)]
+    if not given and not body_annotations:
+        return NO_ANNOTATIONS
+    values = _merged([*_from_headers(given), *_from_body(body_annotations or {})])
+    if not values:
+        return NO_ANNOTATIONS
+    return Annotations(
+        session=values.get("session"),
+        inputs=values.get("inputs", ()),
+        output=values.get("output"),
+        slo=Slo(values.get("slo-ttft-ms"), values.get("slo-tpot-ms"), values.get("slo-jct-ms")),
+        objective=values.get("objective"),
+        priority=values.get("priority", 0),
+    )
+
+
+def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str, str, object]]:
+    """Each annotation as the place it was found, its key and its text."""
+    for raw_name, raw_value in headers:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if raw_name.startswith(b"plait-"):
+            yield name, _known(name.removeprefix(_HEADER_PREFIX), _HEADER_PREFIX), value
+        elif raw_name in _ALIASES:
+            yield name, _ALIASES[raw_name], value
+
+
+def _from_body(body: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
+    """Each annotation as the place it was found, its key and its JSON value."""
+    for key, value in body.items():
+        known = _known(key, _BODY_PREFIX)
+        if value is not None:
+            yield _BODY_PREFIX + key, known, value
+
+
+def _known(key: str, prefix: str) -> str:
+    if key in _READERS:
+        return key
+    nearest = difflib.get_close_matches(key[:64], _READERS, n=1)
+    hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"known are {', '.join(prefix + k for k in _READERS)}"
+    place = prefix + key
+    raise CallerError(f"unknown annotation {_shown(place)}; {hint}", param=json.dumps(place)[1:-1][:80])
+
+
+def _merged(given: Sequence[tuple[str, str, object]]) -> dict[str, Any]:
+    """Each key's value, which all places that give it have to agree on."""
+    values: dict[str, Any] = {}
+    first: dict[str, tuple[str, object]] = {}
+    for place, key, raw in given:
+        value = _value(place, key, raw)
+        if key not in first:
+            first[key] = place, raw
+            values[key] = value
+        elif values[key] != value:
+            other, other_raw = first[key]
+            message = f"{other} is {_shown(other_raw)} but {place} is {_shown(raw)}; give one, or the same twice"
+            raise CallerError(message, param=other)
+    return values
+
+
+def _value(place: str, key: str, raw: object) -> Any:
+    read, accepted = _READERS[key]
+    value = read(raw.strip() if isinstance(raw, str) else raw)
+    if value is None:
+        raise CallerError(f"{place} is {_shown(raw)}; accepted is {accepted}", param=place)
+    return value
+
+
+def _session(raw: object) -> str | None:
+    return raw if isinstance(raw, str) and _SESSION.fullmatch(raw) else None
+
+
+def _inputs(raw: object) -> tuple[str, ...] | None:
+    """Variable names in order, each once."""
+    names = [name.strip() for name in raw.split(",")] if isinstance(raw, str) else raw
+    if not isinstance(names, list | tuple):
+        return None
+    if not all(isinstance(name, str) and _VARIABLE.fullmatch(name) for name in names):
+        return None
+    return tuple(dict.fromkeys(names))
+
+
+def _output(raw: object) -> OutputVariable | None:
+    """`name` or `name; transform=text`, where the text is the rest, whatever it holds."""
+    if not isinstance(raw, str):
+        return None
+    name, semicolon, parameter = raw.partition(";")
+    attribute, _, transform = (part.strip() for part in parameter.partition("="))
+    if not _VARIABLE.fullmatch(name.rstrip()) or (semicolon and (attribute != "transform" or not transform)):
+        return None
+    return OutputVariable(name.rstrip(), transform or None)
+
+
+def _objective(raw: object) -> Objective | None:
+    return next((objective for objective in Objective if objective == raw), None)
+
+
+def _seconds(raw: object) -> float | None:
+    """Milliseconds, as text or a number, in seconds."""
+    value = float(raw) if isinstance(raw, str) and _NUMBER.fullmatch(raw) else raw
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        seconds = value / 1000
+    except OverflowError:  # an integer beyond the floats
+        return None
+    return seconds if 0 < seconds < float("inf") else None
+
+
+def _priority(raw: object) -> int | None:
+    value = int(raw) if isinstance(raw, str) and _INTEGER.fullmatch(raw) else raw
+    return value if isinstance(value, int) and not isinstance(value, bool) and value in _PRIORITIES else None
+
+
+_MILLISECONDS = "a number of milliseconds above 0"
+_VARIABLE_RULE = "a letter or _, then at most 63 letters, digits or _"
+
+# Reads a stripped text or a JSON value, None where it is not acceptable; and what is, in words.
+_READERS: dict[str, tuple[Callable[[object], Any], str]] = {
+    "session": (_session, "1 to 128 letters, digits or any of . _ : -"),
+    "inputs": (_inputs, f"variable names separated by commas (each {_VARIABLE_RULE})"),
+    "output": (_output, f"a variable name ({_VARIABLE_RULE}), or NAME; transform=TRANSFORM"),
+    "objective": (_objective, "latency or throughput"),
+    "slo-ttft-ms": (_seconds, _MILLISECONDS),
+    "slo-tpot-ms": (_seconds, _MILLISECONDS),
+    "slo-jct-ms": (_seconds, _MILLISECONDS),
+    "priority": (_priority, "an integer from -2147483648 to 2147483647"),
+}
+
+
+def _shown(value: object) -> str:
+    """A caller's value as an error shows it: short ASCII, whatever it holds."""
+    if isinstance(value, str):
+        return json.dumps(value if len(value) <= 80 else f"{value[:80]}...")
+    if isinstance(value, int | float):
+        # Python refuses to write very long integers in decimal.
+        return json.dumps(value) if isinstance(value, float) or value.bit_length() <= 64 else "a huge integer"
+    return "an array" if isinstance(value, list | tuple) else "an object"

@@ -1,0 +1,139 @@
+"""The composition root: builds the gateway out of its configuration, as one ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from backends.errors import NotFoundError, PlaitError
+from backends.http_client import HttpClient, Timeouts
+from backends.profiles import load_profile
+from gateway.auth import KeyRing
+from gateway.config import Config
+from gateway.health import Health
+from gateway.metrics import Metrics
+from gateway.monitor import Monitor
+from gateway.openai_api import KINDS, CompletionApi
+from gateway.relay import EngineLink, Relay
+from gateway.router import Router
+from gateway.tokenization import PromptReader
+
+
+class Gateway:
+    """The ASGI application: completions go straight to the data path, everything else through Starlette.
+
+    Raises ValueError for tokenizers or profiles that cannot be loaded.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.router = build_router(config)
+        self._keys = KeyRing(config.server.api_keys)
+        self._metrics = Metrics(self.router)
+        self._links = {engine.name: _link(config, engine.url, engine.api_key) for engine in config.engines}
+        relay = Relay(self.router, self._links, self._metrics, forward_client_key=self._keys.is_open)
+        prompts = PromptReader(config, self.router.block_tokens)
+        self._completions = CompletionApi(self.router, relay, prompts, self._keys, config.server.max_body_bytes)
+        self._rest: ASGIApp = Starlette(
+            routes=[
+                Route("/v1/models", self._models),
+                Route("/v1/models/{model:path}", self._model),
+                Route("/health", self._health),
+                Route("/ready", self._ready),
+                Route("/metrics", self._metrics_text),
+                Route("/{path:path}", _unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
+            ],
+            exception_handlers={PlaitError: _answer_error},
+            lifespan=self._lifespan,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "http" and scope["path"] in KINDS:
+            await self._completions(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        contexts = {model.name: model.max_context_tokens for model in self.config.models if model.max_context_tokens}
+        monitor = Monitor(self.router, self.config.engines, self.config.upstream, contexts)
+        yield
+        await monitor.close()
+        for link in self._links.values():
+            await link.client.aclose()
+
+    async def _models(self, request: Request) -> Response:
+        self._keys.check(request.scope["headers"])
+        return _json({"object": "list", "data": [self._describe(model) for model in sorted(self.router.models)]})
+
+    async def _model(self, request: Request) -> Response:
+        self._keys.check(request.scope["headers"])
+        model = request.path_params["model"]
+        if model not in self.router.models:
+            self.router.check_model(model)
+        return _json(self._describe(model))
+
+    def _describe(self, model: str) -> dict[str, object]:
+        context_tokens = self.router.context_tokens(model)
+        return {"id": model, "object": "model", "created": 0, "owned_by": "plait", "max_model_len": context_tokens}
+
+    async def _health(self, _request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def _ready(self, _request: Request) -> Response:
+        """Whether every model can be served: the configured ones, and those that engines named."""
+        wanted = self.router.models | {model.name for model in self.config.models}
+        serving = {model: self.router.serving(model) for model in sorted(wanted)}
+        ready = bool(serving) and all(serving.values())
+        return _json({"ready": ready, "engines_up": serving}, status=200 if ready else 503)
+
+    async def _metrics_text(self, _request: Request) -> Response:
+        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def build_router(config: Config) -> Router:
+    """The router of a configuration, its engines untried."""
+    placement, upstream = config.placement, config.upstream
+    router = Router(placement.policy, window_s=placement.window_s, prior_output_tokens=placement.prior_output_tokens)
+    for engine in config.engines:
+        models = engine.models or tuple(model.name for model in config.models) or ("",)
+        profile = load_profile(config.model(models[0]).profile)
+        router.add_engine(
+            engine.name,
+            profile.cost_model(),
+            kv_tokens=engine.kv_tokens or profile.kv.tokens,
+            health=Health(upstream.probe_interval_s, upstream.probe_max_interval_s),
+        )
+    return router
+
+
+def _link(config: Config, url: str, api_key: str | None) -> EngineLink:
+    upstream = config.upstream
+    timeouts = Timeouts(
+        connect_s=upstream.connect_timeout_s,
+        first_byte_s=upstream.first_byte_timeout_s,
+        idle_s=upstream.idle_timeout_s,
+    )
+    return EngineLink(HttpClient(url, timeouts=timeouts), f"Bearer {api_key}".encode() if api_key else None)
+
+
+async def _unknown_path(request: Request) -> Response:
+    raise NotFoundError(f"Unknown path: {request.method} {request.url.path}.")
+
+
+async def _answer_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, PlaitError)
+    return Response(error.body(), status_code=error.status, media_type="application/json")
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")

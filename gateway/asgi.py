@@ -1,0 +1,70 @@
+"""The little of HTTP that the plain ASGI routes need: headers, bounded bodies, whole responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.types import Receive, Send
+
+from backends.errors import BodyTooLargeError, CallerError, PlaitError
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection: nobody is left to answer."""
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """The first value of a header (`name` in lower case), as text."""
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return None
+
+
+async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
+    """The request's body; one over `max_bytes` is refused as soon as that is known."""
+    declared = header(headers, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def until_disconnect(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """A response in one piece; its length is added."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: PlaitError, request_id: str) -> None:
+    """An OpenAI error object under the error's status."""
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode("latin-1"))]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+    if not isinstance(error, CallerError):
+        headers.append((b"x-should-retry", b"true"))
+    await send_whole(send, error.status, headers, error.body())
+
+
+def _too_large(max_bytes: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"The request body is larger than the {max_bytes} bytes this gateway accepts.")

@@ -1,0 +1,32 @@
+"""Who may call: API keys as bearer tokens, as the OpenAI SDK sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hmac import compare_digest
+
+from backends.errors import AuthenticationError
+from gateway.asgi import Headers, header
+
+
+class KeyRing:
+    """The keys of a gateway; without any, it is open."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = [key.encode() for key in keys]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is asked for."""
+        return not self._keys
+
+    def check(self, headers: Headers) -> None:
+        """Raise `AuthenticationError` unless one of the keys was presented."""
+        if not self._keys:
+            return
+        scheme, _, token = (header(headers, b"authorization") or "").partition(" ")
+        presented = token.strip().encode("latin-1")
+        # Every key is compared, so that the time taken tells nothing about any of them.
+        known = [compare_digest(presented, key) for key in self._keys]
+        if scheme.lower() != "bearer" or not any(known):
+            raise AuthenticationError("Incorrect or missing API key: send 'Authorization: Bearer <key>'.")

@@ -1,0 +1,99 @@
+"""The log: one structured event a line on stderr, from Plait's own loggers and from the libraries'."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_FORMATS = ("auto", "console", "json")
+# Loggers that bring handlers of their own; what they say goes through ours instead.
+_UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
+# At info these write a line for each request to an engine.
+_CHATTY = ("httpx", "httpcore")
+_HANDLER_NAME = "plait"
+_encoder = msgspec.json.Encoder(enc_hook=repr)
+
+
+def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the configuration's own word
+    """Send events of at least `level` (debug, info, warning, error) to stderr, also those of the standard `logging`.
+
+    `format`: `json` is one object a line, `console` is for people, `auto` is console when stderr is a terminal. Raises
+    `ValueError` for others. Start uvicorn with `log_config=None`, or it installs handlers of its own again.
+    May be called again; loggers in use since before keep their former set-up.
+    """
+    if level not in _LEVELS or format not in _FORMATS:
+        raise ValueError(
+            f"log level {level!r} and format {format!r}: expected one of {', '.join(_LEVELS)} "
+            f"and one of {', '.join(_FORMATS)}"
+        )
+    console = format == "console" or (format == "auto" and sys.stderr.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    render = _console_processors() if console else _json_processors()
+    structlog.configure(
+        processors=[*shared, *render],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(file=_Stderr()),  # type: ignore[arg-type]  # write and flush will do
+        cache_logger_on_first_use=True,
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+    )
+    _route_standard_logging(formatter, _LEVELS[level])
+
+
+class _Stderr:
+    """The stderr of the moment: a cached logger outlives a stream that was redirected for a while."""
+
+    def write(self, text: str) -> None:
+        sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def _json_processors() -> list[Processor]:
+    return [structlog.processors.format_exc_info, _render_json]
+
+
+def _console_processors() -> list[Processor]:
+    plain = structlog.dev.plain_traceback  # looks the same whether or not rich is installed
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+
+
+def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    try:
+        return _encoder.encode(event).decode()
+    except (TypeError, ValueError, RecursionError):  # text that is not Unicode, say: a log line may not fail its caller
+        return json.dumps({key: _plain(value) for key, value in event.items()})
+
+
+def _plain(value: object) -> str | int | float | None:
+    return value if isinstance(value, str | int | float | None) else repr(value)
+
+
+def _route_standard_logging(formatter: logging.Formatter, level: int) -> None:
+    handler = logging.StreamHandler(_Stderr())
+    handler.set_name(_HANDLER_NAME)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    for former in [known for known in root.handlers if known.get_name() == _HANDLER_NAME]:
+        root.removeHandler(former)
+    root.addHandler(handler)
+    root.setLevel(level)
+    for name in _UVICORN:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))

@@ -1,0 +1,111 @@
+"""What the gateway counts, for Prometheus: calls, tokens, times, and how well cache predictions match reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.health import HealthState
+from gateway.router import Booking, CallUsage, Router
+
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """One gateway's registry. `outcome` of a call: `ok`, `engine_error`, `client_gone`, `refused`."""
+
+    def __init__(self, router: Router) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        by_engine = ["model", "engine"]
+        self._calls = Counter(
+            "plait_calls",
+            "Calls by where they ran and how they ended",
+            [*by_engine, "outcome"],
+            registry=self._registry,
+        )
+        self._placements = Counter(
+            "plait_placements", "Placements by reason", [*by_engine, "reason"], registry=self._registry
+        )
+        self._prompt_tokens = Counter(
+            "plait_prompt_tokens", "Prompt tokens of ended calls", by_engine, registry=self._registry
+        )
+        self._output_tokens = Counter("plait_output_tokens", "Tokens generated", by_engine, registry=self._registry)
+        self._predicted = Counter(
+            "plait_cached_tokens_predicted",
+            "Prompt tokens expected in the engine's cache, of calls whose engine reported them",
+            by_engine,
+            registry=self._registry,
+        )
+        self._reported = Counter(
+            "plait_cached_tokens_reported", "Prompt tokens the engine found cached", by_engine, registry=self._registry
+        )
+        self._mispredicted = Counter(
+            "plait_cached_tokens_mispredicted",
+            "Sum over calls of the distance between expected and found cached tokens",
+            by_engine,
+            registry=self._registry,
+        )
+        self._ttft = Histogram(
+            "plait_ttft_seconds", "Arrival to first token", by_engine, buckets=TTFT_BUCKETS_S, registry=self._registry
+        )
+        self._e2e = Histogram(
+            "plait_e2e_seconds", "Arrival to last token", by_engine, buckets=E2E_BUCKETS_S, registry=self._registry
+        )
+        self._registry.register(_FleetCollector(router))
+
+    def placed(self, booking: Booking) -> None:
+        """A call was placed."""
+        placement = booking.placement
+        self._placements.labels(booking.call.model, placement.engine_id, placement.reason.value).inc()
+
+    def ended(self, booking: Booking, outcome: str, usage: CallUsage | None, arrived_s: float, now_s: float) -> None:
+        """A call left its engine."""
+        labels = (booking.call.model, booking.placement.engine_id)
+        self._calls.labels(*labels, outcome).inc()
+        if booking.first_token_s is not None:
+            self._ttft.labels(*labels).observe(booking.first_token_s - arrived_s)
+        if usage is None:
+            return
+        self._e2e.labels(*labels).observe(now_s - arrived_s)
+        self._prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
+        self._output_tokens.labels(*labels).inc(usage.output_tokens)
+        if usage.cached_tokens is not None:
+            predicted = booking.placement.cached_tokens
+            self._predicted.labels(*labels).inc(predicted)
+            self._reported.labels(*labels).inc(usage.cached_tokens)
+            self._mispredicted.labels(*labels).inc(abs(predicted - usage.cached_tokens))
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return generate_latest(self._registry)
+
+
+class _FleetCollector(Collector):
+    """State of the fleet, read from the router when scraped."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("plait_engine_up", "1 while the engine takes calls", labels=["engine"])
+        outstanding = GaugeMetricFamily("plait_engine_outstanding_calls", "Calls on the engine", labels=["engine"])
+        load = GaugeMetricFamily(
+            "plait_engine_window_seconds", "Engine time of the calls placed within the window", labels=["engine"]
+        )
+        resident = GaugeMetricFamily(
+            "plait_engine_resident_tokens", "Prompt tokens known to be in the engine's cache", labels=["engine"]
+        )
+        for engine_id, engine in self._router.engines.items():
+            up.add_metric([engine_id], engine.health.state is HealthState.UP)
+            outstanding.add_metric([engine_id], engine.view.outstanding)
+            load.add_metric([engine_id], engine.view.ledger.window_cost_s())
+            resident.add_metric([engine_id], engine.view.residency.resident_blocks * self._router.block_tokens)
+        tree = GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree")
+        tree.add_metric([], len(self._router.tree))
+        yield from (up, outstanding, load, resident, tree)

@@ -1,0 +1,212 @@
+"""The relay: sends a call to the engine it was placed on and streams the answer back as it comes.
+
+Bytes go through as they are; the usage is read on the way. Every way a call can end (answered, refused by its engine,
+engine lost, client gone, gateway stopping) leaves through `_Attempt.close`, which settles or releases it exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+from starlette.types import Receive, Send
+
+from backends.errors import EngineError, EngineUnreachableError, NoEngineError
+from backends.http_client import HttpClient, Response
+from gateway.asgi import ClientGoneError, Headers, send_whole, until_disconnect
+from gateway.metrics import Metrics
+from gateway.router import Booking, CallUsage, Router
+from gateway.sse import UsageTap, body_usage
+from policy.types import Call
+
+# Of a request: ours to set, one hop's business, or not the engine's; of a response, likewise.
+_NOT_FORWARDED = frozenset(
+    (
+        b"host", b"content-length", b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te",
+        b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"accept-encoding", b"authorization", b"x-request-id",
+    )
+)  # fmt: skip
+_NOT_RETURNED = frozenset(
+    (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"x-request-id")
+)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLink:
+    """How an engine is reached: its connections, and the key it wants."""
+
+    client: HttpClient
+    authorization: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A request to be placed and sent: `body` goes out as it is; `withhold_usage` if only the gateway asked for it."""
+
+    call: Call
+    path: str
+    headers: Headers
+    body: bytes
+    arrived_s: float
+    withhold_usage: bool = False
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One call on one engine, and how it ended: `delivered` once the engine has taken it."""
+
+    booking: Booking
+    outcome: str = "client_gone"
+    usage: CallUsage | None = None
+    delivered: bool = False
+
+
+class Relay:
+    """Delivers calls over `links`, by engine id; with `forward_client_key` an engine sees the client's bearer token."""
+
+    def __init__(
+        self, router: Router, links: Mapping[str, EngineLink], metrics: Metrics, *, forward_client_key: bool
+    ) -> None:
+        self._router = router
+        self._links = links
+        self._metrics = metrics
+        self._forward_client_key = forward_client_key
+
+    async def deliver(self, delivery: Delivery, receive: Receive, send: Send) -> None:
+        """Place, send, stream back. Raises `PlaitError` only while nothing has been sent to the client."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def on_gone(watcher: asyncio.Future[None]) -> None:
+            if not watcher.cancelled():
+                task.cancel()
+
+        watcher = asyncio.ensure_future(until_disconnect(receive))
+        watcher.add_done_callback(on_gone)
+        try:
+            await self._deliver(delivery, send)
+        except asyncio.CancelledError:
+            if not watcher.done() or task.uncancel() > 0:
+                raise  # not the client's doing: the gateway is stopping
+            raise ClientGoneError from None
+        finally:
+            watcher.remove_done_callback(on_gone)
+            watcher.cancel()
+
+    async def _deliver(self, delivery: Delivery, send: Send) -> None:
+        """Try engines until one takes the call: one that cannot be reached is set aside and has run nothing."""
+        for _ in range(len(self._links)):
+            booking = self._router.book(delivery.call, self._router.select(delivery.call), _now_s())
+            self._metrics.placed(booking)
+            attempt = _Attempt(booking)
+            try:
+                await self._attempt(attempt, delivery, send)
+            except EngineUnreachableError as error:
+                attempt.outcome = "unreachable"
+                self._router.engine_unreachable(booking.placement.engine_id)
+                log.warning("engine unreachable", engine=booking.placement.engine_id, error=error.message)
+            except EngineError:
+                attempt.outcome = "engine_error"
+                raise
+            else:
+                return
+            finally:
+                self._close(attempt, delivery)
+        raise NoEngineError(f"No engine that serves '{delivery.call.model}' can be reached.", retry_after_s=1.0)
+
+    async def _attempt(self, attempt: _Attempt, delivery: Delivery, send: Send) -> None:
+        link = self._links[attempt.booking.placement.engine_id]
+        response = await link.client.post(delivery.path, self._request_headers(delivery, link), delivery.body)
+        try:
+            attempt.delivered = response.status < 400
+            headers = _response_headers(response, attempt.booking)
+            if response.status == 200 and _is_event_stream(response):
+                first = await response.read_chunk()
+                self._router.first_token(attempt.booking, _now_s())
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                tap = UsageTap(withhold=delivery.withhold_usage)
+                await self._stream(attempt, tap, first, response, send)
+            else:
+                body = await response.read()
+                attempt.outcome = "ok" if attempt.delivered else "refused"
+                attempt.usage = body_usage(body) if attempt.delivered else None
+                await send_whole(send, response.status, headers, body)
+        finally:
+            response.abort()
+
+    async def _stream(self, attempt: _Attempt, tap: UsageTap, piece: bytes, response: Response, send: Send) -> None:
+        """Pass whole events on; an engine lost on the way becomes an error event, and then the stream ends."""
+        try:
+            while piece:
+                events = tap.feed(piece)
+                if events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                piece = await response.read_chunk()
+        except EngineError as error:
+            attempt.outcome = "engine_error"
+            log.warning("stream broke", engine=attempt.booking.placement.engine_id, error=error.message)
+            await send({"type": "http.response.body", "body": b"data: %b\n\n" % error.body()})
+            return
+        finally:
+            attempt.usage = tap.usage
+        attempt.outcome = "ok"
+        await send({"type": "http.response.body", "body": tap.end()})
+
+    def _close(self, attempt: _Attempt, delivery: Delivery) -> None:
+        """Settle or release the booking, count it, log it."""
+        booking, usage, now_s = attempt.booking, attempt.usage, _now_s()
+        if usage is not None and attempt.outcome == "ok":
+            self._router.settle(booking, usage, now_s)
+        else:
+            self._router.release(booking, now_s, delivered=attempt.delivered)
+        self._metrics.ended(booking, attempt.outcome, usage, delivery.arrived_s, now_s)
+        log.info(
+            "call",
+            request_id=booking.call.call_id,
+            model=booking.call.model,
+            engine=booking.placement.engine_id,
+            placement=booking.placement.reason.value,
+            outcome=attempt.outcome,
+            prompt_tokens=booking.call.prompt_tokens,
+            predicted_cached_tokens=booking.placement.cached_tokens,
+            cached_tokens=usage and usage.cached_tokens,
+            output_tokens=usage and usage.output_tokens,
+            ttft_s=booking.first_token_s and round(booking.first_token_s - delivery.arrived_s, 4),
+            e2e_s=round(now_s - delivery.arrived_s, 4),
+        )
+
+    def _request_headers(self, delivery: Delivery, link: EngineLink) -> list[tuple[bytes, bytes]]:
+        headers = [
+            (name, value)
+            for name, value in delivery.headers
+            if name not in _NOT_FORWARDED and not name.startswith(b"plait-")
+        ]
+        headers.append((b"x-request-id", delivery.call.call_id.encode("latin-1")))
+        if link.authorization is not None:
+            headers.append((b"authorization", link.authorization))
+        elif self._forward_client_key:
+            headers += [item for item in delivery.headers if item[0] == b"authorization"]
+        return headers
+
+
+def _response_headers(response: Response, booking: Booking) -> list[tuple[bytes, bytes]]:
+    placement = booking.placement
+    return [
+        *(item for item in response.headers if item[0] not in _NOT_RETURNED),
+        (b"x-request-id", booking.call.call_id.encode("latin-1")),
+        (b"plait-engine", placement.engine_id.encode("latin-1")),
+        (b"plait-placement", placement.reason.value.encode()),
+        (b"plait-cached-tokens", str(placement.cached_tokens).encode()),
+    ]
+
+
+def _is_event_stream(response: Response) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in response.headers)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,103 @@
+"""The cost model: how long an engine computes, from a fitted profile (DESIGN 4.2).
+
+One forward pass takes a part linear in its new tokens (weights, activations) plus attention over the tokens already in
+the KV cache. Preble (figures 9 and 10) finds both regular enough for a regression; the coefficients live in profiles.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PiecewiseLinear:
+    """Seconds by token count: lines between `knots`, flat before the first, `slope_s` a token after the last."""
+
+    knots: tuple[tuple[int, float], ...]
+    slope_s: float
+
+    def __post_init__(self) -> None:
+        tokens = [knot[0] for knot in self.knots]
+        seconds = [knot[1] for knot in self.knots]
+        if not self.knots or tokens != sorted(set(tokens)):
+            raise ValueError("knots need strictly ascending token counts")
+        if seconds != sorted(seconds) or seconds[0] < 0 or self.slope_s < 0:
+            raise ValueError("more tokens cannot take less time")
+
+    def __call__(self, tokens: int) -> float:
+        """Seconds at `tokens`."""
+        last_tokens, last_s = self.knots[-1]
+        if tokens >= last_tokens:
+            return last_s + (tokens - last_tokens) * self.slope_s
+        right = bisect_right(self.knots, tokens, key=lambda knot: knot[0])
+        if right == 0:
+            return self.knots[0][1]
+        (left_tokens, left_s), (right_tokens, right_s) = self.knots[right - 1], self.knots[right]
+        return left_s + (right_s - left_s) * (tokens - left_tokens) / (right_tokens - left_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LongAttention:
+    """What a prefill's attention adds once `new x sequence` tokens exceed `threshold`, sequence = context + new."""
+
+    threshold: int = 0
+    new_s: float = 0.0
+    sequence_s: float = 0.0
+    product_s: float = 0.0
+
+    def __call__(self, new_tokens: int, sequence_tokens: int) -> float:
+        """Seconds for one prefill; 0 up to the threshold."""
+        product = new_tokens * sequence_tokens
+        if product <= self.threshold:
+            return 0.0
+        return self.new_s * new_tokens + self.sequence_s * sequence_tokens + self.product_s * product
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds of engine time. `context_s` is attention per token of context, `context_floor_s` the least it takes."""
+
+    forward: PiecewiseLinear
+    context_constant_s: float
+    context_s: float
+    context_floor_s: float
+    long_attention: LongAttention
+    efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.context_s, self.context_floor_s) < 0 or self.efficiency <= 0:
+            raise ValueError("attention cannot take less than no time, and efficiency is above 0")
+
+    def iteration_time_s(self, work: Iterable[tuple[int, int]]) -> float:
+        """One forward pass over `(new tokens, context tokens)` of each call in the batch.
+
+        The constant is paid once an iteration, the linear part at the batch's total new tokens, attention at its total
+        context, and each prefill's `new x sequence` term by itself. A call with one new token is a decode.
+        """
+        new_total = sequence_total = 0
+        long_s = 0.0
+        for new_tokens, context_tokens in work:
+            new_total += new_tokens
+            sequence_total += new_tokens + context_tokens
+            if new_tokens > 1:
+                long_s += self.long_attention(new_tokens, new_tokens + context_tokens)
+        if new_total <= 0:
+            return 0.0
+        return (self.forward(new_total) + self._attention_s(sequence_total) + long_s) / self.efficiency
+
+    def prefill_time_s(self, new_tokens: int, context_tokens: int = 0) -> float:
+        """Computing `new_tokens` of a prompt alone in one pass, after `context_tokens` that are cached."""
+        return self.iteration_time_s(((new_tokens, context_tokens),))
+
+    def decode_time_s(self, output_tokens: float, context_tokens: float = 0) -> float:
+        """Generating `output_tokens` one by one behind `context_tokens`, alone on the engine.
+
+        Each token costs what the middle one does: exact as far as attention is linear in the context.
+        """
+        mean_sequence = context_tokens + output_tokens / 2
+        return output_tokens * (self.forward(1) + self._attention_s(mean_sequence)) / self.efficiency
+
+    def _attention_s(self, sequence_tokens: float) -> float:
+        return max(self.context_floor_s, self.context_constant_s + self.context_s * sequence_tokens)

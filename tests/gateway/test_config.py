@@ -1,0 +1,273 @@
+import re
+import tomllib
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from gateway.config import Config, ConfigError, EngineConfig, ModelConfig, Section, load_config, parse_config
+
+EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
+ENGINES = [{"url": "http://127.0.0.1:8101"}]
+
+
+def parse(**sections: object) -> Config:
+    return parse_config({"engines": ENGINES, **sections}, "/etc/plait/config.toml")
+
+
+def problems(**sections: object) -> list[str]:
+    """What parsing complains about, without the file's name in front."""
+    with pytest.raises(ConfigError) as caught:
+        parse(**sections)
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith("/etc/plait/config.toml: ") for line in lines)
+    return [line.removeprefix("/etc/plait/config.toml: ") for line in lines]
+
+
+def url_problem(url: str) -> str:
+    [problem] = problems(engines=[{"url": url}])
+    return problem
+
+
+def test_an_engine_is_all_a_file_needs() -> None:
+    config = parse()
+    assert config.engines == (EngineConfig(url="http://127.0.0.1:8101", name="127.0.0.1:8101"),)
+    assert (config.server.host, config.server.port, config.server.max_body_bytes) == ("127.0.0.1", 8000, 33_554_432)
+    assert (config.server.api_keys, config.server.shutdown_grace_s) == ((), 30.0)
+    assert (config.log.level, config.log.format) == ("info", "auto")
+    assert (config.placement.policy, config.placement.window_s, config.placement.prior_output_tokens) == (
+        "e2",
+        180.0,
+        128,
+    )
+    assert config.upstream.report_wait_ms == 1000
+
+
+def test_values_reach_their_sections() -> None:
+    config = parse(
+        server={"port": 0, "api_keys": ["a", "b"], "shutdown_grace_s": 0},
+        placement={"policy": "round_robin", "window_s": 60},
+        engines=[{"url": "https://engine", "name": "one", "models": ["m"], "api_key": "k", "kv_tokens": 198_516}],
+    )
+    assert (config.server.port, config.server.api_keys, config.server.shutdown_grace_s) == (0, ("a", "b"), 0.0)
+    assert (config.placement.policy, config.placement.window_s) == ("round_robin", 60.0)
+    expected = EngineConfig(url="https://engine", name="one", models=("m",), api_key="k", kv_tokens=198_516)
+    assert config.engines == (expected,)
+
+
+def test_an_unknown_key_names_the_nearest_known_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"placement": {"polcy": "e2"}, "engines": ENGINES}, "config.toml")
+    assert str(caught.value) == 'config.toml: unknown key "placement.polcy"; did you mean "placement.policy"?'
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    assert problems(
+        sever={},
+        server={"prot": 1, "port": 70_000},
+        log={"level": "INFO"},
+        engines=[{"url": "http://a", "modls": []}, {"name": "b"}],
+    ) == [
+        'unknown key "sever"; did you mean "server"?',
+        'unknown key "server.prot"; did you mean "server.port"?',
+        "server.port = 70000: expected a port, 0 to 65535",
+        'log.level = "INFO": expected one of "debug", "info", "warning", "error"',
+        'unknown key "engines[0].modls"; did you mean "engines[0].models"?',
+        "engines[1].url is missing",
+    ]
+
+
+def test_an_unknown_key_like_no_other_lists_the_known_ones() -> None:
+    assert problems(log={"zzz": 1}) == ['unknown key "log.zzz"; known here: level, format']
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "expected"),
+    [
+        ("server", "port", "8000", '"8000": expected a port, 0 to 65535'),
+        ("server", "port", -1, "-1: expected a port, 0 to 65535"),
+        ("server", "port", True, "true: expected a port, 0 to 65535"),
+        ("server", "max_body_bytes", 0, "0: expected an integer above 0"),
+        ("server", "max_body_bytes", 1.5, "1.5: expected an integer above 0"),
+        ("server", "host", "", '"": expected a string that is not empty'),
+        ("server", "host", "0.0.0.0:80", '"0.0.0.0:80": expected a host name or an IP address, without a port'),
+        ("server", "host", "http://a", '"http://a": expected a host name or an IP address, without a port'),
+        ("server", "shutdown_grace_s", -0.5, "-0.5: expected a number of seconds, 0 or more"),
+        ("log", "format", "xml", '"xml": expected one of "auto", "console", "json"'),
+        ("placement", "policy", 3, '3: expected one of "e2", "round_robin", "least_outstanding"'),
+        ("placement", "window_s", 0, "0: expected a number of seconds above 0"),
+        ("placement", "window_s", float("inf"), "Infinity: expected a number of seconds above 0"),
+        ("placement", "window_s", float("nan"), "NaN: expected a number of seconds above 0"),
+        ("placement", "window_s", 10**400, f"1{'0' * 79}...: expected a number of seconds above 0"),
+        ("upstream", "report_wait_ms", -1, "-1: expected an integer, 0 or more"),
+        ("upstream", "probe_max_interval_s", 0.5, "0.5: expected at least probe_interval_s, 1.0"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(section: str, key: str, value: object, expected: str) -> None:
+    assert problems(**{section: {key: value}}) == [f"{section}.{key} = {expected}"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1", "localhost", "gateway-1.example.org"])
+def test_hosts_that_are_understood(host: str) -> None:
+    assert parse(server={"host": host}).server.host == host
+
+
+def test_tables_and_arrays_are_told_apart() -> None:
+    assert problems(server=[], models={"name": "m"}, engines=[3]) == [
+        "server = (an array): expected a table",
+        "models = (a table): expected an array of tables, [[models]]",
+        "engines[0] = 3: expected a table",
+    ]
+    assert problems(server={"api_keys": 3}) == ["server.api_keys = (hidden): expected an array"]
+
+
+def test_a_fleet_without_engines_is_refused() -> None:
+    message = "config.toml: engines: none is configured; add [[engines]] with a url"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        parse_config({}, "config.toml")
+
+
+def test_names_and_urls_are_unique() -> None:
+    engines = [
+        {"url": "http://a:80/", "name": "one"},
+        {"url": "http://A"},
+        {"url": "http://b", "name": "one"},
+    ]
+    assert problems(engines=engines, models=[{"name": "m"}, {"name": "m"}]) == [
+        'models[1].name = "m": models[0] has the same',
+        'engines[1].url = "http://a": engines[0] has the same',
+        'engines[2].name = "one": engines[0] has the same',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "kept", "name"),
+    [
+        ("http://127.0.0.1:8101/", "http://127.0.0.1:8101", "127.0.0.1:8101"),
+        ("https://engine.example", "https://engine.example", "engine.example:443"),
+        ("http://engine:80/pool/a/", "http://engine/pool/a", "engine:80"),
+        ("http://[::1]:8000", "http://[::1]:8000", "[::1]:8000"),
+    ],
+)
+def test_an_engine_is_named_after_its_url(url: str, kept: str, name: str) -> None:
+    assert (EngineConfig(url=url).url, EngineConfig(url=url).name) == (kept, name)
+
+
+@pytest.mark.parametrize(
+    "url", ["engine:8000", "ftp://engine", "http://", "http://a?b=c", "http://a:x", "http://a#b", "http://a b"]
+)
+def test_an_engine_url_that_is_none(url: str) -> None:
+    assert url_problem(url) == f'engines[0].url = "{url}": expected http://HOST:PORT or https://HOST:PORT'
+
+
+def test_an_engine_url_that_would_not_work() -> None:
+    assert url_problem("http://a:0") == 'engines[0].url = "http://a:0": expected a port from 1 to 65535'
+    assert url_problem("http://a:99999") == 'engines[0].url = "http://a:99999": expected a port from 1 to 65535'
+    assert url_problem("http://a/v1/") == 'engines[0].url = "http://a/v1/": expected the engine\'s root, without /v1'
+    assert "hunter2" not in url_problem("http://me:hunter2@a")
+    assert "hunter2" not in url_problem("http://me: hunter2@a")
+
+
+def test_strings_refer_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIT_TEST_KEY", "secret")
+    monkeypatch.setenv("PLAIT_TEST_HOST", "engine")
+    config = parse(
+        server={"api_keys": ["${PLAIT_TEST_KEY}"]}, engines=[{"url": "http://${PLAIT_TEST_HOST}:1", "name": "$x"}]
+    )
+    assert config.server.api_keys == ("secret",)
+    assert (config.engines[0].url, config.engines[0].name) == ("http://engine:1", "$x")
+
+
+def test_a_missing_variable_is_named_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLAIT_TEST_KEY", raising=False)
+    assert problems(server={"api_keys": ["ok", "${PLAIT_TEST_KEY}"]}) == [
+        "server.api_keys[1] refers to ${PLAIT_TEST_KEY}, which the environment does not have"
+    ]
+
+
+def test_keys_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIT_TEST_KEY", "two words")
+    assert problems(
+        server={"api_keys": ["${PLAIT_TEST_KEY}"]}, engines=[{"url": "http://a", "api_key": "trailing\n"}]
+    ) == [
+        "server.api_keys[0] = (hidden): expected printable ASCII without spaces",
+        "engines[0].api_key = (hidden): expected printable ASCII without spaces",
+    ]
+    shown = repr(parse(server={"api_keys": ["hunter2"]}, engines=[{"url": "http://a", "api_key": "hunter2"}]))
+    assert "hunter2" not in shown
+    assert "api_keys=(hidden)" in shown
+    assert "name='a:80'" in shown
+
+
+def test_relative_paths_start_at_the_files_folder() -> None:
+    def paths(**values: str) -> tuple[str, str | None, str]:
+        [model] = parse(models=[{"name": "m", **values}]).models
+        return model.tokenizer, model.chat_template, model.profile
+
+    assert paths() == ("bytes", None, "a6000-mistral-7b")
+    assert paths(tokenizer="mistral", chat_template="t/chat.jinja", profile="mine.toml") == (
+        "/etc/plait/mistral",
+        "/etc/plait/t/chat.jinja",
+        "/etc/plait/mine.toml",
+    )
+    assert paths(tokenizer="./bytes", chat_template="/t.jinja", profile="/p.toml") == (
+        "/etc/plait/bytes",
+        "/t.jinja",
+        "/p.toml",
+    )
+    assert paths(tokenizer="embedded")[0] == "embedded"
+    assert paths(tokenizer="tiktoken:o200k_base", profile="h100-llama-70b") == (
+        "tiktoken:o200k_base",
+        None,
+        "h100-llama-70b",
+    )
+
+
+def test_a_model_that_is_not_configured_has_the_defaults() -> None:
+    config = parse(models=[{"name": "m", "tokenizer": "embedded"}])
+    assert config.model("m").tokenizer == "embedded"
+    assert config.model("other") == ModelConfig(name="other")
+
+
+def test_files_that_cannot_be_read_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    with pytest.raises(ConfigError, match=r"config\.toml: cannot be read: No such file"):
+        load_config(path)
+    path.write_text("port = = 1")
+    with pytest.raises(ConfigError, match=r"config\.toml: not a TOML file: .*line 1"):
+        load_config(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"config\.toml: not a TOML file"):
+        load_config(path)
+
+
+def test_a_file_is_read_beside_itself(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[[engines]]\nurl = "http://a"\n[[models]]\nname = "m"\ntokenizer = "tok"\n')
+    assert load_config(path).model("m").tokenizer == str(tmp_path / "tok")
+
+
+def test_the_example_fits_the_demo() -> None:
+    config = load_config(EXAMPLE)
+    assert [engine.url for engine in config.engines] == [f"http://127.0.0.1:{port}" for port in range(8101, 8105)]
+    assert config.model("demo").tokenizer == "embedded"
+
+
+def test_the_example_states_the_defaults() -> None:
+    config, defaults = load_config(EXAMPLE), Config()
+    for name in ("server", "log", "placement", "upstream"):
+        assert getattr(config, name) == getattr(defaults, name)
+
+
+def test_the_example_has_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_API_KEY", "k")
+    # The keys that stand commented out are switched on: they have to be right too.
+    text = re.sub(r"^# (?=[a-z_]+ = )", "", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    data = tomllib.loads(text)
+    parse_config(data, str(EXAMPLE))
+    for section in msgspec.structs.fields(Config):
+        table = data[section.name][0] if isinstance(data[section.name], list) else data[section.name]
+        [kind, *_] = get_args(section.type) or [section.type]
+        assert issubclass(kind, Section)
+        assert set(table) == set(kind.__struct_fields__)

@@ -103,7 +103,12 @@ class Gateway:
 def build_router(config: Config) -> Router:
     """The router of a configuration, its engines untried."""
     placement, upstream = config.placement, config.upstream
-    router = Router(placement.policy, window_s=placement.window_s, prior_output_tokens=placement.prior_output_tokens)
+    router = Router(
+        placement.policy,
+        window_s=placement.window_s,
+        prior_output_tokens=placement.prior_output_tokens,
+        expected_models=[*(model.name for model in config.models), *(m for e in config.engines for m in e.models)],
+    )
     for engine in config.engines:
         models = engine.models or tuple(model.name for model in config.models) or ("",)
         profile = load_profile(config.model(models[0]).profile)

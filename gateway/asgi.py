@@ -23,6 +23,13 @@ def header(headers: Headers, name: bytes) -> str | None:
     return None
 
 
+class MethodNotAllowedError(CallerError):
+    """The path exists, and takes POST requests only."""
+
+    status = 405
+    default_code = "method_not_allowed"
+
+
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
     """The request's body; one over `max_bytes` is refused as soon as that is known."""
     declared = header(headers, b"content-length")
@@ -61,6 +68,8 @@ async def send_error(send: Send, error: PlaitError, request_id: str) -> None:
     headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode("latin-1"))]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+    if isinstance(error, MethodNotAllowedError):
+        headers.append((b"allow", b"POST"))
     if not isinstance(error, CallerError):
         headers.append((b"x-should-retry", b"true"))
     await send_whole(send, error.status, headers, error.body())

@@ -13,10 +13,10 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from backends.errors import CallerError, ContextLengthError, PlaitError, UnsupportedError
+from backends.errors import ContextLengthError, PlaitError, UnsupportedError
 from backends.openai_protocol import ChatRequest, CompletionRequest, parse_request
 from gateway.annotations import Annotations, read_annotations
-from gateway.asgi import ClientGoneError, Headers, header, read_body, send_error
+from gateway.asgi import ClientGoneError, Headers, MethodNotAllowedError, header, read_body, send_error
 from gateway.auth import KeyRing
 from gateway.relay import Delivery, Relay
 from gateway.router import Router
@@ -52,7 +52,7 @@ class CompletionApi:
         try:
             self.keys.check(headers)
             if scope["method"] != "POST":
-                raise CallerError(f"{scope['path']} takes POST requests only.", code="method_not_allowed")
+                raise MethodNotAllowedError(f"{scope['path']} takes POST requests only.")
             body = await read_body(receive, headers, self.max_body_bytes)
             delivery = await self._prepare(scope["path"], headers, body, request_id, arrived_s)
             await self.relay.deliver(delivery, receive, send)

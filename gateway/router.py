@@ -8,8 +8,8 @@ and `release` ends.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -49,13 +49,18 @@ class IllegalTransitionError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Booking:
-    """A call on its engine: what was decided, and what has to be undone or corrected when it ends."""
+    """A call on its engine: what was decided, and what has to be undone or corrected when it ends.
+
+    `taken_tokens` of the engine's free room were booked with it, after its report number `report_number`.
+    """
 
     call: Call
     placement: Placement
     leaf: Node
     entry: LedgerEntry
     booked_s: float
+    taken_tokens: float
+    report_number: int
     state: BookingState = BookingState.BOOKED
     first_token_s: float | None = None
 
@@ -77,7 +82,10 @@ class CallUsage:
 
 @dataclass(slots=True, eq=False)
 class FleetEngine:
-    """One engine's scheduling state: its view for the policies, its health, and what is not confirmed yet."""
+    """One engine's scheduling state: its view for the policies, its health, and what is not confirmed yet.
+
+    `reports` is None while it is not known whether the engine reports its cache.
+    """
 
     view: EngineView
     health: Health
@@ -85,12 +93,17 @@ class FleetEngine:
     models: Mapping[str, int | None] = field(default_factory=dict)
     epoch: str | None = None
     cursor: int | None = None
-    reports: bool = False
+    reports: bool | None = None
+    report_number: int = 0
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
 
 
 class Router:
-    """Places the calls of one fleet. `policy` is a name of `policy.placement.POLICIES`."""
+    """Places the calls of one fleet. `policy` is a name of `policy.placement.POLICIES`.
+
+    `expected_models` are to be served although no engine has told so yet: while none does, that is a fault of the
+    fleet, not of the caller.
+    """
 
     def __init__(
         self,
@@ -99,6 +112,7 @@ class Router:
         block_tokens: int = MIN_TREE_BLOCK_TOKENS,
         window_s: float = DEFAULT_WINDOW_S,
         prior_output_tokens: float = DEFAULT_PRIOR_OUTPUT_TOKENS,
+        expected_models: Collection[str] = (),
     ) -> None:
         self.policy = policy
         self.block_tokens = block_tokens
@@ -107,8 +121,9 @@ class Router:
         self._select = POLICIES[policy]
         self._window_s = window_s
         self._prior_output_tokens = prior_output_tokens
+        self._expected_models = frozenset(expected_models)
         self._eligible: dict[str, list[EngineView]] = {}
-        self._placed = 0
+        self._placed: Counter[str] = Counter()
 
     # A call's way through the fleet.
 
@@ -118,19 +133,22 @@ class Router:
         self.check_model(call.model)
         engines = self._eligible[call.model]
         path = self.tree.match(call.block_hashes)
-        return self._select(call, Situation(path, engines, self._placed))
+        return self._select(call, Situation(path, engines, self._placed[call.model]))
 
     def book(self, call: Call, placement: Placement, now_s: float) -> Booking:
         """Enter the decision: the prompt's blocks are expected on the engine, its work is in the window."""
-        view = self.engines[placement.engine_id].view
+        engine = self.engines[placement.engine_id]
+        view = engine.view
         leaf = self.tree.insert(call.block_hashes)
         view.residency.book(leaf)
         entry = view.ledger.book(leaf, placement.missed_tokens, call.prompt_tokens, now_s)
         view.outstanding += 1
+        taken_tokens = 0.0
         if view.free_tokens is not None:
-            view.free_tokens = max(0.0, view.free_tokens - placement.missed_tokens)
-        self._placed += 1
-        return Booking(call, placement, leaf, entry, now_s)
+            taken_tokens = min(view.free_tokens, placement.missed_tokens)
+            view.free_tokens -= taken_tokens
+        self._placed[call.model] += 1
+        return Booking(call, placement, leaf, entry, now_s, taken_tokens, engine.report_number)
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The engine answered: the prompt has been computed."""
@@ -153,8 +171,11 @@ class Router:
         """
         booking.enter(BookingState.RELEASED)
         engine = self.engines[booking.placement.engine_id]
-        if not delivered and engine.view.ledger.cancel(booking.entry):
-            engine.view.residency.unshare(booking.leaf)
+        if not delivered:
+            if engine.view.ledger.cancel(booking.entry):
+                engine.view.residency.unshare(booking.leaf)
+            if engine.view.free_tokens is not None and engine.report_number == booking.report_number:
+                engine.view.free_tokens += booking.taken_tokens
         self._leave(engine, booking, now_s, stored=delivered)
 
     # The fleet.
@@ -170,9 +191,10 @@ class Router:
     def engine_answered(self, engine_id: str, models: Mapping[str, int | None]) -> bool:
         """A probe succeeded: the models served, with their context in tokens if known; True if the engine came up."""
         engine = self.engines[engine_id]
-        engine.models = dict(models)
         changed = engine.health.on(HealthEvent.ANSWERED)
-        self._list_eligible()
+        if changed or engine.models != models:  # every report is an answer: most of them tell nothing new
+            engine.models = dict(models)
+            self._list_eligible()
         return changed
 
     def engine_unreachable(self, engine_id: str) -> bool:
@@ -189,7 +211,7 @@ class Router:
         """
         engine = self.engines[engine_id]
         if state.granularity_tokens != self.block_tokens:
-            engine.reports = False
+            self.no_reports(engine_id)
             raise ValueError(
                 f"engine {engine_id} reports its cache in blocks of {state.granularity_tokens} tokens, "
                 f"the prefix tree has {self.block_tokens}: its cached prefixes are estimated instead"
@@ -203,6 +225,7 @@ class Router:
             residency.store(run.parent, run.hashes)
         engine.reports, engine.epoch, engine.cursor = True, state.epoch, state.cursor
         engine.view.free_tokens = float(state.kv_free_tokens)
+        engine.report_number += 1
         while engine.unconfirmed and engine.unconfirmed[0][0] <= requested_s:
             residency.unbook(engine.unconfirmed.popleft()[1])
 
@@ -211,6 +234,7 @@ class Router:
         engine = self.engines[engine_id]
         engine.reports, engine.cursor, engine.epoch = False, None, None
         engine.view.free_tokens = None
+        engine.report_number += 1
         while engine.unconfirmed:
             self._assume_stored(engine, engine.unconfirmed.popleft()[1])
 
@@ -278,7 +302,7 @@ class Router:
         }
 
     def _nobody_serves(self, model: str) -> ModelNotFoundError | NoEngineError:
-        if model in self.models:
+        if model in self.models | self._expected_models:
             return NoEngineError(f"No engine that serves model '{model}' is up; try again shortly.", retry_after_s=1.0)
         known = ", ".join(sorted(self.models)) or "none so far"
         return ModelNotFoundError(f"The model '{model}' does not exist. Models served here: {known}.", param="model")

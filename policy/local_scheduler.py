@@ -66,7 +66,10 @@ class LocalScheduler(Protocol):
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
-        """The next iteration's plan; never beyond the budget, the free blocks or the running limit."""
+        """The next iteration's plan; never beyond the budget, the free blocks or the running limit.
+
+        `waiting` and `running` are in the order of arrival, and every running call has something to compute.
+        """
 
 
 class Fcfs:

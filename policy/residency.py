@@ -78,7 +78,7 @@ class Residency:
                 behind = node.children.get(hashes[position]) or self._tree.extend(node, hashes[position:])
                 node, offset = behind, offset if behind is node else 0
             common = node.common_blocks(offset, hashes, position)
-            if common == 0:
+            if common == 0:  # the run leaves the node here
                 node = self._tree.split(node, offset)
             offset += common
             position += common

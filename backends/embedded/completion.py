@@ -138,7 +138,8 @@ def complete_text(request: CompletionRequest, target: Target) -> Completion:
     echo = None
     if request.echo:
         echo = [tokenizer.decode(prompt) for prompt in prompts for _ in range(request.choices)]
-    completion = Completion(request, TextFormat(target.request_id, target.model.name, echo=echo))
+    form = TextFormat(target.request_id, target.model.name, echo=echo, logprobs=request.logprobs is not None)
+    completion = Completion(request, form)
     _generate(completion, request, target, prompts)
     return completion
 

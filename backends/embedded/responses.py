@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 from backends.embedded.generation import Piece
@@ -124,9 +125,11 @@ class ChatFormat:
 class TextFormat:
     """`text_completion`, the same object whole and in events; `echo[i]` stands before choice i."""
 
-    def __init__(self, request_id: str, model: str, *, echo: list[str] | None = None) -> None:
+    def __init__(self, request_id: str, model: str, *, echo: list[str] | None = None, logprobs: bool = False) -> None:
         self._envelope = _Envelope(f"cmpl-{request_id}", model)
         self._echo = echo
+        self._logprobs = logprobs
+        self._offsets: dict[int, int] = {}
 
     def opening(self, index: int) -> Json | None:
         """The echoed prompt."""
@@ -136,7 +139,7 @@ class TextFormat:
 
     def delta(self, index: int, piece: Piece) -> Json:
         """An event with more text."""
-        return self._envelope.json("text_completion", [_text_choice(index, piece.text, piece.finish_reason)])
+        return self._envelope.json("text_completion", [self._choice(index, "", [piece])])
 
     def usage(self, usage: Usage) -> Json:
         """The event without choices."""
@@ -144,12 +147,27 @@ class TextFormat:
 
     def whole(self, choices: list[list[Piece]], usage: Usage) -> Json:
         """The response object."""
-        bodies = []
-        for index, pieces in enumerate(choices):
-            text = "".join(piece.text for piece in pieces)
-            echo = self._echo[index] if self._echo is not None else ""
-            bodies.append(_text_choice(index, echo + text, pieces[-1].finish_reason))
+        echoes = self._echo or [""] * len(choices)
+        bodies = [self._choice(index, echoes[index], pieces) for index, pieces in enumerate(choices)]
         return self._envelope.json("text_completion", bodies, usage=usage.json())
+
+    def _choice(self, index: int, echo: str, pieces: list[Piece]) -> Json:
+        text = "".join(piece.text for piece in pieces)
+        choice = _text_choice(index, echo + text, pieces[-1].finish_reason)
+        if self._logprobs:
+            choice["logprobs"] = self._certain_tokens(index, [text for piece in pieces for _, text in piece.tokens])
+        return choice
+
+    def _certain_tokens(self, index: int, texts: list[str]) -> Json:
+        """The older form of logprobs: columns, with each token's place in the choice's text."""
+        start = self._offsets.get(index, len(self._echo[index]) if self._echo else 0)
+        *offsets, self._offsets[index] = accumulate(map(len, texts), initial=start)
+        return {
+            "tokens": texts,
+            "token_logprobs": [0.0] * len(texts),
+            "top_logprobs": [{text: 0.0} for text in texts],
+            "text_offset": offsets,
+        }
 
 
 def _text_choice(index: int, text: str, finish_reason: str | None) -> Json:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -45,6 +46,9 @@ class EmbeddedServer:
     def __init__(self, settings: ServerSettings) -> None:
         self.engine = Engine(settings.engine, settings.cost_model, epoch=uuid.uuid4().hex)
         self._settings = settings
+        # What does not fit the KV cache can never run; a block that is not whole holds nothing.
+        room_tokens = settings.engine.kv_tokens // settings.engine.block_tokens * settings.engine.block_tokens
+        self._model = replace(settings.model, max_context_tokens=min(settings.model.max_context_tokens, room_tokens))
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(self.engine))
         self._clock: EngineClock
@@ -80,11 +84,11 @@ class EmbeddedServer:
     async def _models(self, request: Request) -> Response:
         self._authenticate(request)
         model = {
-            "id": self._settings.model.name,
+            "id": self._model.name,
             "object": "model",
             "created": 0,
             "owned_by": "plait",
-            "max_model_len": self._settings.model.max_context_tokens,
+            "max_model_len": self._model.max_context_tokens,
         }
         return _json({"object": "list", "data": [model]})
 
@@ -104,7 +108,7 @@ class EmbeddedServer:
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     def _target(self, request: Request) -> Target:
-        return Target(self._settings.model, self._clock, request.headers.get("x-request-id") or uuid.uuid4().hex)
+        return Target(self._model, self._clock, request.headers.get("x-request-id") or uuid.uuid4().hex)
 
     def _authenticate(self, request: Request) -> None:
         key = self._settings.api_key
@@ -153,8 +157,8 @@ def _integer(request: Request, name: str) -> int | None:
     value = request.query_params.get(name)
     if value is None:
         return None
-    if not value.isascii() or not value.isdigit():
-        raise CallerError(f"'{name}' must be a whole number, not {value!r}", param=name)
+    if not re.fullmatch("[0-9]{1,18}", value):
+        raise CallerError(f"'{name}' must be a whole number, not {value[:80]!r}", param=name)
     return int(value)
 
 

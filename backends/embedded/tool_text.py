@@ -9,7 +9,9 @@ import msgspec
 from backends.errors import CallerError
 from backends.openai_protocol import ChatRequest
 
-_EXAMPLES: dict[str, Any] = {"string": "emulated", "integer": 1, "number": 1.0, "boolean": True, "null": None}
+_EXAMPLES: dict[str, Any] = {
+    "string": "emulated", "integer": 1, "number": 1.0, "boolean": True, "null": None, "array": []
+}  # fmt: skip
 
 
 def called_tool(request: ChatRequest) -> dict[str, Any] | None:
@@ -18,27 +20,38 @@ def called_tool(request: ChatRequest) -> dict[str, Any] | None:
     if choice is None or choice in ("auto", "none"):
         return None
     if choice == "required":
-        if not tools:
-            raise CallerError("'tool_choice' is 'required' but 'tools' is empty", param="tool_choice")
-        return tools[0]
-    name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
+        if tools and _name(tools[0]) is not None:
+            return tools[0]
+        raise CallerError("'tool_choice' is 'required' but 'tools' begins with no function", param="tool_choice")
+    wanted = _name(choice)
     for tool in tools:
-        if name is not None and tool.get("function", {}).get("name") == name:
+        if wanted is not None and _name(tool) == wanted:
             return tool
     raise CallerError(f"'tool_choice' names no tool of 'tools': {choice!r}", param="tool_choice")
 
 
 def example_arguments(tool: dict[str, Any]) -> str:
-    """Arguments as JSON, with a value for every required property."""
-    return msgspec.json.encode(_example(tool["function"].get("parameters") or {})).decode()
+    """Arguments as JSON, with a value for every required property; a schema that is not understood gets `{}`."""
+    return msgspec.json.encode(_example(tool["function"].get("parameters"))).decode()
 
 
-def _example(schema: dict[str, Any]) -> Any:
-    if "enum" in schema:
-        return schema["enum"][0]
-    if schema.get("type") == "array":
-        return []
-    if schema.get("type") in _EXAMPLES:
-        return _EXAMPLES[schema["type"]]
-    properties = schema.get("properties") or {}
-    return {name: _example(properties.get(name) or {}) for name in schema.get("required") or ()}
+def _name(value: object) -> str | None:
+    """The name in a tool, or in a choice of one."""
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _example(schema: object) -> Any:
+    if not isinstance(schema, dict):
+        return {}
+    enum, kind, properties, required = (schema.get(key) for key in ("enum", "type", "properties", "required"))
+    if isinstance(enum, list) and enum:
+        return enum[0]
+    if isinstance(kind, list):  # any of them, as in ["string", "null"]
+        kind = kind[0] if kind else None
+    if isinstance(kind, str) and kind in _EXAMPLES:
+        return _EXAMPLES[kind]
+    schemas = properties if isinstance(properties, dict) else {}
+    names = required if isinstance(required, list) else []
+    return {name: _example(schemas.get(name)) for name in names if isinstance(name, str)}

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import tomllib
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+
+# The upper bound keeps infinity out.
+Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
+SignedMilliseconds = Annotated[float, Meta(ge=-1e9, le=1e9)]
+Tokens = Annotated[int, Meta(ge=0)]
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,31 +32,38 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Milliseconds of one forward pass against its new tokens: `knots` joined by lines, then `slope_ms` a token."""
 
-    knots: list[tuple[int, float]]
-    slope_ms: float
+    knots: list[tuple[Tokens, Milliseconds]]
+    slope_ms: Milliseconds
+
+    def __post_init__(self) -> None:
+        self.in_seconds()
+
+    def in_seconds(self) -> PiecewiseLinear:
+        """The same in seconds; ValueError where more tokens would take less time."""
+        return PiecewiseLinear(tuple((tokens, ms / 1e3) for tokens, ms in self.knots), self.slope_ms / 1e3)
 
 
 class Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Milliseconds of attention at the batch's total sequence length, `floor_ms` at least."""
 
-    context_ms: float
-    constant_ms: float = 0.0
-    floor_ms: float = 0.0
+    context_ms: Milliseconds
+    constant_ms: SignedMilliseconds = 0.0
+    floor_ms: Milliseconds = 0.0
 
 
 class LongPrefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Milliseconds that a prefill adds once new x sequence tokens exceed `threshold`."""
 
-    threshold: int = 0
-    new_ms: float = 0.0
-    sequence_ms: float = 0.0
-    product_ms: float = 0.0
+    threshold: Tokens = 0
+    new_ms: Milliseconds = 0.0
+    sequence_ms: Milliseconds = 0.0
+    product_ms: Milliseconds = 0.0
 
 
 class Kv(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The KV cache's size."""
 
-    tokens: int
+    tokens: Annotated[int, Meta(gt=0)]
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,14 +74,12 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention: Attention
     kv: Kv
     long_prefill: LongPrefill = LongPrefill()
-    efficiency: float = 1.0
+    efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
     def cost_model(self) -> CostModel:
         """The same in seconds."""
         return CostModel(
-            forward=PiecewiseLinear(
-                tuple((tokens, ms / 1e3) for tokens, ms in self.forward.knots), self.forward.slope_ms / 1e3
-            ),
+            forward=self.forward.in_seconds(),
             context_constant_s=self.attention.constant_ms / 1e3,
             context_s=self.attention.context_ms / 1e3,
             context_floor_s=self.attention.floor_ms / 1e3,
@@ -89,17 +102,13 @@ def shipped_profiles() -> list[str]:
 
 def load_profile(name: str) -> Profile:
     """A shipped profile by name, or one's own by the path of its .toml file; ValueError says what is wrong with it."""
+    if name.endswith(".toml"):
+        file: Path | Traversable = Path(name)
+    elif name in shipped_profiles():
+        file = files(__name__).joinpath(f"{name}.toml")
+    else:
+        raise ValueError(f'no cost profile "{name}"; shipped: {", ".join(shipped_profiles())}, or a path to a .toml')
     try:
-        if name.endswith(".toml"):
-            text = Path(name).read_text(encoding="utf-8")
-        elif name in shipped_profiles():
-            text = files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
-        else:
-            raise ValueError(
-                f'no cost profile "{name}"; shipped: {", ".join(shipped_profiles())}, or a path to a .toml'
-            )
-        profile = msgspec.convert(tomllib.loads(text), Profile)
-        profile.cost_model()
-    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), Profile)
+    except (OSError, ValueError) as error:  # not there; not UTF-8, not TOML, not a profile
         raise ValueError(f"cost profile {name}: {error}") from error
-    return profile

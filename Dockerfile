@@ -1,0 +1,19 @@
+# One image for the gateway and the embedded engines: `plait serve` or `plait engine`.
+FROM python:3.13-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY policy policy
+COPY backends backends
+COPY gateway gateway
+RUN python -m venv /opt/plait \
+    && /opt/plait/bin/pip install --no-cache-dir --constraint constraints.txt .
+
+FROM python:3.13-slim
+COPY --from=build /opt/plait /opt/plait
+RUN useradd --system --no-create-home plait
+USER plait
+ENV PATH=/opt/plait/bin:$PATH \
+    PYTHONUNBUFFERED=1
+EXPOSE 8000
+ENTRYPOINT ["plait"]
+CMD ["serve", "--config", "/etc/plait/config.toml", "--host", "0.0.0.0"]

@@ -1,0 +1,227 @@
+"""Plait's servers as a user starts them: a process each, on a port of its own, stopped and looked after when done."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+PLAIT = Path(sys.executable).with_name("plait")
+DEADLINE_S = 30.0
+POLL_S = 0.005
+STOPPED_BY_SIGTERM = {0, -signal.SIGTERM}
+
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For clients of plain HTTP: loading the system's certificates would take them 20 ms each."""
+
+STARTED: list[Server] = []
+"""Every server of this test run, so that its end can check that none is left."""
+
+
+class Server:
+    """One `plait` process. Its stderr goes to `log_path`; `ready_path` answers 200 once it can be used."""
+
+    def __init__(self, name: str, port: int, arguments: Sequence[str], log_path: Path, *, ready_path: str) -> None:
+        self.name = name
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.log_path = log_path
+        self.may_log_tracebacks = False
+        self._command = [str(PLAIT), *arguments]
+        self._ready_path = ready_path
+        self._process: subprocess.Popen[bytes] | None = None
+        STARTED.append(self)
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process, again after it has ended; does not wait for it."""
+        assert not self.running
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def wait_until_ready(self) -> None:
+        """Return once it answers; raises `AssertionError` with its log if it ended or the deadline passed."""
+        try:
+            eventually(lambda: not self.running or self.get(self._ready_path).status_code == 200)
+        except httpx.HTTPError as error:
+            raise AssertionError(f"{self.name} does not answer: {error}\n{self.log_tail()}") from error
+        assert self.running, f"{self.name} ended at its start:\n{self.log_tail()}"
+
+    def terminate(self) -> None:
+        """Ask it to stop (SIGTERM); does not wait."""
+        assert self._process is not None
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it without warning (SIGKILL)."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(DEADLINE_S)
+
+    def wait(self) -> int:
+        """The exit status of a process that is about to end."""
+        assert self._process is not None
+        return self._process.wait(DEADLINE_S)
+
+    def stop(self) -> None:
+        """Stop a running server; raises `AssertionError` if it has to be killed or has logged a traceback."""
+        if self.running:
+            self.terminate()
+            try:
+                status = self.wait()
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise AssertionError(f"{self.name} did not stop at SIGTERM:\n{self.log_tail()}") from None
+            assert status in STOPPED_BY_SIGTERM, f"{self.name} ended with {status}:\n{self.log_tail()}"
+        assert self.may_log_tracebacks or "Traceback" not in self.log(), f"{self.name} failed on the way:\n{self.log()}"
+
+    def log(self) -> str:
+        """What it wrote to stderr so far."""
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def log_tail(self, lines: int = 25) -> str:
+        """The end of that."""
+        return "\n".join(self.log().splitlines()[-lines:])
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """A GET over a connection of its own."""
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        """A POST over a connection of its own."""
+        return self.request("POST", path, **options)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """A request over a connection of its own; no status is an error here."""
+        return httpx.request(method, self.url + path, trust_env=False, verify=NO_TLS, timeout=DEADLINE_S, **options)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels."""
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+class Launcher:
+    """Starts servers whose files are in `folder`; as a context it stops them all at its end, gateways first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._servers: list[Server] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        failures = []
+        for server in reversed(self._servers):
+            try:
+                server.stop()
+            except AssertionError as failure:
+                failures.append(str(failure))
+        assert not failures, "\n".join(failures)
+
+    def engine(self, name: str, *, model: str = "demo", time_scale: float = 20, options: Sequence[str] = ()) -> Server:
+        """An embedded engine, not started yet; `options` are further ones of `plait engine`."""
+        port = free_port()
+        arguments = ["engine", "--port", str(port), "--name", name, "--model", model, "--time-scale", str(time_scale)]
+        return self._server(name, port, [*arguments, *options], "/health")
+
+    def gateway(
+        self,
+        engines: Iterable[Server | Mapping[str, Any]],
+        name: str = "gateway",
+        *,
+        models: Sequence[str] = ("demo",),
+        **sections: Mapping[str, Any],
+    ) -> Server:
+        """A gateway over engines (servers, or entries of the configuration), not started yet.
+
+        `sections` add to the configuration, or replace keys of it.
+        """
+        port = free_port()
+        path = self._folder / f"{name}.toml"
+        config: dict[str, Any] = {
+            "server": {"port": port},
+            "upstream": {"report_wait_ms": 100, "probe_interval_s": 0.05, "probe_max_interval_s": 0.1},
+            "models": [{"name": model, "tokenizer": "embedded"} for model in models],
+            "engines": [
+                {"name": engine.name, "url": engine.url} if isinstance(engine, Server) else engine for engine in engines
+            ],
+        }
+        for section, values in sections.items():
+            config[section] = {**config.get(section, {}), **values}
+        path.write_text(toml(config))
+        return self._server(name, port, ["serve", "--config", str(path)], "/ready")
+
+    def _server(self, name: str, port: int, arguments: Sequence[str], ready_path: str) -> Server:
+        server = Server(name, port, arguments, self._folder / f"{name}.log", ready_path=ready_path)
+        self._servers.append(server)
+        return server
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A gateway and its engines by name."""
+
+    gateway: Server
+    engines: Mapping[str, Server]
+
+    def start(self) -> None:
+        """Start all, and wait for all."""
+        for server in (*self.engines.values(), self.gateway):
+            server.start()
+        for server in (*self.engines.values(), self.gateway):
+            server.wait_until_ready()
+        eventually(lambda: self.gateway.metric("plait_engine_up") == len(self.engines))
+
+
+def free_port() -> int:
+    """A port nobody listens on at the moment, chosen by the system."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def eventually(holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+    """Return once `holds()`; what prevented it (an `httpx.HTTPError` or `AssertionError`) is raised at the deadline."""
+    ends_s = time.monotonic() + deadline_s
+    while True:
+        failure: Exception | None = None
+        try:
+            if holds():
+                return
+        except httpx.HTTPError as error:
+            failure = error
+        if time.monotonic() > ends_s:
+            raise failure or AssertionError(f"still not so after {deadline_s:g} s")
+        time.sleep(POLL_S)
+
+
+def toml(config: Mapping[str, Any]) -> str:
+    """A configuration of tables and arrays of tables; JSON's scalars and arrays are TOML's."""
+    lines = []
+    for section, value in config.items():
+        tables = value if isinstance(value, list) else [value]
+        heading = f"[[{section}]]" if isinstance(value, list) else f"[{section}]"
+        for table in tables:
+            lines.append(heading)
+            lines += [f"{key} = {json.dumps(item)}" for key, item in table.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,97 @@
+"""An engine that follows a script: keeps what it was sent, byte by byte, and answers what the test tells it to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+
+EVENT_STREAM = (("Content-Type", "text/event-stream"),)
+JSON = (("Content-Type", "application/json"),)
+PAUSE_S = 0.001
+"""Between two pieces, so that they arrive as reads of their own; were two of them read as one, no test would fail."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """One answer: its body in `pieces` as they are written, then as `ending` says an `end`, a `cut` or `silence`."""
+
+    pieces: Sequence[bytes] = ()
+    status: int = 200
+    headers: Sequence[tuple[str, str]] = EVENT_STREAM
+    ending: str = "end"
+
+
+@dataclass(frozen=True)
+class Received:
+    """One request as it came, header names in lower case."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class StubEngine:
+    """A server in a thread; `script` is how the next POSTs are answered, `received` the POSTs so far."""
+
+    def __init__(self, model: str = "demo") -> None:
+        self.script = Script()
+        self.received: list[Received] = []
+        self.stopping = threading.Event()
+        self.models = b'{"object": "list", "data": [{"id": "%b", "object": "model"}]}' % model.encode()
+        stub = self
+
+        class Handler(_Handler):
+            engine = stub
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.stopping.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    engine: StubEngine
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        found = self.path == "/v1/models"  # and no cache-state report
+        self._answer(Script([self.engine.models if found else b"{}"], 200 if found else 404, JSON))
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.engine.received.append(Received(self.path, headers, body))
+        self._answer(self.engine.script)
+
+    def _answer(self, script: Script) -> None:
+        self.send_response(script.status)
+        for name, value in (*script.headers, ("Transfer-Encoding", "chunked")):
+            self.send_header(name, value)
+        self.end_headers()
+        for piece in script.pieces:
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            time.sleep(PAUSE_S)
+        if script.ending == "end":
+            self.wfile.write(b"0\r\n\r\n")
+            return
+        if script.ending == "silence":
+            self.engine.stopping.wait(30)
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Say nothing."""

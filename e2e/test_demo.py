@@ -1,0 +1,118 @@
+"""`plait demo` as a newcomer runs it: what it prints works when pasted, and nothing is left when it ends.
+
+Its comparison through real servers comes to the same tokens as the one in virtual time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.servers import DEADLINE_S, PLAIT, eventually
+
+COMPARISON = ["--compare", "--calls=160", "--kv-tokens=20000", "--rate=0.5"]
+
+
+@contextmanager
+def demo(port: int, engine_port: int) -> Iterator[subprocess.Popen[str]]:
+    command = [str(PLAIT), "demo", f"--port={port}", f"--engine-port={engine_port}", "--time-scale=20"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(DEADLINE_S)
+
+
+def ports_in_a_row(count: int) -> int:
+    """The first of `count` adjacent free ports, below the range that outgoing connections use."""
+    for first in range(20_000, 30_000, count):
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for offset, candidate in enumerate(sockets):
+                candidate.bind(("127.0.0.1", first + offset))
+        except OSError:
+            continue
+        else:
+            return first
+        finally:
+            for candidate in sockets:
+                candidate.close()
+    raise AssertionError("no free ports")
+
+
+def refused(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_the_lines_it_prints_work_and_it_takes_everything_with_it() -> None:
+    first = ports_in_a_row(5)
+    with demo(first, first + 1) as process:
+        assert process.stdout is not None
+        printed = "".join(
+            iter(
+                process.stdout.readline,
+                "See where calls went in the plait-* response headers, "
+                f"and on http://127.0.0.1:{first}/metrics. Stop with Ctrl-C.\n",
+            )
+        )
+        python = textwrap.dedent(printed[printed.index("    from openai") : printed.index("or into a shell")])
+        pasted = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True, check=True)
+        assert "This is emulated text." in pasted.stdout
+        shell = re.search(r"curl .*'$", printed[printed.index("curl") :], re.DOTALL | re.MULTILINE)
+        assert shell is not None
+        answer = subprocess.run(["bash", "-c", shell.group()], capture_output=True, text=True, check=True).stdout
+        assert "plait-placement: " in answer
+    eventually(lambda: all(refused(port) for port in range(first, first + 5)))
+
+
+def test_a_port_in_use_is_said_and_nothing_is_left() -> None:
+    first = ports_in_a_row(5)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first + 2))
+        taken.listen()
+        command = [str(PLAIT), "demo", f"--port={first}", f"--engine-port={first + 1}"]
+        failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    assert failed.returncode == 2
+    assert "plait: a server ended before it was ready" in failed.stderr
+    eventually(lambda: all(refused(port) for port in range(first, first + 5)))
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("comparison")
+    first = ports_in_a_row(5)
+    where = ["--real-time", "--time-scale=8", f"--port={first}", f"--engine-port={first + 1}"]
+    return {name: compare(folder / f"{name}.json", more) for name, more in (("virtual", []), ("real", where))}
+
+
+def compare(path: Path, more: list[str]) -> dict[str, Any]:
+    subprocess.run([str(PLAIT), "demo", *COMPARISON, *more, f"--json={path}"], capture_output=True, check=True)
+    report: dict[str, Any] = json.loads(path.read_bytes())
+    return report
+
+
+def test_real_servers_and_virtual_time_agree_on_the_tokens(reports: dict[str, dict[str, Any]]) -> None:
+    """To within what a few calls arriving in another order change: times are measured elsewhere."""
+    for virtual, real in zip(reports["virtual"]["outcomes"], reports["real"]["outcomes"], strict=True):
+        assert (real["policy"], real["calls"]) == (virtual["policy"], virtual["calls"])
+        assert real["prompt_tokens"] == virtual["prompt_tokens"]
+        assert real["hit_rate"] == pytest.approx(virtual["hit_rate"], abs=0.03)
+        assert real["predicted_hit_rate"] == pytest.approx(real["hit_rate"], abs=0.03)
+
+
+def test_both_find_that_e2_recomputes_less_than_half(reports: dict[str, dict[str, Any]]) -> None:
+    for report in reports.values():
+        recomputed = next(claim for claim in report["claims"] if claim["name"].startswith("prompt tokens recomputed"))
+        assert recomputed["holds"], recomputed

@@ -1,0 +1,56 @@
+"""`plait engine`: an embedded engine."""
+
+from __future__ import annotations
+
+import argparse
+
+from backends.embedded.completion import ServedModel
+from backends.embedded.engine import EngineSettings
+from backends.embedded.server import EmbeddedServer, ServerSettings
+from backends.profiles import load_profile, shipped_profiles
+from backends.tokenizer import load_tokenizer
+from gateway.commands import positive, positive_number
+from gateway.commands.http_server import run_server
+from gateway.log import configure_logging
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    profiles = ", ".join(shipped_profiles())
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=positive, default=8101, help="default: %(default)s")
+    parser.add_argument("--name", help="what it calls itself in reports (default: host:port)")
+    parser.add_argument("--model", default="demo", help="the model it pretends to serve (default: %(default)s)")
+    parser.add_argument("--tokenizer", default="embedded", help="as in the configuration (default: %(default)s)")
+    parser.add_argument("--profile", default="a6000-mistral-7b", help=f"cost profile: {profiles}, or a path to a .toml")
+    parser.add_argument("--kv-tokens", type=positive, help="KV cache in tokens (default: the profile's)")
+    parser.add_argument("--block-tokens", type=positive, default=16, help="tokens in a KV block (default: %(default)s)")
+    parser.add_argument("--max-batch-tokens", type=positive, default=2048, help="an iteration's budget (%(default)s)")
+    parser.add_argument("--max-running-calls", type=positive, default=256, help="default: %(default)s")
+    parser.add_argument("--max-context-tokens", type=positive, help="prompt and output (default: the KV cache)")
+    parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds in a real one")
+    parser.add_argument("--api-key", help="ask for this bearer token")
+    parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Serve until stopped. Raises ValueError for a profile or tokenizer that cannot be loaded."""
+    configure_logging(arguments.log_level, "auto")
+    profile = load_profile(arguments.profile)
+    kv_tokens = arguments.kv_tokens or profile.kv.tokens
+    context_tokens = min(arguments.max_context_tokens or kv_tokens, kv_tokens)
+    settings = ServerSettings(
+        engine=EngineSettings(
+            name=arguments.name or f"{arguments.host}:{arguments.port}",
+            model=arguments.model,
+            kv_tokens=kv_tokens,
+            block_tokens=arguments.block_tokens,
+            max_batch_tokens=arguments.max_batch_tokens,
+            max_running_calls=arguments.max_running_calls,
+        ),
+        cost_model=profile.cost_model(),
+        model=ServedModel(arguments.model, load_tokenizer(arguments.tokenizer), context_tokens),
+        time_scale=arguments.time_scale,
+        api_key=arguments.api_key,
+    )
+    run_server(EmbeddedServer(settings).app, arguments.host, arguments.port, grace_s=1.0)

@@ -1,0 +1,25 @@
+"""How Plait's own servers run under uvicorn."""
+
+from __future__ import annotations
+
+import uvicorn
+from starlette.types import ASGIApp
+
+KEEP_ALIVE_S = 75
+"""Longer than any client of ours keeps an idle connection, so that the client is the one to close it."""
+
+
+def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
+    """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end."""
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(grace_s)),
+    )

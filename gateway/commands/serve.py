@@ -1,0 +1,28 @@
+"""`plait serve`: the gateway."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gateway.app import Gateway
+from gateway.commands import positive
+from gateway.commands.http_server import run_server
+from gateway.config import load_config
+from gateway.log import configure_logging
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="see config.example.toml")
+    parser.add_argument("--host", help="listen here instead of server.host")
+    parser.add_argument("--port", type=positive, help="listen here instead of server.port")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Serve until stopped. Raises ValueError for a configuration that cannot be used."""
+    config = load_config(arguments.config)
+    configure_logging(config.log.level, config.log.format)
+    server = config.server
+    host, port = arguments.host or server.host, arguments.port or server.port
+    run_server(Gateway(config), host, port, grace_s=server.shutdown_grace_s)

@@ -1,0 +1,112 @@
+"""Real servers for the demo and the real-time comparison: embedded engines and a gateway, as processes on loopback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """What to start: `engines` embedded engines from `engine_port` on, and a gateway over them."""
+
+    port: int = 8000
+    engine_port: int = 8101
+    engines: int = 4
+    model: str = "demo"
+    policy: str = "e2"
+    profile: str = "a6000-mistral-7b"
+    kv_tokens: int
+    block_tokens: int = 16
+    time_scale: float = 1.0
+    log_level: str = "warning"
+
+    @property
+    def engine_ports(self) -> range:
+        """One port an engine."""
+        return range(self.engine_port, self.engine_port + self.engines)
+
+    @property
+    def url(self) -> str:
+        """The gateway's address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def config(self) -> str:
+        """The gateway's configuration file."""
+        engines = "".join(
+            f'[[engines]]\nname = "engine-{i}"\nurl = "http://127.0.0.1:{port}"\n'
+            for i, port in enumerate(self.engine_ports)
+        )
+        return (
+            f'[server]\nport = {self.port}\n[log]\nlevel = "{self.log_level}"\n[placement]\npolicy = "{self.policy}"\n'
+            f'[[models]]\nname = "{self.model}"\ntokenizer = "embedded"\nprofile = "{self.profile}"\n{engines}'
+        )
+
+    def engine_arguments(self, number: int) -> list[str]:
+        """The command line of one engine."""
+        return [
+            "engine",
+            f"--name=engine-{number}",
+            f"--port={self.engine_ports[number]}",
+            f"--model={self.model}",
+            f"--profile={self.profile}",
+            f"--kv-tokens={self.kv_tokens}",
+            f"--block-tokens={self.block_tokens}",
+            f"--time-scale={self.time_scale}",
+        ]
+
+
+@contextmanager
+def running_fleet(plan: FleetPlan) -> Iterator[None]:
+    """Engines and gateway, up and ready on entry, stopped on exit.
+
+    Raises ValueError when a server ends early (a port in use, say: its own message is on stderr) or is not ready soon.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-"))
+        config = Path(folder, "config.toml")
+        config.write_text(plan.config(), encoding="utf-8")
+        servers = [stack.enter_context(_process(plan.engine_arguments(i))) for i in range(plan.engines)]
+        servers.append(stack.enter_context(_process(["serve", f"--config={config}"])))
+        _await_ready(plan, servers)
+        yield
+
+
+@contextmanager
+def _process(arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", "gateway.cli", *arguments])  # noqa: S603 - our own command
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await_ready(plan: FleetPlan, servers: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ready is when every engine of the fleet takes calls."""
+    deadline = time.monotonic() + START_DEADLINE_S
+    while time.monotonic() < deadline:
+        if any(server.poll() is not None for server in servers):
+            raise ValueError("a server ended before it was ready (see above); are the ports in use?")
+        try:
+            if httpx.get(f"{plan.url}/ready").json()["engines_up"].get(plan.model) == plan.engines:
+                return
+        except httpx.TransportError:
+            pass  # not listening yet
+        time.sleep(0.1)
+    raise ValueError(f"the servers were not ready within {START_DEADLINE_S:.0f} s")

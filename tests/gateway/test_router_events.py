@@ -1,0 +1,281 @@
+"""Random sequences of everything that can happen to a fleet, against sets: what the router believes is exactly what the
+engines reported and what running calls will bring, and when all has ended nothing else is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from backends.cache_journal import CacheJournal
+from backends.cache_state import CacheState, KvState
+from backends.errors import NoEngineError
+from gateway.health import HealthState
+from gateway.router import Booking, BookingState, CallUsage, IllegalTransitionError, Router
+from policy.block_hash import chain, root_hash
+from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from policy.placement import POLICIES
+from policy.types import Call
+
+Prefix = tuple[int, ...]
+COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
+PREFIXES = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)  # two kinds of block: nearly all is shared
+REPORTING, SILENT = ("a", "b"), "c"
+ENGINES = st.sampled_from((*REPORTING, SILENT))
+WINDOW_S = 10.0
+
+
+def hashes(prefix: Prefix) -> list[int]:
+    return list(chain(prefix, 1, root_hash("m")))
+
+
+def name(prefix: Prefix) -> int:
+    return hashes(prefix)[-1]
+
+
+def beginnings(prefix: Prefix) -> set[Prefix]:
+    return {prefix[:end] for end in range(1, len(prefix) + 1)}
+
+
+@dataclass
+class FakeEngine:
+    """What an engine really stores; `known` is what the router was last told or may assume."""
+
+    journal: CacheJournal = field(default_factory=CacheJournal)
+    epoch: int = 0
+    stored: set[Prefix] = field(default_factory=set)
+    known: set[Prefix] = field(default_factory=set)
+    unconfirmed: list[tuple[float, Prefix]] = field(default_factory=list)
+
+    def store(self, prefix: Prefix) -> None:
+        for end in range(1, len(prefix) + 1):
+            self.stored.add(prefix[:end])
+            self.journal.store(name(prefix[:end]), name(prefix[: end - 1]) if end > 1 else None)
+
+    def evict(self, leaf: Prefix) -> None:
+        self.stored.remove(leaf)
+        self.journal.remove(name(leaf))
+
+
+class Fleet(RuleBasedStateMachine):
+    calls = Bundle("calls")
+    ended = Bundle("ended")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.fakes = {engine: FakeEngine() for engine in (*REPORTING, SILENT)}
+        self.running: dict[Booking, Prefix] = {}
+
+    @initialize(policy=st.sampled_from(sorted(POLICIES)), reports_first=st.booleans())
+    def start(self, policy: str, reports_first: bool) -> None:
+        self.router = Router(policy, window_s=WINDOW_S)
+        for engine in self.fakes:
+            self.router.add_engine(engine, COSTS)
+            self.router.engine_answered(engine, {"m": None})
+        if reports_first:
+            for engine in REPORTING:
+                self.report(engine, 0.0, forget=False)
+
+    @property
+    def up(self) -> set[str]:
+        return {name for name, engine in self.router.engines.items() if engine.health.state is HealthState.UP}
+
+    def call(self, prefix: Prefix) -> Call:
+        return Call("c", "m", 64 * len(prefix) + 1, 64, hashes(prefix))
+
+    def held(self, engine: str, prefix: Prefix) -> int:
+        """The oracle: blocks from the start that the router was told of, or that a call it placed there brings."""
+        fake = self.fakes[engine]
+        expected = [p for _, p in fake.unconfirmed]
+        expected += [p for booking, p in self.running.items() if booking.placement.engine_id == engine]
+        held = fake.known.union(*map(beginnings, expected))
+        return next((end - 1 for end in range(1, len(prefix) + 1) if prefix[:end] not in held), len(prefix))
+
+    # Calls.
+
+    @rule(target=calls, prefix=PREFIXES)
+    def place(self, prefix: Prefix) -> Booking | None:
+        self.now_s += 0.25
+        before = state(self.router)
+        if not self.up:
+            with pytest.raises(NoEngineError):
+                self.router.select(self.call(prefix))
+            return None
+        placement = self.router.select(self.call(prefix))
+        assert state(self.router) == before, "selecting has no side effects"
+        assert placement.engine_id in self.up
+        assert placement.cached_tokens == 64 * self.held(placement.engine_id, prefix)
+        assert placement.cached_tokens + placement.missed_tokens == 64 * len(prefix) + 1
+        booking = self.router.book(self.call(prefix), placement, self.now_s)
+        self.running[booking] = prefix
+        assert self.held(placement.engine_id, prefix) == len(prefix)
+        return booking
+
+    @rule(prefix=PREFIXES)
+    def fail_to_deliver(self, prefix: Prefix) -> None:
+        if not self.up:
+            return
+        before = state(self.router)
+        booking = self.router.book(self.call(prefix), self.router.select(self.call(prefix)), self.now_s)
+        self.router.release(booking, self.now_s, delivered=False)
+        assert state(self.router) == before, "a call that was not delivered leaves no trace"
+
+    @rule(booking=calls)
+    def first_token(self, booking: Booking | None) -> None:
+        if booking in self.running and booking.state is BookingState.BOOKED:
+            self.router.first_token(booking, self.now_s)
+
+    @rule(target=ended, booking=consumes(calls), cached=st.none() | st.integers(0, 300), stores=st.integers(0, 6))
+    def settle(self, booking: Booking | None, cached: int | None, stores: int) -> Booking | None:
+        if booking not in self.running:
+            return None
+        self.router.settle(booking, CallUsage(booking.call.prompt_tokens, 3, cached), self.now_s)
+        self.end(booking, stores)
+        return booking
+
+    @rule(target=ended, booking=consumes(calls), delivered=st.booleans(), stores=st.integers(0, 6))
+    def release(self, booking: Booking | None, delivered: bool, stores: int) -> Booking | None:
+        if booking not in self.running:
+            return None
+        self.router.release(booking, self.now_s, delivered=delivered)
+        if delivered:
+            self.end(booking, stores)
+        else:
+            del self.running[booking]
+        return booking
+
+    def end(self, booking: Booking, stores: int) -> None:
+        prefix, engine = self.running.pop(booking), booking.placement.engine_id
+        fake = self.fakes[engine]
+        fake.store(prefix[:stores])
+        if self.router.engines[engine].reports:
+            fake.unconfirmed.append((self.now_s, prefix))
+        else:
+            fake.known |= beginnings(prefix)
+
+    @rule(booking=ended)
+    def end_again(self, booking: Booking | None) -> None:
+        if booking is None:
+            return
+        before = state(self.router), booking.state, booking.first_token_s
+        for again in (
+            lambda: self.router.first_token(booking, self.now_s),
+            lambda: self.router.settle(booking, CallUsage(1, 1), self.now_s),
+            lambda: self.router.release(booking, self.now_s, delivered=False),
+        ):
+            with pytest.raises(IllegalTransitionError):
+                again()
+        assert (state(self.router), booking.state, booking.first_token_s) == before
+
+    # Engines.
+
+    @rule(engine=st.sampled_from(REPORTING), asked_before_s=st.sampled_from((0.0, 0.3, 1.0)), forget=st.booleans())
+    def report(self, engine: str, asked_before_s: float, forget: bool) -> None:
+        fake, known, requested_s = self.fakes[engine], self.router.engines[engine], self.now_s - asked_before_s
+        same = known.epoch == str(fake.epoch) and not forget
+        snapshot, stored, removed = fake.journal.since(known.cursor if same else None)
+        report = CacheState(
+            engine=engine, epoch=str(fake.epoch), cursor=fake.journal.cursor, model="m", block_tokens=16,
+            granularity_tokens=64, snapshot=snapshot, stored=stored, removed=removed, kv=KvState(100, 40, 10),
+        )  # fmt: skip
+        self.router.report(engine, report, requested_s)
+        fake.known = set(fake.stored)
+        fake.unconfirmed = [(ended_s, prefix) for ended_s, prefix in fake.unconfirmed if ended_s > requested_s]
+        assert known.view.free_tokens == 640
+
+    @rule(engine=st.sampled_from(REPORTING), data=st.data())
+    def evict(self, engine: str, data: st.DataObject) -> None:
+        stored = self.fakes[engine].stored
+        if leaves := sorted(p for p in stored if not any(q[:-1] == p for q in stored)):
+            self.fakes[engine].evict(data.draw(st.sampled_from(leaves)))
+
+    @rule(engine=st.sampled_from(REPORTING))
+    def restart(self, engine: str) -> None:
+        fake = self.fakes[engine]
+        fake.journal, fake.epoch, fake.stored = CacheJournal(), fake.epoch + 1, set()
+
+    @rule(engine=ENGINES)
+    def go_down(self, engine: str) -> None:
+        assert self.router.engine_unreachable(engine) == (engine in self.up) or engine not in self.up
+
+    @rule(engine=ENGINES)
+    def come_up(self, engine: str) -> None:
+        assert self.router.engine_answered(engine, {"m": None}) == (engine not in self.up) or engine in self.up
+
+    @rule(engine=ENGINES)
+    def stop_reporting(self, engine: str) -> None:
+        self.router.no_reports(engine)
+        fake = self.fakes[engine]
+        fake.known = fake.known.union(*(beginnings(prefix) for _, prefix in fake.unconfirmed))
+        fake.unconfirmed = []
+
+    @rule(passed_s=st.sampled_from((0.0, 1.0, 6.0)))
+    def age(self, passed_s: float) -> None:
+        self.now_s += passed_s
+        self.router.age(self.now_s)
+
+    @invariant()
+    def state_is_sound(self) -> None:
+        self.router.check()
+        for engine_id, engine in self.router.engines.items():
+            mine = [booking for booking in self.running if booking.placement.engine_id == engine_id]
+            assert engine.view.outstanding == len(mine)
+            assert engine.view.residency.resident_blocks == len(self.fakes[engine_id].known)
+        assert {name(p) for fake in self.fakes.values() for p in fake.known} <= set(self.router.tree.index)
+
+    def teardown(self) -> None:
+        """All calls end, all engines report, the window passes."""
+        if not hasattr(self, "router"):
+            return
+        for number, booking in enumerate(list(self.running)):
+            if number % 2:
+                self.router.settle(booking, CallUsage(1, 1), self.now_s)
+            else:
+                self.router.release(booking, self.now_s, delivered=True)
+            self.end(booking, stores=number % 4)
+        self.now_s += WINDOW_S + 1
+        self.router.age(self.now_s)
+        for engine in REPORTING:
+            self.report(engine, 0.0, forget=False)
+        self.state_is_sound()
+        assert set(self.router.tree.index) == {name(p) for fake in self.fakes.values() for p in fake.known}
+        for engine in self.router.engines.values():
+            assert (engine.view.outstanding, len(engine.view.ledger), list(engine.unconfirmed)) == (0, 0, [])
+            assert engine.view.ledger.window_cost_s() == 0.0
+        for node in set(self.router.tree.index.values()):
+            assert all(h.bookings == h.sharers == 0 < h.resident_blocks for h in node.holdings.values())
+
+
+def state(router: Router) -> dict[str, Any]:
+    """Everything that decisions depend on, but for whose turn it is and what was used last; node by node as blocks."""
+    blocks: dict[int, dict[str, tuple[bool, int, int]]] = {}
+    for block, node in router.tree.index.items():
+        place = list(node.hashes).index(block)
+        blocks[block] = {e: (place < h.resident_blocks, h.bookings, h.sharers) for e, h in node.holdings.items()}
+        blocks[block] = {e: held for e, held in blocks[block].items() if any(held)}
+    return {
+        "blocks": blocks,
+        "engines": {
+            engine_id: (
+                engine.view.outstanding,
+                engine.view.free_tokens,
+                len(engine.view.ledger),
+                round(engine.view.ledger.window_cost_s(), 9),
+                engine.view.residency.resident_blocks,
+                list(engine.unconfirmed),
+                engine.health.state,
+                engine.reports,
+            )
+            for engine_id, engine in router.engines.items()
+        },
+    }
+
+
+Fleet.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestFleet = Fleet.TestCase

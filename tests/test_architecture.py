@@ -1,0 +1,208 @@
+"""The rules that keep the packages apart, read from the source: who may import whom, and what may be caught where."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+MAY_IMPORT = {
+    "policy": {"policy"},
+    "backends": {"backends", "policy"},
+    "gateway": {"gateway", "backends", "policy"},
+    "tests": {"tests", "gateway", "backends", "policy"},
+    "e2e": {"e2e", "gateway", "backends", "policy"},
+    "benchmarks": {"benchmarks", "gateway", "backends", "policy"},
+}
+"""gateway -> backends -> policy; nobody imports benchmarks."""
+
+OURS = set(MAY_IMPORT)
+
+IMPURE_MODULES = {
+    *("asyncio", "concurrent", "multiprocessing", "queue", "sched", "select", "selectors", "signal", "threading"),
+    *("datetime", "random", "secrets", "time", "uuid"),
+    *("builtins", "ctypes", "importlib", "inspect", "io", "os", "pathlib", "runpy", "shutil", "subprocess", "tempfile"),
+    *("http", "logging", "socket", "socketserver", "ssl", "urllib", "warnings"),
+}
+"""What policy does without: clocks, randomness, concurrency, I/O, and ways around this list."""
+
+IMPURE_CALLS = {"__import__", "breakpoint", "compile", "eval", "exec", "exit", "globals", "input", "open", "print"}
+
+ENGINE_FOLDERS = {"backends/vllm": "vllm", "backends/sglang": "sglang"}
+"""Run inside an engine's environment, where only the package itself is installed (`pip install --no-deps plait`)."""
+
+DATA_PATH = ("gateway/relay.py", "backends/http_*.py")
+"""What a call's bytes run through; httpx costs half a millisecond a request there."""
+
+BROAD_EXCEPT: dict[str, str] = {}
+"""`file: function` -> why everything has to be caught there."""
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def path_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def imports(file: Path) -> set[str]:
+    """The dotted names that a file imports anywhere in it, relative ones made absolute."""
+    found = set()
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = file.relative_to(ROOT).parent.parts
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*above, *([node.module] if node.module else [])))
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def top_level(names: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def module_file(name: str) -> Path | None:
+    """The file of one of our modules, from a dotted name that may go on to a name inside it."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        base = ROOT.joinpath(*parts[:end])
+        for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def reached_from(files: list[Path]) -> set[Path]:
+    """The files and every one of our modules that importing them imports, packages on the way included."""
+    reached: set[Path] = set()
+    todo = list(files)
+    while todo:
+        file = todo.pop()
+        if file in reached:
+            continue
+        reached.add(file)
+        for name in imports(file):
+            if name.partition(".")[0] in OURS:
+                package = [ROOT.joinpath(*name.split(".")[:depth], "__init__.py") for depth in (1, 2)]
+                todo += [found for found in (module_file(name), *package) if found is not None and found.is_file()]
+    return reached
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_what_stands_to_its_right(package: str) -> None:
+    wrong = {
+        path_of(file): bad
+        for file in sources(package)
+        if (bad := top_level(imports(file)) & OURS - MAY_IMPORT[package])
+    }
+    assert not wrong
+
+
+def test_the_three_packages_are_there() -> None:
+    assert all(sources(package) for package in ("policy", "backends", "gateway")), "else this file tests nothing"
+
+
+def test_policy_imports_the_standard_library_only() -> None:
+    allowed = set(sys.stdlib_module_names) - IMPURE_MODULES | {"policy"}
+    wrong = {path_of(file): bad for file in sources("policy") if (bad := top_level(imports(file)) - allowed)}
+    assert not wrong
+
+
+def test_policy_calls_nothing_impure() -> None:
+    wrong = [
+        f"{path_of(file)}:{node.lineno}: {node.func.id}"
+        for file in sources("policy")
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS
+    ]
+    assert not wrong
+
+
+def test_an_engine_is_imported_in_its_own_folder_only() -> None:
+    engines = set(ENGINE_FOLDERS.values())
+    for package in ("policy", "backends", "gateway"):
+        for file in sources(package):
+            own = {engine for folder, engine in ENGINE_FOLDERS.items() if path_of(file).startswith(f"{folder}/")}
+            assert top_level(imports(file)) & engines <= own, path_of(file)
+
+
+@pytest.mark.parametrize("folder", ENGINE_FOLDERS)
+def test_an_engine_folder_needs_nothing_that_the_engine_does_not_bring(folder: str) -> None:
+    allowed = set(sys.stdlib_module_names) | {"msgspec", "policy", "backends", ENGINE_FOLDERS[folder]}
+    wrong = {
+        path_of(file): bad for file in reached_from(sources(folder)) if (bad := top_level(imports(file)) - allowed)
+    }
+    assert not wrong, "directly or through other modules of backends"
+
+
+def test_the_data_path_does_without_httpx() -> None:
+    for pattern in DATA_PATH:
+        for file in ROOT.glob(pattern):
+            assert "httpx" not in top_level(imports(file)), path_of(file)
+
+
+def broad_handlers(file: Path) -> Iterator[str]:
+    """`file: function` of each bare except and each that names Exception or BaseException."""
+
+    def visit(node: ast.AST, function: str) -> Iterator[str]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node.name
+        if isinstance(node, ast.ExceptHandler):
+            caught = {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)} if node.type else {""}
+            if caught & {"", "Exception", "BaseException"}:
+                yield f"{path_of(file)}: {function}"
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, function)
+
+    return visit(tree_of(file), "module")
+
+
+def test_everything_is_caught_only_where_there_is_a_reason() -> None:
+    found = {
+        place for package in ("policy", "backends", "gateway") for f in sources(package) for place in broad_handlers(f)
+    }
+    assert found == set(BROAD_EXCEPT), "a place without a reason, or a reason without its place"
+    assert all(BROAD_EXCEPT.values())
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import os.path, json", {"os.path", "json"}),
+        ("def f():\n    from random import choice", {"random.choice"}),
+        ("from . import holding", {"policy.holding"}),
+        ("from .holding import Holding", {"policy.holding.Holding"}),
+        ("if TYPE_CHECKING:\n    import gateway.router", {"gateway.router"}),
+    ],
+)
+def test_imports_are_found_wherever_they_stand(
+    source: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "tree_of", lambda _file: ast.parse(source))
+    assert imports(ROOT / "policy" / "example.py") == expected
+
+
+def test_what_a_file_reaches_is_found_through_others() -> None:
+    reached = {path_of(file) for file in reached_from([ROOT / "backends" / "embedded" / "engine.py"])}
+    assert reached >= {"backends/__init__.py", "backends/cache_state.py", "policy/block_hash.py"}
+
+
+@pytest.mark.parametrize("handler", ["except:", "except Exception:", "except (OSError, BaseException) as error:"])
+def test_broad_handlers_are_found(handler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"def f():\n    try:\n        pass\n    {handler}\n        pass\n    except OSError:\n        pass"
+    monkeypatch.setitem(globals(), "tree_of", lambda _file: ast.parse(source))
+    assert list(broad_handlers(ROOT / "policy" / "example.py")) == ["policy/example.py: f"]

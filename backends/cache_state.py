@@ -7,7 +7,12 @@ engine no longer remembers. Blocks are tree blocks, named by `policy.block_hash`
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+EngineKind = Literal["embedded", "vllm", "sglang"]
+"""Which adapter reports: it decides how a call's annotations travel to the engine."""
 
 
 class StoredRun(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +60,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     """One report; `block_tokens` is the engine's block, `granularity_tokens` the tree block it reports in."""
 
     engine: str
+    kind: EngineKind
     epoch: str
     cursor: int
     model: str

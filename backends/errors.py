@@ -57,6 +57,13 @@ class NotFoundError(CallerError):
     default_code = "not_found"
 
 
+class MethodNotAllowedError(CallerError):
+    """The path exists, and takes POST requests only."""
+
+    status = 405
+    default_code = "method_not_allowed"
+
+
 class ModelNotFoundError(NotFoundError):
     """No engine of the fleet serves the model."""
 

@@ -39,7 +39,7 @@ class HttpClient:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
+        if parts.scheme not in {"http", "https"} or not parts.hostname or not url.isascii() or "@" in parts.netloc:
             raise ValueError(f"an engine's URL is http(s)://host:port[/path] without credentials, not {url!r}")
         if parts.query or parts.fragment:
             raise ValueError(f"an engine's URL has neither query nor fragment, unlike {url!r}")

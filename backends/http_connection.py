@@ -25,8 +25,8 @@ WRITE_SLICE_BYTES = 256 * 1024  # a longer body is written in such slices
 class Timeouts:
     """How long an engine may keep a call waiting, in (finite) seconds.
 
-    `connect_s` is to a connection, TLS included; `first_byte_s` from there to the whole head of the response;
-    `idle_s` is each silence between two pieces of the body.
+    `connect_s` is to a connection, TLS included; `first_byte_s` from there to the first byte of the response's body, as
+    engines send the head of a stream long before its first token; `idle_s` is each silence between two pieces of it.
     """
 
     connect_s: float = 5.0
@@ -56,8 +56,8 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_deadline", "_head_bytes", "_idle_ttl_s", "_owner", "_parser", "_reading_paused", "_response", "_reusable",
-        "_sending", "_timeouts", "_transport", "_url", "_used", "_whole", "_writing_paused",
+        "_begun", "_deadline", "_head_bytes", "_idle_ttl_s", "_owner", "_parser", "_reading_paused", "_response",
+        "_reusable", "_sending", "_timeouts", "_transport", "_url", "_used", "_whole", "_writing_paused",
     )  # fmt: skip
 
     def __init__(self, url: str, timeouts: Timeouts, idle_ttl_s: float, owner: Owner) -> None:
@@ -71,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._response: Response | None = None  # None while idle
         self._used = False  # whether it has carried an exchange before this one
         self._head_bytes = 0
+        self._begun = False  # some of the response's body has arrived
         self._whole = False  # the response has arrived to its end
         self._reusable = False
         self._sending = False
@@ -89,7 +90,7 @@ class Connection(asyncio.Protocol):
         """
         response = self._response = Response(self)
         self._head_bytes = 0
-        self._whole = self._reusable = False
+        self._begun = self._whole = self._reusable = False
         self._deadline.move(self._timeouts.first_byte_s)
         await self._send(response, head, body)
         while not response.status and response.pending:
@@ -225,7 +226,9 @@ class Connection(asyncio.Protocol):
             self.fail(EngineError(f"engine {self._url} sent a response head of over {HEAD_LIMIT_BYTES} bytes"))
 
     def _on_body_read(self, response: Response) -> None:
-        self._deadline.move(self._timeouts.idle_s)
+        if response.unread_bytes:
+            self._begun = True
+            self._deadline.move(self._timeouts.idle_s)
         if response.unread_bytes > HIGH_WATER_BYTES and self._transport is not None:
             self._reading_paused = True
             self._transport.pause_reading()
@@ -268,7 +271,7 @@ class Connection(asyncio.Protocol):
             self.close()
         elif self._reading_paused:  # the silence is the reader's, not the engine's
             self._deadline.move(self._timeouts.idle_s)
-        elif response.status:
+        elif self._begun:
             silence = f"went silent for {self._timeouts.idle_s:g} s in the middle of a response"
             self.fail(EngineTimeoutError(f"engine {self._url} {silence}"))
         else:

@@ -29,6 +29,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     n: int | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
+    cache_salt: str | None = None
+    vllm_xargs: dict[str, Any] | None = None
     ignore_eos: bool | None = None
     plait: dict[str, Any] | None = None
 

@@ -59,8 +59,8 @@ class Server:
         """Return once it answers; raises `AssertionError` with its log if it ended or the deadline passed."""
         try:
             eventually(lambda: not self.running or self.get(self._ready_path).status_code == 200)
-        except httpx.HTTPError as error:
-            raise AssertionError(f"{self.name} does not answer: {error}\n{self.log_tail()}") from error
+        except (httpx.HTTPError, AssertionError) as error:
+            raise AssertionError(f"{self.name} is not ready: {error}\n{self.log_tail()}") from error
         assert self.running, f"{self.name} ended at its start:\n{self.log_tail()}"
 
     def terminate(self) -> None:
@@ -201,7 +201,7 @@ def free_port() -> int:
 
 
 def eventually(holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
-    """Return once `holds()`; what prevented it (an `httpx.HTTPError` or `AssertionError`) is raised at the deadline."""
+    """Return once `holds()`; raises what prevents it at the deadline: an `httpx.HTTPError`, or `AssertionError`."""
     ends_s = time.monotonic() + deadline_s
     while True:
         failure: Exception | None = None

@@ -77,9 +77,9 @@ async def test_every_client_gets_every_event_as_the_engine_sent_it(
 
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Three engines slow enough (a stream takes seconds) to be killed in the middle."""
+    """Three engines slow enough (a stream takes some ten seconds) to be killed in the middle."""
     with Launcher(tmp_path_factory.mktemp("trio")) as launch:
-        engines = [launch.engine(f"trio-{number}", time_scale=2) for number in range(3)]
+        engines = [launch.engine(f"trio-{number}", time_scale=0.5) for number in range(3)]
         fleet = Fleet(launch.gateway(engines), {engine.name: engine for engine in engines})
         fleet.start()
         yield fleet

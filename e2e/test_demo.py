@@ -20,7 +20,7 @@ import pytest
 
 from e2e.servers import DEADLINE_S, PLAIT, eventually
 
-COMPARISON = ["--compare", "--calls=160", "--kv-tokens=20000", "--rate=0.5"]
+COMPARISON = ["--compare", "--calls=160", "--kv-tokens=20000", "--rate=0.15"]
 
 
 @contextmanager

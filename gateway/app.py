@@ -41,7 +41,14 @@ class Gateway:
         self._links = {engine.name: _link(config, engine.url, engine.api_key) for engine in config.engines}
         relay = Relay(self.router, self._links, self._metrics, forward_client_key=self._keys.is_open)
         prompts = PromptReader(config, self.router.block_tokens)
-        self._completions = CompletionApi(self.router, relay, prompts, self._keys, config.server.max_body_bytes)
+        self._completions = CompletionApi(
+            self.router,
+            relay,
+            prompts,
+            self._keys,
+            config.server.max_body_bytes,
+            isolate_tenants=config.server.isolate_tenants,
+        )
         self._rest: ASGIApp = Starlette(
             routes=[
                 Route("/v1/models", self._models),

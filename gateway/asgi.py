@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from starlette.types import Receive, Send
 
-from backends.errors import BodyTooLargeError, CallerError, PlaitError
+from backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, PlaitError
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -23,17 +23,10 @@ def header(headers: Headers, name: bytes) -> str | None:
     return None
 
 
-class MethodNotAllowedError(CallerError):
-    """The path exists, and takes POST requests only."""
-
-    status = 405
-    default_code = "method_not_allowed"
-
-
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
     """The request's body; one over `max_bytes` is refused as soon as that is known."""
     declared = header(headers, b"content-length")
-    if declared is not None and declared.isdigit() and int(declared) > max_bytes:
+    if declared is not None and declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     pieces: list[bytes] = []
     size = 0

@@ -15,6 +15,7 @@ COMMANDS = {
     "serve": "run the gateway",
     "engine": "run an embedded engine: an OpenAI server over an emulated GPU",
     "demo": "run the gateway over four embedded engines, or compare placement policies on them",
+    "profile": "fit a cost profile from a live engine, for placement and for the embedded engine",
 }
 
 

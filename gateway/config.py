@@ -52,18 +52,22 @@ class ServerConfig(Section, frozen=True, kw_only=True):
 
     host: name or address to listen on (default 127.0.0.1). port: TCP port, 0 for any free one (default 8000).
     max_body_bytes: largest request body (default 32 MiB). api_keys: keys clients may present; none leaves the gateway
-    open (default). shutdown_grace_s: seconds that running calls get to end at shutdown (default 30).
+    open (default). isolate_tenants: give each key's prompts cached prefixes of their own (by a cache salt, needs
+    api_keys, default false). shutdown_grace_s: seconds that running calls get to end at shutdown (default 30).
     """
 
     host: Text = "127.0.0.1"
     port: Port = 8000
     max_body_bytes: Positive = 32 * 2**20
     api_keys: tuple[Token, ...] = ()
+    isolate_tenants: bool = False
     shutdown_grace_s: SecondsOrZero = 30.0
 
     def __post_init__(self) -> None:
         if not _HOST.fullmatch(self.host):
             raise ValueError(f"host = {_shown(self.host)}: expected a host name or an IP address, without a port")
+        if self.isolate_tenants and not self.api_keys:
+            raise ValueError("isolate_tenants = true: expected api_keys, which tell tenants apart")
 
 
 class LogConfig(Section, frozen=True, kw_only=True):

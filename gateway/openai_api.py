@@ -9,15 +9,15 @@ import asyncio
 import uuid
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from backends.errors import ContextLengthError, PlaitError, UnsupportedError
+from backends.errors import ContextLengthError, MethodNotAllowedError, PlaitError, UnsupportedError
 from backends.openai_protocol import ChatRequest, CompletionRequest, parse_request
 from gateway.annotations import Annotations, read_annotations
-from gateway.asgi import ClientGoneError, Headers, MethodNotAllowedError, header, read_body, send_error
+from gateway.asgi import ClientGoneError, Headers, header, read_body, send_error
 from gateway.auth import KeyRing
+from gateway.outgoing import OutgoingBody
 from gateway.relay import Delivery, Relay
 from gateway.router import Router
 from gateway.tokenization import PromptReader
@@ -35,6 +35,18 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request as it came in; `tenant` is whose key it showed."""
+
+    path: str
+    headers: Headers
+    body: bytes
+    request_id: str
+    arrived_s: float
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionApi:
     """The ASGI application of the two routes in `KINDS`."""
 
@@ -43,6 +55,7 @@ class CompletionApi:
     prompts: PromptReader
     keys: KeyRing
     max_body_bytes: int
+    isolate_tenants: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one POST; every failure before the first byte becomes an OpenAI error object."""
@@ -50,11 +63,12 @@ class CompletionApi:
         arrived_s = asyncio.get_running_loop().time()
         request_id = header(headers, b"x-request-id") or uuid.uuid4().hex
         try:
-            self.keys.check(headers)
+            tenant = self.keys.check(headers)
             if scope["method"] != "POST":
                 raise MethodNotAllowedError(f"{scope['path']} takes POST requests only.")
             body = await read_body(receive, headers, self.max_body_bytes)
-            delivery = await self._prepare(scope["path"], headers, body, request_id, arrived_s)
+            incoming = Incoming(scope["path"], headers, body, request_id, arrived_s, tenant)
+            delivery = await self._prepare(incoming)
             await self.relay.deliver(delivery, receive, send)
         except ClientGoneError:
             log.info("client gone", request_id=request_id)
@@ -62,19 +76,21 @@ class CompletionApi:
             log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
             await send_error(send, error, request_id)
 
-    async def _prepare(self, path: str, headers: Headers, body: bytes, request_id: str, arrived_s: float) -> Delivery:
-        request = parse_request(body, KINDS[path])
-        annotations = read_annotations(headers, request.plait)
+    async def _prepare(self, incoming: Incoming) -> Delivery:
+        body = incoming.body
+        request = parse_request(body, KINDS[incoming.path])
+        annotations = read_annotations(incoming.headers, request.plait)
         _refuse_unbuilt(annotations)
         self.router.check_model(request.model)
+        cache_salt = self._cache_salt(request, incoming.tenant)
         if len(body) > OFF_LOOP_BYTES:
-            prompt = await asyncio.to_thread(self.prompts.read, request)
+            prompt = await asyncio.to_thread(self.prompts.read, request, cache_salt)
         else:
-            prompt = self.prompts.read(request)
+            prompt = self.prompts.read(request, cache_salt)
         if prompt.exact:
             self._check_context(request, prompt.tokens)
         call = Call(
-            request_id,
+            incoming.request_id,
             request.model,
             prompt.tokens,
             self.router.block_tokens,
@@ -83,10 +99,15 @@ class CompletionApi:
             objective=annotations.objective,
             priority=annotations.priority,
         )
-        ask_for_usage = bool(request.stream) and not request.wants_usage_event
-        if ask_for_usage or request.plait is not None:
-            body = _rewritten(body, ask_for_usage=ask_for_usage)
-        return Delivery(call, path, headers, body, arrived_s, withhold_usage=ask_for_usage)
+        takes_ids = isinstance(request, CompletionRequest) and prompt.exact and not request.echo
+        outgoing = OutgoingBody(body, request, prompt.prompts if takes_ids else None, cache_salt)
+        return Delivery(call, incoming.path, incoming.headers, outgoing, incoming.arrived_s)
+
+    def _cache_salt(self, request: ChatRequest | CompletionRequest, tenant: str) -> str | None:
+        """What keeps this call's cached prefixes apart from others': the client's own salt, behind its tenant's."""
+        if not self.isolate_tenants:
+            return request.cache_salt
+        return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
 
     def _check_context(self, request: ChatRequest | CompletionRequest, prompt_tokens: int) -> None:
         context_tokens = self.router.context_tokens(request.model)
@@ -104,14 +125,3 @@ def _refuse_unbuilt(annotations: Annotations) -> None:
     for name, value in (("plait-inputs", annotations.inputs), ("plait-output", annotations.output)):
         if value:
             raise UnsupportedError(f"'{name}': semantic variables are not supported by this version.", param=name)
-
-
-def _rewritten(body: bytes, *, ask_for_usage: bool) -> bytes:
-    """The body without Plait's own key, and asking for a usage event where the client did not; the rest untouched."""
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    fields.pop("plait", None)
-    if ask_for_usage:
-        options = msgspec.json.decode(fields.get("stream_options", b"null"), type=dict[str, msgspec.Raw] | None) or {}
-        options["include_usage"] = msgspec.Raw(b"true")
-        fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
-    return msgspec.json.encode(fields)

@@ -17,6 +17,7 @@ from backends.errors import EngineError, EngineUnreachableError, NoEngineError
 from backends.http_client import HttpClient, Response
 from gateway.asgi import ClientGoneError, Headers, send_whole, until_disconnect
 from gateway.metrics import Metrics
+from gateway.outgoing import OutgoingBody
 from gateway.router import Booking, CallUsage, Router
 from gateway.sse import UsageTap, body_usage
 from policy.types import Call
@@ -45,14 +46,13 @@ class EngineLink:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A request to be placed and sent: `body` goes out as it is; `withhold_usage` if only the gateway asked for it."""
+    """A request to be placed and sent."""
 
     call: Call
     path: str
     headers: Headers
-    body: bytes
+    body: OutgoingBody
     arrived_s: float
-    withhold_usage: bool = False
 
 
 @dataclass(slots=True)
@@ -80,9 +80,10 @@ class Relay:
         """Place, send, stream back. Raises `PlaitError` only while nothing has been sent to the client."""
         task = asyncio.current_task()
         assert task is not None
+        delivering = True
 
         def on_gone(watcher: asyncio.Future[None]) -> None:
-            if not watcher.cancelled():
+            if delivering and not watcher.cancelled():
                 task.cancel()
 
         watcher = asyncio.ensure_future(until_disconnect(receive))
@@ -94,7 +95,7 @@ class Relay:
                 raise  # not the client's doing: the gateway is stopping
             raise ClientGoneError from None
         finally:
-            watcher.remove_done_callback(on_gone)
+            delivering = False  # on_gone may be on its way already
             watcher.cancel()
 
     async def _deliver(self, delivery: Delivery, send: Send) -> None:
@@ -119,8 +120,10 @@ class Relay:
         raise NoEngineError(f"No engine that serves '{delivery.call.model}' can be reached.", retry_after_s=1.0)
 
     async def _attempt(self, attempt: _Attempt, delivery: Delivery, send: Send) -> None:
-        link = self._links[attempt.booking.placement.engine_id]
-        response = await link.client.post(delivery.path, self._request_headers(delivery, link), delivery.body)
+        placement = attempt.booking.placement
+        link, kind = self._links[placement.engine_id], self._router.engines[placement.engine_id].kind
+        body = delivery.body.for_engine(kind, delivery.call, placement, _now_s() - delivery.arrived_s)
+        response = await link.client.post(delivery.path, self._request_headers(delivery, link), body)
         try:
             attempt.delivered = response.status < 400
             headers = _response_headers(response, attempt.booking)
@@ -128,13 +131,13 @@ class Relay:
                 first = await response.read_chunk()
                 self._router.first_token(attempt.booking, _now_s())
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                tap = UsageTap(withhold=delivery.withhold_usage)
+                tap = UsageTap(withhold=delivery.body.withholds_usage)
                 await self._stream(attempt, tap, first, response, send)
             else:
-                body = await response.read()
+                answer = await response.read()
                 attempt.outcome = "ok" if attempt.delivered else "refused"
-                attempt.usage = body_usage(body) if attempt.delivered else None
-                await send_whole(send, response.status, headers, body)
+                attempt.usage = body_usage(answer) if attempt.delivered else None
+                await send_whole(send, response.status, headers, answer)
         finally:
             response.abort()
 

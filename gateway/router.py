@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from backends.cache_state import CacheState
+from backends.cache_state import CacheState, EngineKind
 from backends.errors import ModelNotFoundError, NoEngineError
 from gateway.health import Health, HealthEvent, HealthState
 from policy.block_hash import MIN_TREE_BLOCK_TOKENS
@@ -94,6 +94,7 @@ class FleetEngine:
     epoch: str | None = None
     cursor: int | None = None
     reports: bool | None = None
+    kind: EngineKind | None = None
     report_number: int = 0
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
 
@@ -223,7 +224,7 @@ class Router:
             residency.remove(block)
         for run in state.stored:
             residency.store(run.parent, run.hashes)
-        engine.reports, engine.epoch, engine.cursor = True, state.epoch, state.cursor
+        engine.reports, engine.epoch, engine.cursor, engine.kind = True, state.epoch, state.cursor, state.kind
         engine.view.free_tokens = float(state.kv_free_tokens)
         engine.report_number += 1
         while engine.unconfirmed and engine.unconfirmed[0][0] <= requested_s:
@@ -232,7 +233,7 @@ class Router:
     def no_reports(self, engine_id: str) -> None:
         """The engine has no cache-state endpoint: what it holds is estimated from what was placed there."""
         engine = self.engines[engine_id]
-        engine.reports, engine.cursor, engine.epoch = False, None, None
+        engine.reports, engine.cursor, engine.epoch, engine.kind = False, None, None, None
         engine.view.free_tokens = None
         engine.report_number += 1
         while engine.unconfirmed:

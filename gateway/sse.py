@@ -50,13 +50,18 @@ class UsageTap:
         whole, self._rest = (buffer, b"") if end == len(buffer) else (buffer[:end], buffer[end:])
         if _USAGE_KEY not in whole:
             return whole
-        events = [(event, self._read(event)) for event in _events(whole)]
-        return b"".join(event for event, only_usage in events if not (only_usage and self._withhold))
+        return b"".join(map(self._pass, _events(whole)))
 
     def end(self) -> bytes:
         """The stream is over: what came behind its last whole event."""
         rest, self._rest = self._rest, b""
         return rest
+
+    def _pass(self, event: bytes) -> bytes:
+        """What goes out of an event."""
+        if not (self._read(event) and self._withhold):
+            return event
+        return event[: len(event) - len(event.lstrip(b"\r\n"))]  # blank lines before it are not its own
 
     def _read(self, event: bytes) -> bool:
         """Note the event's usage; True if it carries nothing else."""
@@ -90,6 +95,8 @@ def _events(buffer: bytes) -> list[bytes]:
     for match in _END_OF_EVENT.finditer(buffer):
         events.append(buffer[start : match.end()])
         start = match.end()
+    if start < len(buffer):  # a blank line more than it takes to end the last one
+        events.append(buffer[start:])
     return events
 
 

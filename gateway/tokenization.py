@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backends.errors import UnsupportedError
@@ -19,6 +20,7 @@ class TokenizedPrompt:
     tokens: int
     block_hashes: array[int]
     exact: bool
+    prompts: Sequence[Sequence[int]]
 
 
 class PromptReader:
@@ -31,7 +33,7 @@ class PromptReader:
             model.name: load_tokenizer(model.tokenizer, chat_template=model.chat_template) for model in config.models
         }
 
-    def read(self, request: ChatRequest | CompletionRequest) -> TokenizedPrompt:
+    def read(self, request: ChatRequest | CompletionRequest, cache_salt: str | None) -> TokenizedPrompt:
         """Raises `CallerError` for messages that the chat template refuses.
 
         Content that is not text has no token ids here: such a prompt has no prefix to match, and is still served.
@@ -40,9 +42,9 @@ class PromptReader:
         try:
             prompts = _prompts(request, tokenizer)
         except UnsupportedError:
-            return TokenizedPrompt(0, array("Q"), exact=False)
-        hashes = chain(prompts[0], self._block_tokens, root_hash(request.model))
-        return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact)
+            return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
+        hashes = chain(prompts[0], self._block_tokens, root_hash(request.model, cache_salt or ""))
+        return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts)
 
     def _tokenizer(self, model: str) -> Tokenizer:
         tokenizer = self._tokenizers.get(model)

@@ -1,6 +1,6 @@
 """Chained block hashes: a prompt prefix as one 64-bit number that gateway and engines compute alike.
 
-    h_0 = the first 8 bytes of SHA-256(format version, model, LoRA, cache salt)
+    h_0 = the first 8 bytes of SHA-256(format version, model, cache salt)
     h_i = the first 8 bytes of SHA-256(h_{i-1} || the tokens of block i as uint32, little endian)
 
 Bytes are read as a big-endian integer. Equal hashes mean equal prefixes, so prompts never have to be shared, and a
@@ -34,9 +34,9 @@ def common_tree_block_tokens(granularities: Sequence[int]) -> int:
     return lcm(*granularities) if granularities else MIN_TREE_BLOCK_TOKENS
 
 
-def root_hash(model: str, lora: str = "", cache_salt: str = "") -> int:
-    """h_0 of a chain; its parts are joined by NUL, which no name of a model or LoRA contains."""
-    seed = "\0".join((f"plait-{FORMAT_VERSION}", model, lora, cache_salt))
+def root_hash(model: str, cache_salt: str = "") -> int:
+    """h_0 of a chain; `model` as calls name it, so a LoRA adapter has chains of its own. NUL joins the parts."""
+    seed = "\0".join((f"plait-{FORMAT_VERSION}", model, cache_salt))
     return int.from_bytes(sha256(seed.encode()).digest()[:8], "big")
 
 

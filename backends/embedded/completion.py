@@ -19,6 +19,7 @@ from backends.embedded.tool_text import called_tool, example_arguments
 from backends.errors import ContextLengthError, ModelNotFoundError
 from backends.openai_protocol import ChatRequest, CompletionRequest, Request
 from backends.tokenizer import Tokenizer
+from policy.block_hash import root_hash
 
 NATURAL_OUTPUT_TOKENS = (64, 256)
 """A completion of no given length ends by itself within these bounds, around the means of public chat traces."""
@@ -153,6 +154,7 @@ def _generate(
 ) -> None:
     limits = [_output_limit(request, target, len(prompt)) for prompt in prompts]
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    root = root_hash(target.model.name, request.cache_salt or "")
     for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         for index in range(request.choices):
             source, natural = _output(target.model.tokenizer, prompt, request, index, text)
@@ -164,6 +166,7 @@ def _generate(
                 natural_tokens=natural,
                 limit=limit,
                 stop=[string for string in stop if string],
+                root=root,
             )
 
 

@@ -199,6 +199,7 @@ class Engine:
         cache, chunks, times = self._cache, self._recent_chunks, self._recent_s
         return CacheState(
             engine=self.settings.name,
+            kind="embedded",
             epoch=self.epoch,
             cursor=self.journal.cursor,
             model=self.settings.model,
@@ -295,7 +296,7 @@ class Engine:
         self.running.remove(call)
         self._cache.release(call.blocks)
         call.blocks = []
-        call.computed_tokens = call.registered_blocks = 0
+        call.computed_tokens = 0
         self.waiting.insert(0, call)
 
     def _matched_blocks(self, call: EngineCall) -> int:
@@ -306,13 +307,11 @@ class Engine:
         return -(-tokens // self.settings.block_tokens)
 
     def _stored(self, call: EngineCall, index: int) -> None:
-        """Report a tree block once the last of its KV blocks is there."""
+        """Report a tree block while the last of its KV blocks is there: eviction takes that one first."""
         per_tree_block = self.granularity_tokens // self.settings.block_tokens
         tree_index, offset = divmod(index, per_tree_block)
         if offset == per_tree_block - 1:
-            tree_block = call.tree_chain.hashes[tree_index]
-            for member in call.chain.hashes[index - offset : index + 1]:
-                self._tree_block_of[member] = tree_block
+            tree_block = self._tree_block_of[call.chain.hashes[index]] = call.tree_chain.hashes[tree_index]
             self.journal.store(tree_block, call.tree_chain.parent(tree_index))
 
     def _evicted(self, block_hash: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from backends.embedded.clock import EngineClock
 from backends.embedded.engine import EngineCall, Output
 from backends.embedded.text import EmulatedToken
-from policy.block_hash import HashChain, root_hash
+from policy.block_hash import HashChain
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Piece:
 class Generation:
     """A call in the engine and the text it brings.
 
-    `prompt` is token ids; `source` gives the output's tokens, of which `natural_tokens` make a completion that nothing
-    cuts (None: it has no end of its own), and `limit` is the most that was asked for.
+    `prompt` is token ids, hashed from `root` on. `source` gives the output's tokens, of which `natural_tokens` make a
+    completion that nothing cuts (None: it has no end of its own); `limit` is the most that was asked for.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Generation:
         natural_tokens: int | None,
         limit: int,
         stop: Sequence[str],
+        root: int,
         on_piece: Callable[[Piece], None],
     ) -> None:
         self._ends_by_itself = natural_tokens is not None and natural_tokens <= limit
@@ -46,7 +47,7 @@ class Generation:
         self._held_chars = max((len(text) for text in self._stop), default=1) - 1
         self._held: list[tuple[int, str]] = []
         self._send = on_piece
-        self.call = self._engine_call(call_id, prompt, min(natural_tokens or limit, limit))
+        self.call = self._engine_call(call_id, prompt, root, min(natural_tokens or limit, limit))
         clock.add(self.call, self._on_output)
 
     def __iter__(self) -> Generation:
@@ -62,9 +63,8 @@ class Generation:
         """Nobody waits for it any more; without effect once it has ended."""
         self._clock.abort(self.call)
 
-    def _engine_call(self, call_id: str, prompt: Sequence[int], limit: int) -> EngineCall:
+    def _engine_call(self, call_id: str, prompt: Sequence[int], root: int, limit: int) -> EngineCall:
         engine = self._clock.engine
-        root = root_hash(engine.settings.model)
         chain = HashChain(engine.settings.block_tokens, root, prompt)
         same = engine.granularity_tokens == engine.settings.block_tokens
         return EngineCall(

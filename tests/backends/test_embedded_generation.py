@@ -71,6 +71,7 @@ def generate(
         natural_tokens=natural,
         limit=len(texts) if limit is None else limit,
         stop=stop,
+        root=0,
         on_piece=pieces.append,
     )
     clock.run()
@@ -128,7 +129,7 @@ def test_the_call_has_the_prompts_chains_in_both_block_lengths() -> None:
     for block_tokens, same in ((16, False), (64, True)):
         clock = Clock(block_tokens)
         generation = Generation(
-            cast("EngineClock", clock), "c", range(130), source=iter([]), natural_tokens=None, limit=1, stop=(),
+            cast("EngineClock", clock), "c", range(130), source=iter([]), natural_tokens=None, limit=1, stop=(), root=0,
             on_piece=lambda _: None,
         )  # fmt: skip
         call = generation.call

@@ -235,7 +235,17 @@ async def test_a_newline_in_a_header_or_path_is_refused_before_anything_is_sent(
 
 
 @pytest.mark.parametrize(
-    "url", ["127.0.0.1:80", "ftp://h", "http://", "http://user:secret@h", "http://h/?q=1", "http://h/#f", "http://h:x"]
+    "url",
+    [
+        "127.0.0.1:80",
+        "ftp://h",
+        "http://",
+        "http://user:secret@h",
+        "http://h/?q=1",
+        "http://h/#f",
+        "http://é",
+        "http://h:x",
+    ],
 )
 def test_a_url_that_is_no_origin_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -522,6 +532,16 @@ async def test_an_engine_that_does_not_begin_to_answer_times_out() -> None:
     async with serving(silent, timeouts=Timeouts(first_byte_s=0.005)) as (engine, client):
         with pytest.raises(EngineTimeoutError, match=rf"{engine.url} did not begin to answer within 0\.005 s"):
             await ask(client)
+        await engine.finished()
+
+
+@on_both_loops
+async def test_an_engine_that_sends_a_head_and_no_token_times_out() -> None:
+    async with serving(answering(CHUNKED_HEAD), timeouts=Timeouts(first_byte_s=0.02)) as (engine, client):
+        response = await client.post("/", [], b"")
+        assert response.status == 200
+        with pytest.raises(EngineTimeoutError, match=rf"{engine.url} did not begin to answer within 0\.02 s"):
+            await response.read_chunk()
         await engine.finished()
 
 

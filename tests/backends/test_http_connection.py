@@ -149,6 +149,15 @@ async def test_an_engine_that_is_held_back_does_not_time_out() -> None:
     assert await response.read() == b"ok"
 
 
+async def test_the_wait_for_the_first_token_is_no_silence() -> None:
+    fed = Fed(Timeouts(idle_s=0.003))
+    await fed.feed(CHUNKED_HEAD)
+    response = await fed.call
+    await asyncio.sleep(0.008)
+    await fed.feed(b"2\r\nok\r\n0\r\n\r\n")
+    assert await response.read() == b"ok"
+
+
 async def test_the_end_of_the_body_is_told_from_the_end_of_the_connection() -> None:
     for head in (b"content-length: 4", b"transfer-encoding: chunked", b"transfer-encoding: gzip, Chunked"):
         fed = Fed()
@@ -175,6 +184,7 @@ async def test_a_reset_is_never_the_end_of_a_body() -> None:
     with pytest.raises(EngineError, match=r"in the middle of a response \(reset by peer\)"):
         await response.read_chunk()
     assert fed.lost == [fed.connection]
+    assert fed.connection._deadline._timer is None
 
 
 async def test_what_completes_a_response_while_reading_is_paused_lets_the_idle_connection_read() -> None:

@@ -39,6 +39,7 @@ def report(
 ) -> CacheState:
     """Prefixes that are stored whole, and one whose last block is gone; `free` blocks of 16 tokens."""
     return CacheState(
+        kind="embedded",
         engine="e",
         epoch=epoch,
         cursor=7,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from backends.cache_journal import CacheJournal
 from backends.cache_state import CacheState, KvState
@@ -63,14 +63,12 @@ class FakeEngine:
 
 
 class Fleet(RuleBasedStateMachine):
-    calls = Bundle("calls")
-    ended = Bundle("ended")
-
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
         self.fakes = {engine: FakeEngine() for engine in (*REPORTING, SILENT)}
         self.running: dict[Booking, Prefix] = {}
+        self.ended: list[Booking] = []
 
     @initialize(policy=st.sampled_from(sorted(POLICIES)), reports_first=st.booleans())
     def start(self, policy: str, reports_first: bool) -> None:
@@ -89,66 +87,65 @@ class Fleet(RuleBasedStateMachine):
     def call(self, prefix: Prefix) -> Call:
         return Call("c", "m", 64 * len(prefix) + 1, 64, hashes(prefix))
 
-    def held(self, engine: str, prefix: Prefix) -> int:
-        """The oracle: blocks from the start that the router was told of, or that a call it placed there brings."""
+    def expected(self, engine: str) -> set[Prefix]:
+        """The oracle: what the router was told of, or that a call it placed there brings."""
         fake = self.fakes[engine]
-        expected = [p for _, p in fake.unconfirmed]
-        expected += [p for booking, p in self.running.items() if booking.placement.engine_id == engine]
-        held = fake.known.union(*map(beginnings, expected))
-        return next((end - 1 for end in range(1, len(prefix) + 1) if prefix[:end] not in held), len(prefix))
+        coming = [prefix for _, prefix in fake.unconfirmed]
+        coming += [prefix for booking, prefix in self.running.items() if booking.placement.engine_id == engine]
+        return fake.known.union(*map(beginnings, coming))
 
     # Calls.
 
-    @rule(target=calls, prefix=PREFIXES)
-    def place(self, prefix: Prefix) -> Booking | None:
-        self.now_s += 0.25
-        before = state(self.router)
-        if not self.up:
-            with pytest.raises(NoEngineError):
-                self.router.select(self.call(prefix))
-            return None
-        placement = self.router.select(self.call(prefix))
-        assert state(self.router) == before, "selecting has no side effects"
-        assert placement.engine_id in self.up
-        assert placement.cached_tokens == 64 * self.held(placement.engine_id, prefix)
-        assert placement.cached_tokens + placement.missed_tokens == 64 * len(prefix) + 1
-        booking = self.router.book(self.call(prefix), placement, self.now_s)
-        self.running[booking] = prefix
-        assert self.held(placement.engine_id, prefix) == len(prefix)
-        return booking
+    @rule(prefixes=st.lists(PREFIXES, min_size=1, max_size=3))
+    def place(self, prefixes: list[Prefix]) -> None:
+        for prefix in prefixes:
+            self.now_s += 0.25
+            if not self.up:
+                with pytest.raises(NoEngineError):
+                    self.router.select(self.call(prefix))
+                return
+            before = state(self.router)
+            placement = self.router.select(self.call(prefix))
+            assert state(self.router) == before, "selecting has no side effects"
+            assert placement.engine_id in self.up
+            held = self.expected(placement.engine_id)
+            run = next((end - 1 for end in range(1, len(prefix) + 1) if prefix[:end] not in held), len(prefix))
+            assert placement.cached_tokens == 64 * run
+            assert placement.cached_tokens + placement.missed_tokens == 64 * len(prefix) + 1
+            self.running[self.router.book(self.call(prefix), placement, self.now_s)] = prefix
 
+    @precondition(lambda self: self.up)
     @rule(prefix=PREFIXES)
     def fail_to_deliver(self, prefix: Prefix) -> None:
-        if not self.up:
-            return
         before = state(self.router)
         booking = self.router.book(self.call(prefix), self.router.select(self.call(prefix)), self.now_s)
         self.router.release(booking, self.now_s, delivered=False)
         assert state(self.router) == before, "a call that was not delivered leaves no trace"
+        self.ended.append(booking)
 
-    @rule(booking=calls)
-    def first_token(self, booking: Booking | None) -> None:
-        if booking in self.running and booking.state is BookingState.BOOKED:
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 99))
+    def first_token(self, which: int) -> None:
+        booking = list(self.running)[which % len(self.running)]
+        if booking.state is BookingState.BOOKED:
             self.router.first_token(booking, self.now_s)
 
-    @rule(target=ended, booking=consumes(calls), cached=st.none() | st.integers(0, 300), stores=st.integers(0, 6))
-    def settle(self, booking: Booking | None, cached: int | None, stores: int) -> Booking | None:
-        if booking not in self.running:
-            return None
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 99), cached=st.none() | st.integers(0, 300), stores=st.integers(1, 6))
+    def settle(self, which: int, cached: int | None, stores: int) -> None:
+        booking = list(self.running)[which % len(self.running)]
         self.router.settle(booking, CallUsage(booking.call.prompt_tokens, 3, cached), self.now_s)
         self.end(booking, stores)
-        return booking
 
-    @rule(target=ended, booking=consumes(calls), delivered=st.booleans(), stores=st.integers(0, 6))
-    def release(self, booking: Booking | None, delivered: bool, stores: int) -> Booking | None:
-        if booking not in self.running:
-            return None
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 99), delivered=st.booleans(), stores=st.integers(0, 6))
+    def release(self, which: int, delivered: bool, stores: int) -> None:
+        booking = list(self.running)[which % len(self.running)]
         self.router.release(booking, self.now_s, delivered=delivered)
         if delivered:
             self.end(booking, stores)
         else:
             del self.running[booking]
-        return booking
 
     def end(self, booking: Booking, stores: int) -> None:
         prefix, engine = self.running.pop(booking), booking.placement.engine_id
@@ -158,29 +155,30 @@ class Fleet(RuleBasedStateMachine):
             fake.unconfirmed.append((self.now_s, prefix))
         else:
             fake.known |= beginnings(prefix)
+        self.ended.append(booking)
 
-    @rule(booking=ended)
-    def end_again(self, booking: Booking | None) -> None:
-        if booking is None:
-            return
+    @precondition(lambda self: self.ended)
+    @rule(which=st.integers(0, 99))
+    def end_again(self, which: int) -> None:
+        booking = self.ended[which % len(self.ended)]
         before = state(self.router), booking.state, booking.first_token_s
-        for again in (
-            lambda: self.router.first_token(booking, self.now_s),
-            lambda: self.router.settle(booking, CallUsage(1, 1), self.now_s),
-            lambda: self.router.release(booking, self.now_s, delivered=False),
-        ):
-            with pytest.raises(IllegalTransitionError):
-                again()
+        with pytest.raises(IllegalTransitionError):
+            self.router.first_token(booking, self.now_s)
+        with pytest.raises(IllegalTransitionError):
+            self.router.settle(booking, CallUsage(1, 1), self.now_s)
+        with pytest.raises(IllegalTransitionError):
+            self.router.release(booking, self.now_s, delivered=False)
         assert (state(self.router), booking.state, booking.first_token_s) == before
 
     # Engines.
 
-    @rule(engine=st.sampled_from(REPORTING), asked_before_s=st.sampled_from((0.0, 0.3, 1.0)), forget=st.booleans())
+    @rule(engine=st.sampled_from(REPORTING), asked_before_s=st.sampled_from((0.0, 0.0, 0.3, 1.0)), forget=st.booleans())
     def report(self, engine: str, asked_before_s: float, forget: bool) -> None:
         fake, known, requested_s = self.fakes[engine], self.router.engines[engine], self.now_s - asked_before_s
         same = known.epoch == str(fake.epoch) and not forget
         snapshot, stored, removed = fake.journal.since(known.cursor if same else None)
         report = CacheState(
+        kind="embedded",
             engine=engine, epoch=str(fake.epoch), cursor=fake.journal.cursor, model="m", block_tokens=16,
             granularity_tokens=64, snapshot=snapshot, stored=stored, removed=removed, kv=KvState(100, 40, 10),
         )  # fmt: skip
@@ -189,31 +187,30 @@ class Fleet(RuleBasedStateMachine):
         fake.unconfirmed = [(ended_s, prefix) for ended_s, prefix in fake.unconfirmed if ended_s > requested_s]
         assert known.view.free_tokens == 640
 
-    @rule(engine=st.sampled_from(REPORTING), data=st.data())
-    def evict(self, engine: str, data: st.DataObject) -> None:
-        stored = self.fakes[engine].stored
-        if leaves := sorted(p for p in stored if not any(q[:-1] == p for q in stored)):
-            self.fakes[engine].evict(data.draw(st.sampled_from(leaves)))
+    @precondition(lambda self: any(self.fakes[engine].stored for engine in REPORTING))
+    @rule(which=st.lists(st.integers(0, 99), min_size=1, max_size=3))
+    def evict(self, which: list[int]) -> None:
+        for engine in REPORTING:
+            for number in which:
+                stored = self.fakes[engine].stored
+                if leaves := sorted(p for p in stored if not any(q[:-1] == p for q in stored)):
+                    self.fakes[engine].evict(leaves[number % len(leaves)])
 
-    @rule(engine=st.sampled_from(REPORTING))
-    def restart(self, engine: str) -> None:
-        fake = self.fakes[engine]
-        fake.journal, fake.epoch, fake.stored = CacheJournal(), fake.epoch + 1, set()
-
-    @rule(engine=ENGINES)
-    def go_down(self, engine: str) -> None:
-        assert self.router.engine_unreachable(engine) == (engine in self.up) or engine not in self.up
-
-    @rule(engine=ENGINES)
-    def come_up(self, engine: str) -> None:
-        assert self.router.engine_answered(engine, {"m": None}) == (engine not in self.up) or engine in self.up
-
-    @rule(engine=ENGINES)
-    def stop_reporting(self, engine: str) -> None:
-        self.router.no_reports(engine)
-        fake = self.fakes[engine]
-        fake.known = fake.known.union(*(beginnings(prefix) for _, prefix in fake.unconfirmed))
-        fake.unconfirmed = []
+    @rule(engine=ENGINES, event=st.sampled_from(("answers", "answers", "answers", "fails", "restarts", "says no more")))
+    def change(self, engine: str, event: str) -> None:
+        fake, was_up = self.fakes[engine], engine in self.up
+        if event == "answers":
+            assert self.router.engine_answered(engine, {"m": None}) == (not was_up)
+            assert engine in self.up
+        elif event == "fails":
+            assert self.router.engine_unreachable(engine) == was_up
+            assert engine not in self.up
+        elif event == "restarts":
+            fake.journal, fake.epoch, fake.stored = CacheJournal(), fake.epoch + 1, set()
+        else:
+            self.router.no_reports(engine)
+            fake.known = fake.known.union(*(beginnings(prefix) for _, prefix in fake.unconfirmed))
+            fake.unconfirmed = []
 
     @rule(passed_s=st.sampled_from((0.0, 1.0, 6.0)))
     def age(self, passed_s: float) -> None:
@@ -226,8 +223,10 @@ class Fleet(RuleBasedStateMachine):
         for engine_id, engine in self.router.engines.items():
             mine = [booking for booking in self.running if booking.placement.engine_id == engine_id]
             assert engine.view.outstanding == len(mine)
-            assert engine.view.residency.resident_blocks == len(self.fakes[engine_id].known)
-        assert {name(p) for fake in self.fakes.values() for p in fake.known} <= set(self.router.tree.index)
+            known = self.fakes[engine_id].known
+            assert engine.view.residency.resident_blocks == len(known)
+            believed = {block for block, held in blocks(self.router, engine_id).items() if held[0] or held[1]}
+            assert believed == {name(prefix) for prefix in self.expected(engine_id)}
 
     def teardown(self) -> None:
         """All calls end, all engines report, the window passes."""
@@ -245,22 +244,27 @@ class Fleet(RuleBasedStateMachine):
             self.report(engine, 0.0, forget=False)
         self.state_is_sound()
         assert set(self.router.tree.index) == {name(p) for fake in self.fakes.values() for p in fake.known}
-        for engine in self.router.engines.values():
-            assert (engine.view.outstanding, len(engine.view.ledger), list(engine.unconfirmed)) == (0, 0, [])
-            assert engine.view.ledger.window_cost_s() == 0.0
+        for known in self.router.engines.values():
+            assert (known.view.outstanding, len(known.view.ledger), list(known.unconfirmed)) == (0, 0, [])
+            assert known.view.ledger.window_cost_s() == 0.0
         for node in set(self.router.tree.index.values()):
             assert all(h.bookings == h.sharers == 0 < h.resident_blocks for h in node.holdings.values())
 
 
+def blocks(router: Router, engine: str) -> dict[int, tuple[bool, int, int]]:
+    """Of every block that the engine has to do with: whether it is resident, its bookings and sharers."""
+    found = {}
+    for node in set(router.tree.index.values()):
+        if (held := node.holdings.get(engine)) is not None:
+            for place, block in enumerate(node.hashes):
+                found[block] = (place < held.resident_blocks, held.bookings, held.sharers)
+    return {block: held for block, held in found.items() if any(held)}
+
+
 def state(router: Router) -> dict[str, Any]:
-    """Everything that decisions depend on, but for whose turn it is and what was used last; node by node as blocks."""
-    blocks: dict[int, dict[str, tuple[bool, int, int]]] = {}
-    for block, node in router.tree.index.items():
-        place = list(node.hashes).index(block)
-        blocks[block] = {e: (place < h.resident_blocks, h.bookings, h.sharers) for e, h in node.holdings.items()}
-        blocks[block] = {e: held for e, held in blocks[block].items() if any(held)}
+    """Everything that decisions depend on, but for whose turn it is and what was used last."""
     return {
-        "blocks": blocks,
+        "blocks": {engine: blocks(router, engine) for engine in router.engines},
         "engines": {
             engine_id: (
                 engine.view.outstanding,
@@ -277,5 +281,5 @@ def state(router: Router) -> dict[str, Any]:
     }
 
 
-Fleet.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+Fleet.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
 TestFleet = Fleet.TestCase

@@ -7,7 +7,7 @@ engine no longer remembers. Blocks are tree blocks, named by `policy.block_hash`
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -15,11 +15,15 @@ EngineKind = Literal["embedded", "vllm", "sglang"]
 """Which adapter reports: it decides how a call's annotations travel to the engine."""
 
 
+BlockHash = Annotated[int, msgspec.Meta(ge=0)]
+"""64 bits, unsigned."""
+
+
 class StoredRun(msgspec.Struct, frozen=True, array_like=True):
     """Blocks stored one behind the other, the first of them behind `parent` (None: at the start of a prompt)."""
 
-    parent: int | None
-    hashes: list[int]
+    parent: BlockHash | None
+    hashes: list[BlockHash]
 
 
 class KvState(msgspec.Struct, frozen=True):
@@ -68,7 +72,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     granularity_tokens: int
     snapshot: bool
     stored: list[StoredRun]
-    removed: list[int]
+    removed: list[BlockHash]
     kv: KvState
     queue: QueueState = QueueState()
     iteration: IterationState = IterationState()

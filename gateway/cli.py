@@ -1,4 +1,4 @@
-"""The `plait` command. Each subcommand is a module of `gateway.commands`, imported only when it is the one asked for.
+"""The `plait` command. What a subcommand needs is imported only when it is the one asked for.
 
 An engine's environment, where `plait vllm` runs, has none of the gateway's dependencies.
 """
@@ -15,15 +15,23 @@ COMMANDS = {
     "serve": "run the gateway",
     "engine": "run an embedded engine: an OpenAI server over an emulated GPU",
     "demo": "run the gateway over four embedded engines, or compare placement policies on them",
-    "profile": "fit a cost profile from a live engine, for placement and for the embedded engine",
+    "profile": "fit a cost profile from a live engine",
 }
+"""Modules of `gateway.commands`, each with `add_arguments(parser)` and `run(arguments)`."""
+
+LAUNCHERS = {"vllm": "start vLLM with Plait's scheduler and cache-state route: plait vllm -- <vllm serve arguments>"}
+"""Engines whose adapter has a `launch.main(arguments)`: what stands behind `--` is the engine's own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. A mistake of the user's is a message on stderr and status 2."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
     try:
-        arguments.run(arguments)
+        if words and words[0] in LAUNCHERS:
+            import_module(f"backends.{words[0]}.launch").main(words[1:])
+        else:
+            arguments = parse(words)
+            arguments.run(arguments)
     except ValueError as error:
         print(f"plait: {error}", file=sys.stderr)
         return 2
@@ -37,7 +45,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="plait", description="An OpenAI-compatible gateway for LLM engines.")
     parser.add_argument("--version", action="version", version=f"plait {version('plait')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, summary in COMMANDS.items():
+    for name, summary in (COMMANDS | LAUNCHERS).items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name in argv[:1]:
             module = import_module(f"gateway.commands.{name}")

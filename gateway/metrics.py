@@ -17,7 +17,7 @@ E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """One gateway's registry. `outcome` of a call: `ok`, `engine_error`, `client_gone`, `refused`."""
+    """One gateway's registry. `outcome` of a call: `ok`, `refused`, `engine_error`, `unreachable`, `client_gone`."""
 
     def __init__(self, router: Router) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]

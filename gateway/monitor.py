@@ -19,6 +19,9 @@ from gateway.router import Router
 
 AGE_INTERVAL_S = 1.0
 
+MIN_REPORT_INTERVAL_S = 0.02
+"""A busy engine has news at every iteration: above 50 reports a second they would cost more than they tell."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -46,6 +49,8 @@ class Monitor:
         self._context_tokens = context_tokens
         self._tasks = [asyncio.create_task(self._watch(engine), name=f"monitor-{engine.name}") for engine in engines]
         self._tasks.append(asyncio.create_task(self._age(), name="monitor-age"))
+        for task in self._tasks:
+            task.add_done_callback(_log_failure)
 
     async def close(self) -> None:
         """Stop watching."""
@@ -74,6 +79,7 @@ class Monitor:
             models = await self._probe(engine, http)
             while await self._poll(engine, http):
                 self._answered(engine, models)
+                await asyncio.sleep(MIN_REPORT_INTERVAL_S)
             await asyncio.sleep(self._upstream.probe_interval_s)
 
     async def _probe(self, engine: EngineConfig, http: httpx.AsyncClient) -> dict[str, int | None]:
@@ -94,13 +100,14 @@ class Monitor:
     async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient) -> bool:
         """Fetch and apply one report; False if the engine has none that can be used."""
         known = self._router.engines[engine.name]
+        is_news = known.reports is not False  # what is wrong with an engine's reports is said once, not at every probe
         requested_s = asyncio.get_running_loop().time()
         query: dict[str, str | int] = {"wait_ms": self._upstream.report_wait_ms}
         if known.cursor is not None and known.epoch is not None:
             query |= {"since": known.cursor, "epoch": known.epoch}
         response = await http.get("/cache_state", params=query, headers={"accept": "application/msgpack"})
         if response.status_code in {404, 405, 501}:
-            if known.reports is not False:
+            if is_news:
                 log.warning("engine has no cache-state report: its cache is estimated", engine=engine.name)
             self._router.no_reports(engine.name)
             return False
@@ -108,7 +115,8 @@ class Monitor:
         try:
             self._router.report(engine.name, msgspec.msgpack.decode(response.content, type=CacheState), requested_s)
         except ValueError as error:
-            log.warning("cache-state report refused", engine=engine.name, error=str(error))
+            if is_news:
+                log.warning("cache-state report refused", engine=engine.name, error=str(error))
             self._router.no_reports(engine.name)
             return False
         return True
@@ -117,6 +125,12 @@ class Monitor:
         while True:
             await asyncio.sleep(AGE_INTERVAL_S)
             self._router.age(asyncio.get_running_loop().time())
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """A task of the monitor that ends by itself is a defect of ours: it must not go unseen."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("monitor failed", task=task.get_name(), exc_info=task.exception())
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,156 @@
+"""The composed gateway: everything beside the completion routes, and how configuration reaches the parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.app import Gateway, build_router
+from gateway.config import Config, parse_config
+from gateway.health import HealthState
+from gateway.router import CallUsage
+from policy.types import Call
+
+ENGINES: list[dict[str, Any]] = [{"name": "a", "url": "http://127.0.0.1:1"}, {"name": "b", "url": "http://127.0.0.1:9"}]
+
+
+def config(**sections: Any) -> Config:
+    return parse_config({"engines": ENGINES, **sections}, "test")
+
+
+class Served:
+    """A gateway whose monitor is not running, and a client of it."""
+
+    def __init__(self, config: Config) -> None:
+        self.gateway = Gateway(config)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.gateway), base_url="http://gateway")
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    served = Served(config())
+    yield served
+    await served.http.aclose()
+
+
+async def test_models_are_what_the_engines_serve(served: Served) -> None:
+    assert (await served.http.get("/v1/models")).json() == {"object": "list", "data": []}
+    served.gateway.router.engine_answered("a", {"org/m": 4_096, "n": None})
+    described = {"id": "org/m", "object": "model", "created": 0, "owned_by": "plait", "max_model_len": 4_096}
+    listed = (await served.http.get("/v1/models")).json()["data"]
+    assert listed == [{**described, "id": "n", "max_model_len": None}, described]
+    assert (await served.http.get("/v1/models/org/m")).json() == described
+    served.gateway.router.engine_unreachable("a")
+    assert (await served.http.get("/v1/models")).json()["data"] == listed, "a model does not vanish with its engine"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("GET", "/v1/models/other", "model_not_found"),
+        ("GET", "/", "not_found"),
+        ("GET", "/v1/nothing", "not_found"),
+        ("POST", "/v1/embeddings", "not_found"),
+        ("POST", "/v1/chat/completions/", "not_found"),
+        ("DELETE", "/v1/models", "not_found"),
+    ],
+)
+async def test_what_is_not_there(served: Served, method: str, path: str, code: str) -> None:
+    response = await served.http.request(method, path)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (404, code, "invalid_request_error")
+
+
+async def test_the_completion_routes_are_served(served: Served) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        response = await served.http.post(path, content=b"{")
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+
+
+async def test_it_is_ready_when_every_model_has_an_engine() -> None:
+    served = Served(config(models=[{"name": "m"}]))
+    router = served.gateway.router
+
+    async def ready() -> tuple[int, dict[str, Any]]:
+        response = await served.http.get("/ready")
+        return response.status_code, response.json()
+
+    assert await ready() == (503, {"ready": False, "engines_up": {"m": 0}})
+    router.engine_answered("a", {"m": None})
+    assert await ready() == (200, {"ready": True, "engines_up": {"m": 1}})
+    router.engine_answered("b", {"m": None, "n": None})
+    assert await ready() == (200, {"ready": True, "engines_up": {"m": 2, "n": 1}})
+    router.engine_unreachable("b")
+    assert await ready() == (503, {"ready": False, "engines_up": {"m": 1, "n": 0}})
+    assert (await served.http.get("/health")).json() == {"status": "ok"}, "it is alive all the same"
+    await served.http.aclose()
+
+
+async def test_a_gateway_without_models_is_not_ready(served: Served) -> None:
+    assert (await served.http.get("/ready")).status_code == 503
+
+
+async def test_keys_guard_the_models_but_not_operations() -> None:
+    served = Served(config(server={"api_keys": ["secret"]}))
+    for path in ("/v1/models", "/v1/models/m"):
+        response = await served.http.get(path)
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert (await served.http.get("/v1/models", headers={"authorization": "Bearer secret"})).status_code == 200
+    assert [(await served.http.get(path)).status_code for path in ("/health", "/ready", "/metrics")] == [200, 503, 200]
+    await served.http.aclose()
+
+
+async def test_metrics_show_the_fleet(served: Served) -> None:
+    router = served.gateway.router
+    router.engine_answered("a", {"m": None})
+    call = Call("c", "m", 129, 64, [1, 2])
+    ended = router.book(call, router.select(call), 0.0)
+    router.settle(ended, CallUsage(129, 1), 1.0)
+    router.book(call, router.select(call), 2.0)
+    lines = (await served.http.get("/metrics")).text.splitlines()
+    assert 'plait_engine_up{engine="a"} 1.0' in lines
+    assert 'plait_engine_up{engine="b"} 0.0' in lines
+    assert 'plait_engine_outstanding_calls{engine="a"} 1.0' in lines
+    assert 'plait_engine_resident_tokens{engine="a"} 128.0' in lines
+    assert "plait_prefix_tree_blocks 2.0" in lines
+
+
+def test_configuration_reaches_the_router() -> None:
+    engines = [{**ENGINES[0], "kv_tokens": 640}, {**ENGINES[1], "models": ["big"]}]
+    models = [{"name": "m"}, {"name": "big", "profile": "h100-llama-70b-tp2"}]
+    sections = {
+        "models": models,
+        "placement": {"policy": "least_outstanding", "window_s": 5.0, "prior_output_tokens": 7},
+        "upstream": {"probe_interval_s": 2.0, "probe_max_interval_s": 4.0},
+    }
+    router = build_router(parse_config({"engines": engines, **sections}, "test"))
+    small, big = router.engines["a"], router.engines["b"]
+    assert router.policy == "least_outstanding"
+    assert (small.kv_tokens, big.kv_tokens) == (640, 225_000)
+    assert small.view.cost_model.prefill_time_s(1_000) > big.view.cost_model.prefill_time_s(1_000)
+    assert (small.view.ledger.window_s, small.view.ledger.mean_output_tokens) == (5.0, 7)
+    assert (small.health.state, small.health.probe_after_s) == (HealthState.UNTRIED, 2.0)
+
+
+@pytest.mark.parametrize("model", [{"name": "m", "profile": "none-such"}, {"name": "m", "tokenizer": "/none/such"}])
+def test_what_cannot_be_loaded_is_said_at_the_start(model: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"none.such"):
+        Gateway(config(models=[model]))
+
+
+async def test_it_watches_its_engines_from_startup_to_shutdown() -> None:
+    gateway, before = Gateway(config()), asyncio.all_tasks()
+    inbox, outbox = asyncio.Queue[dict[str, str]](), asyncio.Queue[Any]()
+    running = asyncio.create_task(gateway({"type": "lifespan", "state": {}}, inbox.get, outbox.put))
+    await inbox.put({"type": "lifespan.startup"})
+    assert (await outbox.get())["type"] == "lifespan.startup.complete"
+    names = {task.get_name() for task in asyncio.all_tasks() - before - {running}}
+    assert names == {"monitor-a", "monitor-b", "monitor-age"}
+    await inbox.put({"type": "lifespan.shutdown"})
+    assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
+    await running
+    assert asyncio.all_tasks() == before

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo compare lint types test unit e2e clean
+.PHONY: setup demo compare lint types test unit e2e e2e-vllm clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,8 +32,14 @@ unit: setup
 e2e: setup
 	$(BIN)/python -m pytest e2e
 
+# Two real vLLM servers on the CPU; builds their environment when it is not there yet.
+e2e-vllm: setup
+	$(BIN)/python e2e/vllm/environment.py
+	.venv-vllm/bin/python -m pytest -c e2e/vllm/unit/pytest.ini e2e/vllm/unit
+	PLAIT_VLLM_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest e2e/vllm
+
 test: lint types setup
 	$(BIN)/python -m pytest
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-vllm .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

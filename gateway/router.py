@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil
 
 from backends.cache_state import CacheState, EngineKind
 from backends.errors import ModelNotFoundError, NoEngineError
@@ -22,7 +23,7 @@ from policy.engine_view import EngineView
 from policy.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LedgerEntry, LoadLedger
 from policy.placement import POLICIES, Situation
 from policy.prefix_tree import Node, PrefixTree
-from policy.residency import Residency
+from policy.residency import Residency, Victim
 from policy.types import Call, Placement
 
 
@@ -61,6 +62,7 @@ class Booking:
     booked_s: float
     taken_tokens: float
     report_number: int
+    victims: list[Victim]
     state: BookingState = BookingState.BOOKED
     first_token_s: float | None = None
 
@@ -144,17 +146,19 @@ class Router:
         view.residency.book(leaf)
         entry = view.ledger.book(leaf, placement.missed_tokens, call.prompt_tokens, now_s)
         view.outstanding += 1
-        taken_tokens = 0.0
+        taken_tokens, victims = 0.0, []
         if view.free_tokens is not None:
             taken_tokens = min(view.free_tokens, placement.missed_tokens)
             view.free_tokens -= taken_tokens
+            victims = view.residency.expect_eviction(ceil((placement.missed_tokens - taken_tokens) / self.block_tokens))
         self._placed[call.model] += 1
-        return Booking(call, placement, leaf, entry, now_s, taken_tokens, engine.report_number)
+        return Booking(call, placement, leaf, entry, now_s, taken_tokens, engine.report_number, victims)
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The engine answered: the prompt has been computed."""
         booking.enter(BookingState.STREAMING)
         booking.first_token_s = now_s
+        self._end_expectation(booking)
 
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
         """The call ended and the engine said what it took: real lengths replace the predicted ones."""
@@ -276,6 +280,7 @@ class Router:
     def _leave(self, engine: FleetEngine, booking: Booking, now_s: float, *, stored: bool = True) -> None:
         """The call no longer runs. Its blocks stay expected until a report that was asked for later confirms them."""
         engine.view.outstanding -= 1
+        self._end_expectation(booking)
         if not stored:
             engine.view.residency.unbook(booking.leaf)
         elif engine.reports:
@@ -283,6 +288,11 @@ class Router:
             engine.unconfirmed.append((now_s, booking.leaf))
         else:
             self._assume_stored(engine, booking.leaf)
+
+    def _end_expectation(self, booking: Booking) -> None:
+        """The call found its room, which reports tell of, or needs none any more."""
+        self.engines[booking.placement.engine_id].view.residency.end_expectation(booking.victims)
+        booking.victims = []
 
     def _assume_stored(self, engine: FleetEngine, leaf: Node) -> None:
         residency = engine.view.residency

@@ -9,6 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil
+
+PIVOT_SHARE = 0.9
+"""Ours: AccelGen calls throughput at the pivot nearly saturated, and reads it off a plot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,14 @@ class PiecewiseLinear:
             return self.knots[0][1]
         (left_tokens, left_s), (right_tokens, right_s) = self.knots[right - 1], self.knots[right]
         return left_s + (right_s - left_s) * (tokens - left_tokens) / (right_tokens - left_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Pivot:
+    """The pivot forward size (AccelGen, section 3.1): new tokens of an iteration, and the time that it takes."""
+
+    tokens: int
+    time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,32 @@ class CostModel:
         """
         mean_sequence = context_tokens + output_tokens / 2
         return output_tokens * (self.forward(1) + self._attention_s(mean_sequence)) / self.efficiency
+
+    def pivot(self) -> Pivot | None:
+        """The fewest new tokens from which on throughput stays within 90 % of its asymptote; None if there is none.
+
+        Throughput of an iteration of n tokens is n / forward(n), and goes to 1 / slope as n grows. It is within the
+        share p where g(n) = slope n - p forward(n) >= 0; g is linear between knots and rises at (1 - p) slope behind
+        the last one, so that the wanted n is the last zero of g. Attention is left out: it goes with the context, not
+        with the size of the iteration, and a quadratic term has no asymptote. It is in the time, of one fresh prompt.
+        """
+        slope_s = self.forward.slope_s
+        if slope_s <= 0:
+            return None  # time does not grow with the tokens, so throughput does without end
+        knots = self.forward.knots
+        right_tokens, right_lead = knots[-1][0], slope_s * knots[-1][0] - PIVOT_SHARE * knots[-1][1]
+        if right_lead < 0:
+            return self._pivot_at(right_tokens - right_lead / ((1 - PIVOT_SHARE) * slope_s))
+        for tokens, seconds in reversed(knots[:-1]):
+            lead = slope_s * tokens - PIVOT_SHARE * seconds
+            if lead < 0:
+                return self._pivot_at(tokens - lead * (right_tokens - tokens) / (right_lead - lead))
+            right_tokens, right_lead = tokens, lead
+        return self._pivot_at(PIVOT_SHARE * knots[0][1] / slope_s)
+
+    def _pivot_at(self, tokens: float) -> Pivot:
+        whole = max(1, ceil(tokens - 1e-6))
+        return Pivot(whole, self.prefill_time_s(whole))
 
     def _attention_s(self, sequence_tokens: float) -> float:
         return max(self.context_floor_s, self.context_constant_s + self.context_s * sequence_tokens)

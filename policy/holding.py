@@ -13,16 +13,18 @@ class Holding:
     """One engine's share in one node, counted in blocks from the node's start; a link of that engine's `UseOrder`.
 
     `resident_blocks` is what the engine reported; `bookings` counts calls on their way or just ended, whose blocks are
-    expected (a call always spans whole nodes); `sharers` counts calls placed there within the window H.
+    expected (a call always spans whole nodes); `sharers` counts calls placed there within the window H. Of the resident
+    blocks, the last `leaving_blocks` are expected to be evicted for a call that is on its way.
     """
 
-    __slots__ = ("bookings", "newer", "node", "older", "resident_blocks", "sharers")
+    __slots__ = ("bookings", "leaving_blocks", "newer", "node", "older", "resident_blocks", "sharers")
 
     def __init__(self, node: Node, resident_blocks: int = 0, bookings: int = 0, sharers: int = 0) -> None:
         self.node = node
         self.resident_blocks = resident_blocks
         self.bookings = bookings
         self.sharers = sharers
+        self.leaving_blocks = 0
         self.older: Holding | None = None
         self.newer: Holding | None = None
 
@@ -37,6 +39,11 @@ class Holding:
         """Whether the engine has or expects anything of the node: then, and only then, it is in the order of use."""
         return self.resident_blocks > 0 or self.bookings > 0
 
+    @property
+    def staying_blocks(self) -> int:
+        """Resident blocks that no call on its way is expected to push out."""
+        return self.resident_blocks - self.leaving_blocks
+
     def needed_blocks(self) -> int:
         """Leading blocks of the node that must stay in the tree on this engine's account."""
         return len(self.node) if self.bookings or self.sharers else self.resident_blocks
@@ -45,6 +52,8 @@ class Holding:
         """The holding of `upper`, which takes over the node's first `blocks` blocks and was used as lately."""
         above = Holding(upper, min(blocks, self.resident_blocks), self.bookings, self.sharers)
         self.resident_blocks = max(0, self.resident_blocks - blocks)
+        above.leaving_blocks = max(0, self.leaving_blocks - self.resident_blocks)
+        self.leaving_blocks -= above.leaving_blocks
         if self.newer is not None:
             above.link_between(self, self.newer)
         return above
@@ -65,6 +74,7 @@ class Holding:
         assert self.node is node
         assert self, f"an empty holding was left on {node}"
         assert 0 <= self.resident_blocks <= len(node)
+        assert 0 <= self.leaving_blocks <= self.resident_blocks
         assert self.bookings >= 0
         assert self.sharers >= 0
         assert self.held == (self.newer is not None) == (self.older is not None), f"{node}: in the order of use or not?"

@@ -60,7 +60,7 @@ class Node:
         holding = self.holdings.get(engine_id)
         if holding is None:
             return 0
-        return len(self.hashes) if holding.bookings else holding.resident_blocks
+        return len(self.hashes) if holding.bookings else holding.staying_blocks
 
     def common_blocks(self, offset: int, hashes: Sequence[int], start: int) -> int:
         """How many blocks `self.hashes[offset:]` and `hashes[start:]` share; chained, so a bisection."""

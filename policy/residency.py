@@ -12,6 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from policy.holding import UseOrder
 from policy.prefix_tree import Node, PrefixTree, Segment
 
+Victim = tuple[Node, int]
+"""A node, and how many blocks from its resident end go."""
+
 
 class Residency:
     """What one engine holds of the shared prefix tree."""
@@ -106,16 +109,36 @@ class Residency:
         for holding in self._order:
             self._shrink(holding.node, 0)
 
-    def victims(self, blocks: int, keep: Collection[Node] = ()) -> Iterator[tuple[Node, int]]:
-        """The (node, tail blocks) that LRU would evict to free `blocks`; booked nodes and those in `keep` stay."""
+    def victims(self, blocks: int, keep: Collection[Node] = ()) -> Iterator[Victim]:
+        """The (node, tail blocks) that LRU would evict next to free `blocks`; booked nodes and those in `keep` stay."""
         for holding in self._order:
             if blocks <= 0:
                 return
             if holding.bookings or holding.node in keep:
                 continue
-            taken = min(blocks, holding.resident_blocks)
+            taken = min(blocks, holding.staying_blocks)
             blocks -= taken
             yield holding.node, taken
+
+    def expect_eviction(self, blocks: int) -> list[Victim]:
+        """A call on its way will need `blocks` of room: what LRU evicts for it no longer counts as held."""
+        victims = [victim for victim in self.victims(blocks) if victim[1]]
+        for node, taken in victims:
+            node.holdings[self.engine_id].leaving_blocks += taken
+        return victims
+
+    def end_expectation(self, victims: Sequence[Victim]) -> None:
+        """The call has found its room or given up: what it did not push out of `victims` stays after all."""
+        for victim, taken in victims:
+            rest = taken
+            for node in victim.path():  # a node that was split since has left part of it to its ancestors
+                holding = node.holdings.get(self.engine_id)
+                spared = min(rest, holding.leaving_blocks) if holding is not None else 0
+                if holding is not None:
+                    holding.leaving_blocks -= spared
+                rest -= spared
+                if rest == 0:
+                    break
 
     def evict(self, blocks: int) -> None:
         """Take `blocks` to be evicted in LRU order: for engines that do not report."""
@@ -172,7 +195,9 @@ class Residency:
 
     def _shrink(self, node: Node, blocks: int) -> None:
         holding = node.holdings[self.engine_id]
-        self.resident_blocks -= holding.resident_blocks - blocks
+        evicted = holding.resident_blocks - blocks
+        self.resident_blocks -= evicted
         holding.resident_blocks = blocks
+        holding.leaving_blocks = max(0, holding.leaving_blocks - evicted)
         node.drop_unused(self.engine_id)
         self._tree.prune(node)

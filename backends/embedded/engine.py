@@ -17,7 +17,7 @@ from backends.cache_state import CacheState, IterationState, KvState, QueueState
 from backends.embedded.block_cache import BlockCache
 from policy.block_hash import HashChain, tree_block_tokens
 from policy.cost_model import CostModel
-from policy.local_scheduler import Fcfs, LocalCall, LocalScheduler
+from policy.local_scheduler import SCHEDULERS, LocalCall, LocalScheduler, MeasuringScheduler
 
 RECENT_ITERATIONS = 128
 """DESIGN 4.5: T_max and the mean chunk are taken over the last 128 iterations."""
@@ -25,7 +25,10 @@ RECENT_ITERATIONS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What one emulated engine is: `kv_tokens` is the KV cache's size, `max_batch_tokens` an iteration's budget."""
+    """What one emulated engine is: `kv_tokens` is the KV cache's size, `max_batch_tokens` an iteration's budget.
+
+    `scheduler` is the local scheduler, by its name in `policy.local_scheduler.SCHEDULERS`.
+    """
 
     name: str
     model: str
@@ -33,6 +36,7 @@ class EngineSettings:
     block_tokens: int = 16
     max_batch_tokens: int = 2048
     max_running_calls: int = 256
+    scheduler: str = "fcfs"
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +89,10 @@ class Counters:
 
 
 class Engine:
-    """One emulated engine. It also is the `EngineFacts` that its local scheduler plans from."""
+    """One emulated engine. It also is the `EngineFacts` that its local scheduler plans from.
+
+    `scheduler` is used in place of a new one of the settings' name.
+    """
 
     def __init__(
         self,
@@ -103,11 +110,15 @@ class Engine:
         self.waiting: list[EngineCall] = []
         self.running: list[EngineCall] = []
         self._cost_model = cost_model
-        self._scheduler = scheduler or Fcfs()
+        self._scheduler = scheduler or SCHEDULERS[settings.scheduler]()
+        self._measuring = self._scheduler if isinstance(self._scheduler, MeasuringScheduler) else None
+        if self._measuring is not None:
+            self._measuring.expect(cost_model)
         self._cache = BlockCache(settings.kv_tokens // settings.block_tokens, self._evicted)
         self._tree_block_of: dict[int, int] = {}
         self._in_flight: list[EngineCall] = []
         self._ends_s: float | None = None
+        self._work: list[tuple[int, int]] = []
         self._recent_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
         self._recent_chunks: deque[int] = deque(maxlen=RECENT_ITERATIONS)
         self._recent_queue_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
@@ -188,6 +199,8 @@ class Engine:
         """End the iteration in flight if it is over by now, and begin the next one."""
         if self._ends_s is not None and now_s < self._ends_s:
             return Step((), self._ends_s)
+        if self._measuring is not None and self._work:
+            self._measuring.observe(self._recent_s[-1], self._work)
         outputs = tuple(self._emit(call) for call in self._in_flight)
         self._in_flight = []
         self._ends_s = self._begin(now_s)
@@ -221,7 +234,7 @@ class Engine:
                 mean_chunk_tokens=_mean(chunks),
                 budget_tokens=self.settings.max_batch_tokens,
             ),
-            scheduler=SchedulerState(policy="fcfs", preemptions=self.counters.preemptions),
+            scheduler=SchedulerState(policy=self.settings.scheduler, preemptions=self.counters.preemptions),
         )
 
     def _begin(self, now_s: float) -> float | None:
@@ -230,7 +243,7 @@ class Engine:
         for call in plan.preempt:
             assert isinstance(call, EngineCall)
             self._preempt(call)
-        work = []
+        work = self._work = []
         for call, planned_tokens in plan.picks:
             tokens = planned_tokens
             assert isinstance(call, EngineCall)

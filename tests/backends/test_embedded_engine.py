@@ -64,7 +64,7 @@ NO_ABORTS = SPECS.map(lambda specs: [Spec(s.gap_steps, s.family, s.shared, s.own
 BLOCK_TOKENS = st.sampled_from((16, 64))
 
 
-def new_engine(*, costs: Any = COSTS, kv_tokens: int = 100_000, block_tokens: int = 16, **more: int) -> Engine:
+def new_engine(*, costs: Any = COSTS, kv_tokens: int = 100_000, block_tokens: int = 16, **more: Any) -> Engine:
     settings = EngineSettings(name="e", model="m", kv_tokens=kv_tokens, block_tokens=block_tokens, **more)
     return Engine(settings, cast("CostModel", costs))
 

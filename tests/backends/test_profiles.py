@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from backends.profiles import load_profile, shipped_profiles
+from backends.profiles import Fit, Pivot, load_profile, shipped_profiles
 
-NAMES = ("a100-llama-70b-tp2", "a100-mistral-7b", "a6000-mistral-7b", "h100-llama-70b-tp2")
+NAMES = ("a100-llama-70b-tp2", "a100-mistral-7b", "a100-opt-13b", "a6000-mistral-7b", "h100-llama-70b-tp2")
 
 GOOD = """
 efficiency = 0.5
@@ -95,6 +96,32 @@ def test_ones_own_file_by_its_path(write: Callable[[str], str]) -> None:
     assert profile.kv.tokens == 1_000
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_written_is_read_again(name: str, write: Callable[[str], str]) -> None:
+    profile = load_profile(name)
+    assert load_profile(write(profile.toml())) == profile
+
+
+def test_so_is_what_only_a_fitted_profile_has_and_any_text(write: Callable[[str], str]) -> None:
+    profile = load_profile(write(GOOD))
+    text = 'quoted "text", a \\ b, tab\t, line\nline, \x7f\x00, \u00b5s \U0001f600'
+    profile = structs.replace(
+        profile,
+        source=structs.replace(profile.source, engine=text),
+        pivot=Pivot(184, 5.149),
+        fit=Fit(26, 0.0233794, 0.138016),
+    )
+    assert load_profile(write(profile.toml())) == profile
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_profile_has_a_pivot(name: str) -> None:
+    pivot = load_profile(name).cost_model().pivot()
+    assert pivot is not None
+    assert 100 < pivot.tokens < 4_096
+    assert 0.01 < pivot.time_s < 0.5
+
+
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
@@ -114,6 +141,8 @@ def test_ones_own_file_by_its_path(write: Callable[[str], str]) -> None:
         ("efficiency = 0.5", "efficiency = 0", "$.efficiency"),
         ("efficiency = 0.5", 'efficiency = "half"', "$.efficiency"),
         ("efficiency = 0.5", "efficiency = ", "line 2"),
+        ("[kv]", "[pivot]\ntokens = 0\ntime_ms = 1.0\n[kv]", "$.pivot.tokens"),
+        ("[kv]", "[fit]\npoints = 3\nmean_relative_error = 0.1\n[kv]", "max_relative_error"),
     ],
 )
 def test_an_error_names_the_file_and_the_key(write: Callable[[str], str], old: str, new: str, named: str) -> None:

@@ -350,3 +350,30 @@ def test_ageing_lets_go_of_what_no_engine_holds() -> None:
     assert len(router.tree) == 4
     router.age(190.1)
     assert len(router.tree) == 1
+
+
+# Room for a call on its way.
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_call_on_its_way_pushes_out_the_oldest_prefix_until_it_has_its_room(streams: bool) -> None:
+    router = new_router("a")
+    router.report("a", report("abcdef", "wxyz", snapshot=True, free=4), 0.0)  # one tree block is free
+    large = call("mnopq")
+    booking = router.book(large, router.select(large), 1.0)
+    assert (cached(router, "abcdef"), cached(router, "wxyz")) == (1, 4), "it fills five blocks and begins a sixth"
+    if streams:
+        router.first_token(booking, 2.0)
+    else:
+        router.settle(booking, CallUsage(321, 5, 0), 2.0)
+    assert cached(router, "abcdef") == 6, "what the engine did not report as evicted is there"
+    router.check()
+
+
+def test_a_call_that_was_not_delivered_pushes_nothing_out() -> None:
+    router = new_router("a")
+    router.report("a", report("abcdef", snapshot=True, free=0), 0.0)
+    large = call("mnopq")
+    router.release(router.book(large, router.select(large), 1.0), 2.0, delivered=False)
+    assert cached(router, "abcdef") == 6
+    router.check()

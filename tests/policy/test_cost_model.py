@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from policy.cost_model import PIVOT_SHARE, CostModel, LongAttention, PiecewiseLinear, Pivot
 
 A6000_MISTRAL_7B = CostModel(
     forward=PiecewiseLinear(((192, 0.022), (384, 0.04584527264)), 1.0842571e-4),
@@ -106,6 +106,61 @@ def test_more_tokens_never_take_less_time(
 def test_a_batch_takes_no_less_than_any_of_its_calls(model: CostModel, work: list[tuple[int, int]]) -> None:
     alone = [model.prefill_time_s(new, context) for new, context in work]
     assert model.iteration_time_s(work) >= max(alone) * (1 - 1e-9)
+
+
+def with_forward(knots: tuple[tuple[int, float], ...], slope_s: float) -> CostModel:
+    return CostModel(PiecewiseLinear(knots, slope_s), 0.0, 0.0, 0.0, LongAttention())
+
+
+@pytest.mark.parametrize(
+    ("knots", "slope_s", "tokens"),
+    [
+        (((1, 11.0),), 1.0, 90),  # 10 + n: n / (10 + n) = 0.9
+        (((100, 100.0),), 1.0, 90),  # flat before the knot, then proportional: 0.9 of the way to it
+        (((1, 20.0), (100, 120.0)), 1.0, 180),  # 20 + n behind a steeper start
+        (((1, 1.0), (50, 10.0), (100, 100.0)), 1.0, 1),  # never far from the asymptote
+        (((80, 100.0), (100, 100.0), (120, 200.0), (200, 200.0)), 1.0, 180),  # it dips once more before
+    ],
+)
+def test_the_pivot_is_where_throughput_comes_near_its_asymptote(
+    knots: tuple[tuple[int, float], ...], slope_s: float, tokens: int
+) -> None:
+    model = with_forward(knots, slope_s)
+    assert model.pivot() == Pivot(tokens, model.prefill_time_s(tokens))
+
+
+@given(
+    rises=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 100)), min_size=1, max_size=6),
+    slope_s=st.integers(1, 50),
+)
+def test_from_the_pivot_on_and_not_before_throughput_is_near_its_asymptote(
+    rises: list[tuple[int, int]], slope_s: int
+) -> None:
+    tokens, seconds, knots = 0, 0, []
+    for more_tokens, more_s in rises:
+        tokens, seconds = tokens + more_tokens, seconds + more_s
+        knots.append((tokens, float(seconds)))
+    model = with_forward(tuple(knots), float(slope_s))
+    pivot = model.pivot()
+    assert pivot is not None
+    shares = [slope_s * size - PIVOT_SHARE * model.forward(size) for size in range(1, 2 * (tokens + pivot.tokens))]
+    assert all(share >= -1e-3 for share in shares[pivot.tokens - 1 :])
+    assert pivot.tokens == 1 or shares[pivot.tokens - 2] < 1e-3
+
+
+def test_attention_is_in_the_pivots_time_and_not_in_its_size() -> None:
+    without = replace(A6000_MISTRAL_7B, context_constant_s=0.0, context_s=0.0, context_floor_s=0.0)
+    pivot, bare = A6000_MISTRAL_7B.pivot(), without.pivot()
+    assert pivot is not None
+    assert bare is not None
+    # 22 ms up to 192 tokens: 0.10842571 n = 0.9 x 22 at 182.6.
+    assert pivot.tokens == bare.tokens == 183
+    assert pivot.time_s == pytest.approx(0.02232 / 0.9)
+    assert bare.time_s == pytest.approx(0.022 / 0.9)
+
+
+def test_a_time_that_does_not_grow_has_no_pivot() -> None:
+    assert with_forward(((1, 1.0), (10, 2.0)), 0.0).pivot() is None
 
 
 def test_lines_between_knots_flat_before_and_sloped_after() -> None:

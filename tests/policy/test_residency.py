@@ -125,3 +125,55 @@ def bytes_of(tree: PrefixTree, node: Node) -> bytes:
     """The text that ends at a node, found by trying: hashes do not tell."""
     known = {hashes(text)[-1]: text for text in (b"s", b"sx", b"sy", b"sz", b"ab", b"abcd", b"xy")}
     return known[node.hashes[-1]]
+
+
+def test_what_is_expected_to_be_evicted_does_not_count_as_held() -> None:
+    tree, residency = fleet("abcd", "xy")
+    victims = residency.expect_eviction(3)
+    assert (held(tree, residency, "abcd"), held(tree, residency, "xy")) == (1, 2), "the oldest prefix, from its end"
+    assert residency.resident_blocks == 6, "it is there until the engine says otherwise"
+    assert [taken for _, taken in residency.victims(2)] == [1, 1], "the next to go come behind"
+    residency.end_expectation(victims)
+    assert held(tree, residency, "abcd") == 4
+    residency.check()
+    tree.check()
+
+
+def test_an_expected_eviction_that_was_reported_stays_gone() -> None:
+    tree, residency = fleet("abcd", "xy")
+    victims = residency.expect_eviction(3)
+    for block in reversed(hashes(b"abcd")[2:]):
+        residency.remove(block)
+    assert held(tree, residency, "abcd") == 1, "two of three have gone, the third is still expected to"
+    residency.end_expectation(victims)
+    assert held(tree, residency, "abcd") == 2
+    residency.check()
+
+
+def test_a_booked_prefix_is_not_expected_to_go() -> None:
+    tree, residency = fleet("abcd", "xy")
+    residency.book(tree.insert(hashes(b"abcd")))
+    victims = residency.expect_eviction(9)
+    assert (held(tree, residency, "abcd"), held(tree, residency, "xy")) == (4, 0)
+    residency.end_expectation(victims)
+    assert held(tree, residency, "xy") == 2
+
+
+def test_an_expectation_survives_a_split_of_its_node() -> None:
+    tree, residency = fleet("abcd", "xy")
+    victims = residency.expect_eviction(3)
+    residency.book(tree.insert(hashes(b"abz")))
+    assert held(tree, residency, "abcd") == 2, "what the new call brings is expected again"
+    residency.check()
+    tree.check()
+    residency.end_expectation(victims)
+    assert held(tree, residency, "abcd") == 4
+    assert all(node.holdings["a"].leaving_blocks == 0 for node in tree.index.values())
+
+
+def test_an_expectation_whose_node_has_gone_ends_quietly() -> None:
+    tree, residency = fleet("ab", "xy")
+    victims = residency.expect_eviction(2)
+    residency.clear()
+    residency.end_expectation(victims)
+    assert (len(tree), residency.resident_blocks) == (0, 0)

@@ -1,0 +1,149 @@
+"""What vLLM's block pool really holds, as tree blocks: seen where blocks enter and leave its prefix-cache map.
+
+vLLM names a block by a hash of its own, chained over the tokens, LoRA, cache salt and media before it. While it caches
+a request's blocks, the request's tokens are at hand: then the tree block's hash (`policy.block_hash`) is computed, from
+the same tokens, LoRA and salt. When vLLM evicts a block, its own hash says which tree block went with it.
+
+Of a model with several kinds of attention the blocks of the first full-attention group are reported, as an upper bound
+of what a prefix hit needs. Blocks that tokens do not determine (behind an image, prompt embeddings) are not reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+from backends.cache_journal import CacheJournal
+from backends.cache_state import KvState
+from backends.vllm.tree_blocks import TreeBlocks
+from policy.block_hash import chain, root_hash, tree_block_tokens
+
+_root_hash = lru_cache(maxsize=4096)(root_hash)
+
+
+class PoolObserver:
+    """Follows one BlockPool from its start: `journal` has the tree blocks, `blocks` the copies of each engine block."""
+
+    def __init__(self, pool: Any, *, group_id: int, block_tokens: int, model: str) -> None:
+        self.journal = CacheJournal()
+        self.blocks = TreeBlocks(self.journal)
+        self.block_tokens = block_tokens
+        self.granularity_tokens = tree_block_tokens(block_tokens)
+        self.group_suffix = group_id.to_bytes(4, "big")
+        """What vLLM appends to a block's hash to name it within a KV cache group."""
+        self._pool = pool
+        self._group_id = group_id
+        self._model = model
+        self._idle: set[int] = set()
+        self._follow_map()
+        _wrap(pool, "cache_full_blocks", self._cache_full_blocks)
+        _wrap(pool, "touch", self._touch)
+        _wrap(pool, "free_blocks", self._free_blocks)
+        _wrap(pool, "reset_prefix_cache", self._reset_prefix_cache)
+
+    def kv_state(self) -> KvState:
+        """The pool's blocks as they are now; vLLM keeps one for itself."""
+        cached = len(self._idle)
+        return KvState(self._pool.num_gpu_blocks - 1, self._pool.get_num_free_blocks() - cached, cached)
+
+    def key(self, block_hash: bytes) -> bytes:
+        """The name of the block with this hash in the observed group."""
+        return block_hash + self.group_suffix
+
+    def _follow_map(self) -> None:
+        """Have a word in the map's `insert` and `pop`: short ones, a step may come here hundreds of times."""
+        blocks, suffix, idle = self._pool.cached_block_hash_to_block, self.group_suffix, self._idle
+        inserted, removed = self.blocks.inserted, self.blocks.removed
+        vllm_insert, vllm_pop = blocks.insert, blocks.pop
+
+        def insert(key: bytes, block: Any) -> None:
+            vllm_insert(key, block)
+            if key.endswith(suffix):
+                inserted(key)
+
+        def pop(key: bytes, block_id: int) -> Any:
+            block = vllm_pop(key, block_id)
+            if block is not None:
+                idle.discard(block_id)
+                if key.endswith(suffix):
+                    removed(key)
+            return block
+
+        blocks.insert, blocks.pop = insert, pop
+
+    def _cache_full_blocks(  # noqa: PLR0917 - vLLM's own parameters
+        self,
+        cache: Callable[..., None],
+        request: Any,
+        blocks: list[Any],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        **others: Any,
+    ) -> None:
+        cache(request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, **others)
+        if kv_cache_group_id == self._group_id:
+            self._compose(request, blocks, num_cached_blocks, num_full_blocks)
+
+    def _compose(self, request: Any, blocks: list[Any], first: int, end: int) -> None:
+        """Name the tree blocks whose last engine block is one of `blocks[first:end]`."""
+        granularity = self.granularity_tokens
+        width = granularity // self.block_tokens
+        start, end = first // width, min(end * self.block_tokens, _hashable_tokens(request)) // granularity
+        if start >= end:
+            return
+        before = self._hash_before(request, blocks, start)
+        parent = before if start else None
+        hashes = chain(request.all_token_ids[start * granularity : end * granularity], granularity, before)
+        for index, tree_block in enumerate(hashes, start):
+            keys = [block.block_hash for block in blocks[index * width : (index + 1) * width]]
+            if None not in keys:
+                self.blocks.composed(tree_block, parent, keys)
+            parent = tree_block
+
+    def _hash_before(self, request: Any, blocks: list[Any], index: int) -> int:
+        """The chain's hash before a request's tree block: known, if the request found what is before it cached."""
+        granularity, lora = self.granularity_tokens, request.lora_request
+        last = blocks[index * granularity // self.block_tokens - 1].block_hash if index else None
+        known = self.blocks.tree_block(last) if last is not None else None
+        if known is not None:
+            return known
+        root = _root_hash(lora.lora_name if lora is not None else self._model, request.cache_salt or "")
+        return chain(request.all_token_ids[: index * granularity], granularity, root)[-1] if index else root
+
+    def _touch(self, touch: Callable[..., None], blocks: Iterable[Any]) -> None:
+        touch(blocks)
+        self._idle.difference_update([block.block_id for block in blocks])
+
+    def _free_blocks(self, free: Callable[..., None], ordered_blocks: Iterable[Any]) -> None:
+        blocks = list(ordered_blocks)
+        free(blocks)
+        self._idle.update([b.block_id for b in blocks if b.ref_cnt == 0 and b.block_hash is not None])
+
+    def _reset_prefix_cache(self, reset: Callable[..., bool]) -> bool:
+        done = reset()
+        if done:
+            self._idle.clear()
+            self.blocks.clear()
+            self._follow_map()  # it is a new one
+        return done
+
+
+def _wrap(target: Any, name: str, around: Callable[..., Any]) -> None:
+    """Have `around(original, ...)` called in place of a method of this one object."""
+    original = getattr(target, name)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(target, name, wrapper)
+
+
+def _hashable_tokens(request: Any) -> int:
+    """How many of a request's leading tokens say all there is to say about their KV."""
+    if request.prompt_embeds is not None:
+        return 0
+    media = [int(feature.mm_position.offset) for feature in request.mm_features]
+    return min(media, default=int(request.num_tokens))

@@ -1,0 +1,179 @@
+"""vLLM's requests as the local scheduler sees them, and vLLM's KV cache as the facts that it plans from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from backends.vllm.annotations import Annotations
+from backends.vllm.cache_state import PoolObserver
+from policy.local_scheduler import LocalCall
+
+_UNKNOWN = b""
+"""No block's key: a call whose hit was never looked for."""
+
+
+@dataclass(slots=True, eq=False)
+class EngineCall(LocalCall):
+    """A request in vLLM. It does not refer to the request itself, which vLLM wants freed without garbage collection.
+
+    `order` sorts calls by arrival. The known hit is remembered as the keys on both sides of where it ends.
+    """
+
+    received_s: float = field(kw_only=True)
+    order: tuple[float, int] = field(kw_only=True)
+    block_hashes: Sequence[bytes] = field(kw_only=True)
+    reads_cache: bool = field(default=True, kw_only=True)
+    hint_tokens: int = field(default=0, kw_only=True)
+    waits: bool = field(default=True, kw_only=True)
+    admitted: bool = field(default=False, kw_only=True)
+    hit_tokens: int = field(default=0, kw_only=True)
+    last_hit: bytes | None = field(default=_UNKNOWN, kw_only=True)
+    first_miss: bytes | None = field(default=None, kw_only=True)
+
+    def follow_waiting(self, request: Any) -> None:
+        """A preempted request starts anew, its output being part of what is to be computed."""
+        output_tokens = request.num_tokens - request.num_prompt_tokens
+        if not self.waits or output_tokens != self.output_tokens:
+            self.last_hit, self.first_miss = _UNKNOWN, None  # there may be more blocks to hit now
+        self.waits = True
+        self.prompt_tokens = request.num_prompt_tokens
+        self.computed_tokens = 0
+        self.output_tokens = output_tokens
+
+    def follow_running(self, request: Any) -> None:
+        """Output that is still being computed counts as there, as vLLM counts it in `num_computed_tokens`."""
+        self.waits = False
+        self.prompt_tokens = prompt_tokens = request.num_prompt_tokens
+        self.computed_tokens = request.num_computed_tokens
+        self.output_tokens = request.num_tokens - prompt_tokens + request.num_output_placeholders
+
+
+def engine_call(request: Any, annotations: Annotations, now_s: float, sequence: int) -> EngineCall:
+    """The call for a request that vLLM has just received, the `sequence`th of this engine."""
+    arrived_s = now_s - annotations.age_s
+    return EngineCall(
+        call_id=request.request_id,
+        arrived_s=arrived_s,
+        prompt_tokens=request.num_prompt_tokens,
+        slo=annotations.slo,
+        objective=annotations.objective,
+        priority=annotations.priority,
+        received_s=now_s,
+        order=(arrived_s, sequence),
+        block_hashes=request.block_hashes,
+        reads_cache=not request.skip_reading_prefix_cache,
+        hint_tokens=annotations.cached_tokens or 0,
+    )
+
+
+class SchedulerFacts:
+    """The EngineFacts of one vLLM scheduler.
+
+    Exact for models with one kind of attention. For others, what a waiting call needs is that of the observed group:
+    vLLM itself checks again before it admits.
+    """
+
+    def __init__(self, scheduler: Any, observer: PoolObserver) -> None:
+        self.max_batch_tokens: int = scheduler.max_num_scheduled_tokens
+        self.silent_calls = 0
+        """Calls that run but have nothing to compute now; they are in no plan."""
+        self._scheduler = scheduler
+        self._observer = observer
+        self._copies = observer.blocks.copies
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+        self._lookahead_tokens: int = scheduler.num_lookahead_tokens
+        self._max_model_len: int = scheduler.max_model_len
+        self._hashes_per_block: int = observer.block_tokens // scheduler.hash_block_size
+
+    @property
+    def max_running_calls(self) -> int:
+        """The most calls that may run at once, those of the plan: others keep their places."""
+        elsewhere = self.silent_calls + self._scheduler.num_waiting_for_streaming_input
+        return int(self._scheduler.max_num_active_reqs - elsewhere)
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that no running call uses."""
+        return int(self._pool.get_num_free_blocks())
+
+    def cached_tokens(self, call: LocalCall) -> int:
+        """Tokens of a waiting call that are in the cache now; two look-ups say whether the known hit still ends there.
+
+        vLLM evicts a prefix from its end, so that presence can be bisected.
+        """
+        call, copies = cast("EngineCall", call), self._copies
+        if call.first_miss in copies or (call.last_hit is not None and call.last_hit not in copies):
+            self._search(call)
+        return call.hit_tokens
+
+    def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
+        """Free blocks that computing `new_tokens` more of a call takes, cached ones it would pin included."""
+        call = cast("EngineCall", call)
+        if call.waits:
+            return self._blocks_to_admit(call, new_tokens)
+        tokens = min(call.computed_tokens + new_tokens + self._lookahead_tokens, self._max_model_len)
+        needed = 0
+        for manager in self._managers:
+            held = manager.req_to_blocks.get(call.call_id)
+            if held is not None:
+                needed += max(0, -(-tokens // manager.block_size) - len(held))
+        return needed
+
+    def blocks_freed(self, call: LocalCall) -> int:
+        """Blocks that preempting a running call would set free."""
+        return sum(
+            block.ref_cnt == 1 and not block.is_null
+            for manager in self._managers
+            for block in manager.req_to_blocks.get(call.call_id, ())
+        )
+
+    def _blocks_to_admit(self, call: EngineCall, new_tokens: int) -> int:
+        block_tokens = self._observer.block_tokens
+        cached_tokens = self.cached_tokens(call)
+        hit = cached_tokens // block_tokens
+        return -(-(cached_tokens + new_tokens) // block_tokens) - self._blocks_in_use(call, hit)
+
+    def _blocks_in_use(self, call: EngineCall, hit: int) -> int:
+        """How many of the hit blocks a running call uses: who uses one uses all before it."""
+        get = self._pool.cached_block_hash_to_block.get_one_block
+        low, high = 0, hit
+        while low < high:
+            middle = (low + high) // 2
+            if get(self._key(call, middle)).ref_cnt > 0:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _search(self, call: EngineCall) -> None:
+        """Find where the hit ends, first where it was or where the gateway expects it."""
+        block_tokens, copies = self._observer.block_tokens, self._copies
+        most = self._most_hit_blocks(call)
+        low, high = 0, most
+        probe = (call.hit_tokens or call.hint_tokens) // block_tokens
+        while low < high:
+            if not low < probe <= high:
+                probe = (low + high + 1) // 2
+            if self._key(call, probe - 1) in copies:
+                low = probe
+                probe += 1
+            else:
+                high = probe - 1
+                probe = (low + high + 1) // 2
+        call.hit_tokens = low * block_tokens
+        call.last_hit = self._key(call, low - 1) if low else None
+        call.first_miss = self._key(call, low) if low < most else None
+
+    def _most_hit_blocks(self, call: EngineCall) -> int:
+        """Blocks that can be hit at all: the last token is always computed."""
+        if not call.reads_cache:
+            return 0
+        tokens = call.prompt_tokens + call.output_tokens
+        hashed = len(call.block_hashes) // self._hashes_per_block
+        return min(hashed, max(0, tokens - 1) // self._observer.block_tokens)
+
+    def _key(self, call: EngineCall, index: int) -> bytes:
+        return call.block_hashes[(index + 1) * self._hashes_per_block - 1] + self._observer.group_suffix

@@ -1,0 +1,117 @@
+"""Which names of vLLM the plugin relies on, and whether the installed version has them.
+
+Versions differ in these, not in their numbers: what is looked for is every class, method, parameter and attribute that
+is called or replaced. A version that lacks one is refused, with the list.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+METHODS: dict[str, tuple[str, ...]] = {
+    "vllm.v1.core.sched.scheduler.Scheduler": (),
+    "vllm.v1.core.sched.scheduler.Scheduler.schedule": (),
+    "vllm.v1.core.sched.scheduler.Scheduler.add_request": ("request",),
+    "vllm.v1.core.sched.scheduler.Scheduler.get_request_counts": (),
+    "vllm.v1.core.sched.scheduler.Scheduler.update_from_output": ("scheduler_output", "model_runner_output"),
+    "vllm.v1.core.sched.scheduler.Scheduler._preempt_request": ("request", "timestamp", "drop_stale_output"),
+    "vllm.v1.core.sched.scheduler.Scheduler._request_blocks_can_be_freed": ("request",),
+    "vllm.v1.core.sched.scheduler.Scheduler._reserve_prefill_lookahead": (
+        *("request", "num_computed_tokens", "num_new_tokens"),
+    ),
+    "vllm.v1.core.sched.async_scheduler.AsyncScheduler": (),
+    "vllm.v1.core.sched.request_queue.FCFSRequestQueue": (),
+    "vllm.v1.core.block_pool.BlockPool.cache_full_blocks": (
+        *("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id"),
+    ),
+    "vllm.v1.core.block_pool.BlockPool.touch": ("blocks",),
+    "vllm.v1.core.block_pool.BlockPool.free_blocks": ("ordered_blocks",),
+    "vllm.v1.core.block_pool.BlockPool.get_num_free_blocks": (),
+    "vllm.v1.core.block_pool.BlockPool.reset_prefix_cache": (),
+    "vllm.v1.core.block_pool.BlockHashToBlockMap.insert": ("key", "block"),
+    "vllm.v1.core.block_pool.BlockHashToBlockMap.pop": ("key", "block_id"),
+    "vllm.v1.core.block_pool.BlockHashToBlockMap.get_one_block": ("key",),
+    "vllm.v1.kv_cache_interface.FullAttentionSpec": (),
+    "vllm.v1.request.RequestStatus": (),
+    "vllm.v1.request.RequestStatus.WAITING": (),
+    "vllm.v1.request.RequestStatus.PREEMPTED": (),
+    "vllm.v1.core.sched.interface.PauseState.UNPAUSED": (),
+    "vllm.v1.engine.core.EngineCore": (),
+}
+"""Dotted names, and the parameters that a function has to take in this order."""
+
+ATTRIBUTES = (
+    *("waiting", "kv_holding_waiting", "running", "requests", "pause_state", "prev_step_scheduled_req_ids"),
+    *("max_num_scheduled_tokens", "max_num_active_reqs", "max_model_len", "num_lookahead_tokens"),
+    *("num_waiting_for_streaming_input", "hash_block_size", "requires_kv_delivery", "need_mamba_block_aligned_split"),
+    *("vllm_config.additional_config", "vllm_config.model_config.served_model_name", "cache_config.block_size"),
+    *("kv_cache_config.kv_cache_groups", "kv_cache_manager.coordinator.single_type_managers"),
+    *("kv_cache_manager.block_pool.cached_block_hash_to_block", "kv_cache_manager.block_pool.num_gpu_blocks"),
+)
+"""What a scheduler, once built, has to have."""
+
+
+class UnsupportedVllmError(RuntimeError):
+    """The installed vLLM, or the way it was started, is not one that the plugin can work with."""
+
+
+def check_names(methods: Mapping[str, tuple[str, ...]] = METHODS) -> None:
+    """Raise UnsupportedVllmError if the installed vLLM lacks a name that is needed before a scheduler is built."""
+    _refuse(missing_names(methods))
+
+
+def check_attributes(scheduler: Any) -> None:
+    """Raise UnsupportedVllmError if a scheduler lacks an attribute that is needed."""
+    _refuse(f"{type(scheduler).__name__}.{path}" for path in ATTRIBUTES if not _has(scheduler, path))
+
+
+def load(name: str) -> Any:
+    """The class of a dotted name in `METHODS`. Not imported: the check is to come before an import that fails."""
+    return _find(name)
+
+
+def missing_names(methods: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """The dotted names that cannot be found, and `name(parameter)` for parameters that a function does not take."""
+    for name, parameters in methods.items():
+        found = _find(name)
+        if found is None:
+            yield name
+        elif parameters:
+            taken = [parameter for parameter in inspect.signature(found).parameters if parameter != "self"]
+            if tuple(taken[: len(parameters)]) != parameters:
+                yield f"{name}({', '.join(parameters)})"
+
+
+def _find(name: str) -> Any:
+    """The object of a dotted name: a module's path, then attributes; None if it is not there."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part, None)
+        return found
+    return None
+
+
+def _has(target: Any, path: str) -> bool:
+    for part in path.split("."):
+        if not hasattr(target, part):
+            return False
+        target = getattr(target, part)
+    return True
+
+
+def _refuse(missing: Iterable[str]) -> None:
+    names = list(missing)
+    if names:
+        version = getattr(importlib.import_module("vllm"), "__version__", "of unknown version")
+        raise UnsupportedVllmError(
+            f"Plait does not know this vLLM ({version}); it lacks: {', '.join(names)}. "
+            "Start vLLM without Plait's --scheduler-cls and --middleware, or install a version that Plait supports."
+        )

@@ -1,0 +1,96 @@
+"""`plait vllm -- <vllm serve arguments>`: vLLM's own server, with Plait's scheduler and cache-state route in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+SCHEDULER = "backends.vllm.scheduler.create_scheduler"
+MIDDLEWARE = "backends.vllm.middleware.CacheStateMiddleware"
+
+USAGE = """usage: plait vllm [--scheduler NAME] [--name NAME] -- <vllm serve arguments>
+
+Starts vLLM's server with Plait's local scheduler and its cache-state route.
+
+  --scheduler NAME  the local scheduler: fcfs, hit_ratio (default) or longest_prefix
+  --name NAME       the engine's name in its reports
+"""
+
+
+class LaunchError(ValueError):
+    """The command line cannot be started like this."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Replace this process by vLLM's server; `arguments` are those after `plait vllm`."""
+    if "-h" in arguments[:1] or "--help" in arguments[:1]:
+        sys.stdout.write(USAGE)
+        return
+    try:
+        command = serve_command(arguments)
+    except LaunchError as error:
+        raise SystemExit(f"plait vllm: {error}\n\n{USAGE}") from error
+    os.execv(command[0], command)  # noqa: S606 - it is what the command is for, and no shell is involved
+
+
+def serve_command(arguments: Sequence[str]) -> list[str]:
+    """The command that serves, run by this Python, in whose environment vLLM is; raises LaunchError."""
+    own, served = _split(arguments)
+    settings = _own_settings(own)
+    taken = {argument.partition("=")[0].replace("_", "-") for argument in served}
+    if "--scheduler-cls" in taken:
+        raise LaunchError("--scheduler-cls is what Plait sets; leave it out")
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *_with_settings(served, settings)]
+    command += ["--scheduler-cls", SCHEDULER, "--middleware", MIDDLEWARE]
+    if "--enable-prompt-tokens-details" not in taken:
+        command.append("--enable-prompt-tokens-details")  # else no answer says how much was cached
+    return command
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments:
+        raise LaunchError("what is for vLLM stands behind --")
+    cut = list(arguments).index("--")
+    served = list(arguments[cut + 1 :])
+    return list(arguments[:cut]), served[1:] if served[:1] == ["serve"] else served
+
+
+def _own_settings(own: list[str]) -> dict[str, str]:
+    settings = {}
+    rest = [part for argument in own for part in argument.split("=", 1)]
+    while rest:
+        option, *rest = rest
+        if option not in {"--scheduler", "--name"}:
+            raise LaunchError(f"{option} is not an option; what is for vLLM stands behind --")
+        if not rest:
+            raise LaunchError(f"{option} needs a value")
+        settings[option[2:]], *rest = rest
+    return settings
+
+
+def _with_settings(served: list[str], settings: dict[str, str]) -> list[str]:
+    """The arguments for vLLM, our settings merged into its --additional-config."""
+    if not settings:
+        return served
+    kept, given = [], {}
+    rest = list(served)
+    while rest:
+        argument, *rest = rest
+        option, _, value = argument.partition("=")
+        if option.replace("_", "-") != "--additional-config":
+            kept.append(argument)
+            continue
+        if not value:
+            if not rest:
+                raise LaunchError("--additional-config needs a value")
+            value, *rest = rest
+        try:
+            given = json.loads(value)
+        except ValueError as error:
+            raise LaunchError(f"--additional-config is not JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise LaunchError("--additional-config is not an object")
+    given["plait"] = {**given.get("plait", {}), **settings}
+    return [*kept, "--additional-config", json.dumps(given)]

@@ -1,0 +1,74 @@
+"""How the API server reaches the engine core: a method added to vLLM's EngineCore, called through its utility channel.
+
+The scheduler adds it when it is built, in the engine core's process; nothing has to be registered in advance.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from backends.vllm.compatibility import load
+
+if TYPE_CHECKING:
+    from backends.vllm.driver import Driver
+
+METHOD = "plait_cache_state"
+"""The method's name in EngineCore."""
+
+MAX_WAITING = 16
+"""Reports waited for at once: an API server that gave up waiting does not say so."""
+
+
+class _Waiting(NamedTuple):
+    since: int
+    epoch: str | None
+    result: Future[bytes]
+
+
+class CacheReports:
+    """Reports of one engine's cache as msgpack, at once or when something has changed."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._waiting: deque[_Waiting] = deque()
+        self._published = driver.cursor
+
+    def report(self, since: int | None, epoch: str | None, wait: bool) -> bytes | Future[bytes]:
+        """The report since a cursor of `epoch`; with `wait`, a future of it if nothing has changed yet."""
+        driver = self._driver
+        if not wait or since is None or since != driver.cursor or epoch not in {None, driver.epoch}:
+            return self._encoded(since, epoch)
+        if len(self._waiting) == MAX_WAITING:
+            self._answer(self._waiting.popleft())
+        waiting = _Waiting(since, epoch, Future())
+        self._waiting.append(waiting)
+        return waiting.result
+
+    def publish(self) -> None:
+        """Answer those who wait, if the cache has changed."""
+        if self._waiting and self._driver.cursor != self._published:
+            while self._waiting:
+                self._answer(self._waiting.popleft())
+        self._published = self._driver.cursor
+
+    def _answer(self, waiting: _Waiting) -> None:
+        waiting.result.set_result(self._encoded(waiting.since, waiting.epoch))
+
+    def _encoded(self, since: int | None, epoch: str | None) -> bytes:
+        return msgspec.msgpack.encode(self._driver.report(since, epoch))
+
+
+def install() -> None:
+    """Add the method to EngineCore, once."""
+    engine_core = load("vllm.v1.engine.core.EngineCore")
+
+    def plait_cache_state(self: Any, since: int | None, epoch: str | None, wait: bool) -> bytes | Future[bytes]:
+        reports: CacheReports = self.scheduler.cache_reports
+        return reports.report(since, epoch, wait)
+
+    if not hasattr(engine_core, METHOD):
+        setattr(engine_core, METHOD, plait_cache_state)

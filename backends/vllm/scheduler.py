@@ -1,0 +1,128 @@
+"""The scheduler for vLLM's `--scheduler-cls`: vLLM's own, synchronous or asynchronous, driven by Plait's plans."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from backends.vllm import plugin
+from backends.vllm.cache_state import PoolObserver
+from backends.vllm.compatibility import UnsupportedVllmError, check_attributes, check_names, load
+from backends.vllm.driver import Driver, served_model
+from backends.vllm.settings import parse_settings
+
+if TYPE_CHECKING:
+
+    class _VllmScheduler:
+        """What of vLLM's scheduler the hooks below call on."""
+
+        vllm_config: Any
+        kv_cache_config: Any
+        kv_cache_manager: Any
+        waiting: Any
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        def add_request(self, request: Any) -> None: ...
+
+        def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+        def get_request_counts(self) -> tuple[int, int]: ...
+
+        def _preempt_request(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int: ...
+
+else:
+    _VllmScheduler = object
+
+
+class PlannedScheduler(_VllmScheduler):
+    """Hooks before vLLM's scheduler in the method resolution order; `plait` is its Driver."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _check(self)
+        self.plait = _driver(self)
+        self.cache_reports = plugin.CacheReports(self.plait)
+
+    def add_request(self, request: Any) -> None:
+        """A request has come from the API server."""
+        self.plait.received(request)
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedule an iteration; the arguments are vLLM's."""
+        output = self.plait.step(lambda: super(PlannedScheduler, self).schedule(*args, **kwargs))
+        self.cache_reports.publish()
+        return output
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Process an iteration's output."""
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+        self.plait.ended(scheduler_output)
+        self.cache_reports.publish()
+        return outputs
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """(running, waiting) requests, also while some of the waiting ones are held back."""
+        running, waiting = super().get_request_counts()
+        return running, waiting + len(self.plait.hidden)
+
+    def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
+        self.plait.preemptions += 1
+        super()._preempt_request(*args, **kwargs)
+
+    def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int:
+        """The last word on how many tokens a request gets in an iteration; 0 skips a running one."""
+        limits = self.plait.limits
+        if limits:  # mostly there are none, and this is asked for every request of every iteration
+            new = min(new, limits.get(request.request_id, new))
+        return super()._reserve_prefill_lookahead(request, computed, new)
+
+
+def create_scheduler(*args: Any, **kwargs: Any) -> Any:
+    """Build the scheduler, with vLLM's arguments; raises UnsupportedVllmError or SettingsError."""
+    check_names()
+    vllm_config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    if getattr(vllm_config, "diffusion_config", None) is not None:
+        raise UnsupportedVllmError("Plait does not schedule diffusion models: vLLM has a scheduler of its own for them")
+    plugin.install()
+    return scheduler_class(asynchronous=vllm_config.scheduler_config.async_scheduling)(*args, **kwargs)
+
+
+@cache
+def scheduler_class(*, asynchronous: bool) -> Any:
+    """The scheduler class of the installed vLLM, with our hooks."""
+    base = load(f"vllm.v1.core.sched.{'async_scheduler.Async' if asynchronous else 'scheduler.'}Scheduler")
+    return type(f"Planned{base.__name__}", (PlannedScheduler, base), {})
+
+
+def _check(scheduler: Any) -> None:
+    check_attributes(scheduler)
+    if not isinstance(scheduler.waiting, load("vllm.v1.core.sched.request_queue.FCFSRequestQueue")):
+        raise UnsupportedVllmError("Plait orders the calls itself: start vLLM with --scheduling-policy fcfs")
+    if not scheduler.kv_cache_config.kv_cache_groups:
+        raise UnsupportedVllmError("Plait does not schedule models without a KV cache")
+
+
+def _driver(scheduler: Any) -> Driver:
+    manager, config = scheduler.kv_cache_manager, scheduler.vllm_config
+    group_id = _observed_group(scheduler.kv_cache_config.kv_cache_groups)
+    observer = PoolObserver(
+        manager.block_pool,
+        group_id=group_id,
+        block_tokens=manager.coordinator.single_type_managers[group_id].block_size,
+        model=served_model(config),
+    )
+    settings = parse_settings(config.additional_config)
+    return Driver(scheduler, observer, settings, statuses=load("vllm.v1.request.RequestStatus"))
+
+
+def _observed_group(groups: Any) -> int:
+    """The first KV cache group with full attention: what it holds bounds what a prefix hit can reuse."""
+    spec = load("vllm.v1.kv_cache_interface.FullAttentionSpec")
+    full = [number for number, group in enumerate(groups) if isinstance(group.kv_cache_spec, spec)]
+    return full[0] if full else 0

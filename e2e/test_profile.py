@@ -1,0 +1,96 @@
+"""`plait profile` on a running engine gives its cost model back, in a file that another engine runs with."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from backends.profiles import load_profile
+from e2e.servers import NO_TLS, PLAIT, Launcher, Server
+
+TIME_SCALE = 2.0
+TIMEOUT_S = 120.0
+
+ATTEMPTS = 2
+"""A machine that does much else disturbs every measurement; the fit says so, and a user would repeat it too."""
+
+OPTIONS = ("--max-context-tokens", "16384", "--profile", "a6000-mistral-7b")
+
+# Iterations between the points that are measured: decodes, prompts, prompts behind a cached prefix, and both at once.
+GRID = (
+    [(1, 100)],
+    [(1, 3_000)],
+    [(1, 500)] * 3,
+    [(1, 2_000)] * 8,
+    [(100, 0)],
+    [(300, 0)],
+    [(700, 0)],
+    [(1_800, 0)],
+    [(64, 2_000)],
+    [(200, 2_500)],
+    [(700, 6_000)],
+    [(512, 0), *[(1, 1_000)] * 6],
+)
+
+
+def profile(engine: Server, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(PLAIT), "profile", "--engine", engine.url, "--quick", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def test_an_engines_cost_model_is_found_by_measuring_it(launch: Launcher, tmp_path: Path) -> None:
+    engine = launch.engine("profiled", time_scale=TIME_SCALE, options=OPTIONS)
+    engine.start()
+    engine.wait_until_ready()
+    out = tmp_path / "fitted.toml"
+    for _ in range(ATTEMPTS):
+        done = profile(engine, "--out", str(out))
+        assert done.returncode == 0, done.stderr
+        assert "round 3: decode" in done.stderr
+        fitted = load_profile(str(out))
+        assert fitted.fit is not None
+        if fitted.fit.mean_relative_error < 0.04:
+            break
+    assert fitted.fit is not None
+    assert fitted.fit.points > 20
+    assert f"relative error {fitted.fit.mean_relative_error:.1%} in the mean" in done.stderr
+    assert fitted.kv.tokens == pytest.approx(198_516, abs=16)
+    assert fitted.source.engine.startswith("embedded profiled, ")
+    assert "emulated" in fitted.source.engine
+    assert "plait profile" in fitted.source.provenance
+
+    own, measured = load_profile("a6000-mistral-7b").cost_model(), fitted.cost_model()
+    errors = [
+        measured.iteration_time_s(work) * TIME_SCALE / own.iteration_time_s(work) - 1 for work in map(tuple, GRID)
+    ]
+    assert max(map(abs, errors)) < 0.2, f"{[f'{error:+.1%}' for error in errors]}\n{done.stderr}"
+    # Throughput creeps towards its asymptote, so that a small error moves the pivot far; what it is for still holds.
+    assert fitted.pivot is not None
+    saturation = own.forward.slope_s * fitted.pivot.tokens / own.forward(fitted.pivot.tokens)
+    assert 0.85 < saturation < 0.97
+
+    emulated = launch.engine("emulated", options=["--profile", str(out)])
+    emulated.start()
+    emulated.wait_until_ready()
+    completion = emulated.post("/v1/completions", json={"model": "demo", "prompt": "Hello", "max_tokens": 3})
+    assert completion.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_busy_engine_and_one_that_is_not_there_are_refused(launch: Launcher) -> None:
+    engine = launch.engine("busy", time_scale=1)
+    absent = profile(engine)
+    assert absent.returncode == 2
+    assert absent.stderr.startswith(f"plait: engine {engine.url} does not answer")
+
+    engine.start()
+    engine.wait_until_ready()
+    long = {"model": "demo", "prompt": "Hello", "max_tokens": 10_000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{engine.url}/v1/completions", json=long, trust_env=False, verify=NO_TLS) as call:
+        lines = call.iter_lines()  # kept: an iterator that is let go closes the stream
+        next(lines)
+        busy = profile(engine)
+    assert busy.returncode == 2
+    assert busy.stderr.endswith("is busy with 1 calls that are not ours: profile it without load\n")

@@ -1,0 +1,104 @@
+"""Calls on real engines, and what the gateway said and the engine found of their prompts in the cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from openai import OpenAI
+
+from backends.tokenizer import load_tokenizer
+from e2e.sdk import sync_client
+from e2e.servers import Server
+from e2e.vllm.engines import MODEL
+from e2e.vllm.fleet import TREE_BLOCK_TOKENS
+from gateway.workload import SharedPrefix, WorkloadCall, generate_calls, load_prefixes, select_working_set
+
+DOCUMENT_CHARACTERS: Final = 9_000
+"""What a document is cut to: some 2,500 tokens, several of which fit an engine that holds 16,384."""
+PREFIX_TOKENS: Final = 4_500
+"""Longer shared parts are left out."""
+OUTPUT_TOKENS: Final = 8
+"""Calls are about their prompts: outputs are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One call's fate: cached tokens as the gateway predicted and as the engine found them, TTFT in seconds."""
+
+    prefix: str
+    engine: str
+    prompt_tokens: int
+    predicted_tokens: int
+    cached_tokens: int
+    ttft_s: float
+
+    @property
+    def was_predicted(self) -> bool:
+        """Whether prediction and finding agree to a tree block."""
+        return abs(self.predicted_tokens - self.cached_tokens) <= TREE_BLOCK_TOKENS
+
+
+def workload(traces: Path | None, working_set_tokens: int, n_calls: int, seed: int) -> list[WorkloadCall]:
+    """Calls on shared prefixes of some `working_set_tokens`, made from `traces`, for None from built-in texts."""
+    tokenizer = load_tokenizer("embedded")
+    cut = [replace(prefix, text=prefix.text[:DOCUMENT_CHARACTERS]) for prefix in load_prefixes(traces)]
+
+    def tokens(prefix: SharedPrefix) -> int:
+        return len(tokenizer.encode_chat(prefix.messages_for(""), tools=list(prefix.tools) or None))
+
+    chosen = select_working_set(
+        [prefix for prefix in cut if tokens(prefix) <= PREFIX_TOKENS], tokens, working_set_tokens, seed
+    )
+    calls = generate_calls(chosen, n_calls, seed)
+    return [replace(call, max_tokens=min(call.max_tokens, OUTPUT_TOKENS)) for call in calls]
+
+
+def send_singly(gateway: Server, calls: Sequence[WorkloadCall], before_each: Callable[[], None]) -> list[Answer]:
+    """Send one call after the other's end, each after `before_each()`."""
+    answers = []
+    with sync_client(gateway) as client:
+        for call in calls:
+            before_each()
+            answers.append(_ask(client, call))
+    return answers
+
+
+def send_at_once(gateway: Server, calls: Sequence[WorkloadCall], concurrency: int) -> list[Answer]:
+    """Send the calls in order, `concurrency` of them under way at any time."""
+    with sync_client(gateway) as client, ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(lambda call: _ask(client, call), calls))
+
+
+def _ask(client: OpenAI, call: WorkloadCall) -> Answer:
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "messages": call.messages,
+        "max_tokens": call.max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "extra_body": {"ignore_eos": True},
+    }
+    if call.tools is not None:
+        request["tools"] = call.tools
+    sent_s = time.monotonic()
+    raw = client.chat.completions.with_raw_response.create(**request)
+    first_s, usage = None, None
+    for chunk in raw.parse():
+        first_s = first_s or time.monotonic()
+        usage = chunk.usage or usage
+    assert first_s is not None
+    assert usage is not None
+    details = usage.prompt_tokens_details
+    return Answer(
+        prefix=call.prefix,
+        engine=raw.headers["plait-engine"],
+        prompt_tokens=usage.prompt_tokens,
+        predicted_tokens=int(raw.headers["plait-cached-tokens"]),
+        cached_tokens=(details and details.cached_tokens) or 0,
+        ttft_s=first_s - sent_s,
+    )

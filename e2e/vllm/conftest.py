@@ -1,0 +1,111 @@
+"""Real vLLM servers for the tests of this folder, which are collected only where vLLM is: `make e2e-vllm`.
+
+At most two engines run at a time. The first pair, a stock one and one whose levers are pulled by force, only answers
+what `reference` holds; the second pair is the fleet that everything else is asserted of.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import pytest
+from openai import OpenAI
+
+from e2e.sdk import sync_client
+from e2e.tiny_model import tiny_model
+from e2e.vllm.engines import plait_engine, stock_engine
+from e2e.vllm.findings import Findings
+from e2e.vllm.fleet import VllmFleet, new_gateway
+from e2e.vllm.reference import FORCED_LEVERS, Reference, collect_reference
+
+PYTHON_VARIABLE: Final = "PLAIT_VLLM_PYTHON"
+"""Names the Python of the environment that vLLM is installed in (see `environment.py`)."""
+
+TRACES: Final = Path(__file__).parents[3] / "shared" / "traces"
+
+if PYTHON_VARIABLE not in os.environ:
+    collect_ignore_glob = ["test_*.py"]
+
+_FINDINGS: Final = pytest.StashKey[Findings]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_FINDINGS] = Findings()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    findings = config.stash[_FINDINGS]
+    findings.write()
+    if findings.claims:
+        terminalreporter.section("real vLLM engines")
+        for line in findings.lines():
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def findings(pytestconfig: pytest.Config) -> Findings:
+    """Takes what tests measure."""
+    return pytestconfig.stash[_FINDINGS]
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """The Python that vLLM is installed for."""
+    if PYTHON_VARIABLE not in os.environ:
+        pytest.fail(f"{PYTHON_VARIABLE} is not set: run `make e2e-vllm`")
+    return Path(os.environ[PYTHON_VARIABLE]).absolute()
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The folder of the model that the engines serve."""
+    return tiny_model()
+
+
+@pytest.fixture(scope="session")
+def traces() -> Path:
+    """The folder of data sets; tests that need it are skipped without."""
+    if not TRACES.is_dir():
+        pytest.skip(f"there are no traces at {TRACES}")
+    return TRACES
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds the servers' logs and configurations."""
+    return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="session")
+def reference(python: Path, model: Path, folder: Path) -> Reference:
+    """What a stock engine and one with forced levers did; both have stopped."""
+    stock = stock_engine("stock", python, model, folder)
+    forced = plait_engine("forced", python, model, folder, levers=FORCED_LEVERS)
+    with ExitStack() as stack:
+        for engine in (stock, forced):
+            engine.start()
+            stack.callback(engine.stop)
+        for engine in (stock, forced):
+            engine.wait_until_ready()
+        return collect_reference(stock, forced)
+
+
+@pytest.fixture(scope="session")
+def fleet(reference: Reference, python: Path, model: Path, folder: Path) -> Iterator[VllmFleet]:
+    """Two engines with Plait inside and a gateway before them; only once the engines of `reference` have stopped."""
+    engines = {name: plait_engine(name, python, model, folder) for name in ("engine-1", "engine-2")}
+    fleet = VllmFleet(new_gateway("gateway", engines, model, folder), engines)
+    with ExitStack() as stack:
+        fleet.start(stack)
+        yield fleet
+
+
+@pytest.fixture
+def client(fleet: VllmFleet) -> Iterator[OpenAI]:
+    """The SDK on the gateway."""
+    with sync_client(fleet.gateway, timeout=60) as client:
+        yield client

@@ -1,0 +1,52 @@
+"""What a run of this suite measured: shown at its end, and written as JSON beside the project's other reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.comparison_report import Claim
+
+REPORT: Final = Path(__file__).parents[2] / "reports" / "e2e-vllm.json"
+
+
+@dataclass(slots=True)
+class Findings:
+    """`figures` by what they are of, and the claims that they bear out or not."""
+
+    figures: dict[str, dict[str, float]] = field(default_factory=dict)
+    claims: list[Claim] = field(default_factory=list)
+
+    def at_least(self, name: str, value: float, target: float) -> bool:
+        """Record the claim that `value` reaches `target`; whether it does."""
+        return self._claim(Claim(name, value, f">= {target:g}", value >= target))
+
+    def at_most(self, name: str, value: float, target: float) -> bool:
+        """Record the claim that `value` does not exceed `target`; whether that is so."""
+        return self._claim(Claim(name, value, f"<= {target:g}", value <= target))
+
+    def write(self) -> None:
+        """Write the report, where there is anything to report."""
+        if self.claims:
+            REPORT.parent.mkdir(exist_ok=True)
+            report = {"figures": self.figures, "claims": [asdict(claim) for claim in self.claims]}
+            REPORT.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+
+    def lines(self) -> Iterator[str]:
+        """The figures, then the claims, for a terminal."""
+        for subject, figures in self.figures.items():
+            yield f"{subject}: {', '.join(f'{name} {_shown(value)}' for name, value in figures.items())}"
+        for claim in self.claims:
+            yield f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}"
+
+    def _claim(self, claim: Claim) -> bool:
+        self.claims.append(claim)
+        return claim.holds
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

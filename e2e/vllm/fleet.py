@@ -1,0 +1,82 @@
+"""Two real engines and a gateway in front of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from e2e.servers import Server, eventually, free_port, toml
+from e2e.tiny_model import CONTEXT_TOKENS
+from e2e.vllm.engines import BLOCK_TOKENS, KV_TOKENS, MODEL, VllmServer, stored_blocks
+from policy.block_hash import tree_block_tokens
+
+TREE_BLOCK_TOKENS: Final = tree_block_tokens(BLOCK_TOKENS)
+FILLER_TOKENS: Final = CONTEXT_TOKENS - 2
+
+_fillers = itertools.count(100)
+"""First tokens of prompts: each makes a new one."""
+
+
+@dataclass(frozen=True)
+class VllmFleet:
+    """A gateway and its engines by name."""
+
+    gateway: Server
+    engines: Mapping[str, VllmServer]
+
+    def start(self, stack: ExitStack) -> None:
+        """Start the engines together, then the gateway, and wait until calls can be sent; `stack` stops them."""
+        for engine in self.engines.values():
+            engine.start()
+            stack.callback(engine.stop)
+        for engine in self.engines.values():
+            engine.wait_until_ready()
+        self.start_gateway(stack)
+
+    def start_gateway(self, stack: ExitStack) -> None:
+        """Start the gateway over engines that run already and wait until it has them all; `stack` stops it."""
+        self.gateway.start()
+        stack.callback(self.gateway.stop)
+        self.gateway.wait_until_ready()
+        eventually(lambda: self.gateway.metric("plait_engine_up") == len(self.engines))
+
+    def settle(self) -> None:
+        """Return once the engines rest and the gateway knows what their caches hold."""
+        states = {name: engine.settled_state() for name, engine in self.engines.items()}
+
+        def knows(name: str) -> bool:
+            held_tokens = len(stored_blocks(states[name])) * TREE_BLOCK_TOKENS
+            return self.gateway.metric("plait_engine_resident_tokens", engine=name) == held_tokens
+
+        eventually(lambda: all(knows(name) for name in states))
+
+    def evict_all(self) -> None:
+        """Make the engines evict whatever they have, by prompts that were never sent before and will not be again."""
+        for engine in self.engines.values():
+            for _ in range(-(-KV_TOKENS // FILLER_TOKENS)):
+                prompt = [next(_fillers), *(token % 7000 for token in range(FILLER_TOKENS - 1))]
+                response = engine.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 1})
+                assert response.status_code == 200, response.text
+
+    def computed_prompt_tokens(self) -> float:
+        """Prompt tokens that the engines had to compute so far, by their own count."""
+        return sum(engine.computed_prompt_tokens() for engine in self.engines.values())
+
+
+def new_gateway(name: str, engines: Mapping[str, VllmServer], model: Path, folder: Path, policy: str = "e2") -> Server:
+    """A gateway over these engines that places by `policy`; not started yet."""
+    port = free_port()
+    config = {
+        "server": {"port": port},
+        "upstream": {"report_wait_ms": 100, "probe_interval_s": 0.05, "probe_max_interval_s": 0.1},
+        "placement": {"policy": policy},
+        "models": [{"name": MODEL, "tokenizer": str(model)}],
+        "engines": [{"name": engine.name, "url": engine.url} for engine in engines.values()],
+    }
+    path = folder / f"{name}.toml"
+    path.write_text(toml(config))
+    return Server(name, port, ["serve", "--config", str(path)], folder / f"{name}.log", ready_path="/ready")

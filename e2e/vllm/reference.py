@@ -1,0 +1,72 @@
+"""What is compared with: a stock engine, and one with Plait whose levers are all pulled by force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from backends.cache_state import IterationState
+from e2e.servers import eventually
+from e2e.vllm.engines import MODEL, VllmServer
+from e2e.vllm.greedy import Outputs, greedy_outputs
+
+FORCED_LEVERS: Final[Mapping[str, int | str]] = {
+    "order": "reverse",
+    "budget_tokens": 128,
+    "chunk_tokens": 64,
+    "preempt_every_iterations": 7,
+}
+"""Holding back is not among them: it ends when nothing runs, and with preemption that is soon."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy outputs of both engines, and what was seen of the levers of the second.
+
+    `preemptions` are those during its outputs, `iterations` the last ones of them; `completed` is the order in which
+    calls ended that were sent in alphabetical order, the last three of them while the first was being prefilled.
+    """
+
+    stock: Outputs
+    forced: Outputs
+    preemptions: float
+    iterations: IterationState
+    completed: str
+
+
+def collect_reference(stock: VllmServer, forced: VllmServer) -> Reference:
+    """Ask both engines, which run already."""
+    preemptions = forced.metric("vllm:num_preemptions_total")
+    return Reference(
+        stock=greedy_outputs(stock),
+        forced=greedy_outputs(forced),
+        preemptions=forced.metric("vllm:num_preemptions_total") - preemptions,
+        iterations=forced.cache_state().iteration,
+        completed=_completion_order(forced),
+    )
+
+
+def _completion_order(engine: VllmServer) -> str:
+    completed: list[str] = []
+
+    def run(name: str, prompt_tokens: int) -> None:
+        prompt = [ord(name), *range(10, 9 + prompt_tokens)]
+        response = engine.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 1})
+        assert response.status_code == 200, response.text
+        completed.append(name)
+
+    with ThreadPoolExecutor() as pool:
+        ended = [pool.submit(run, "A", 7900)]
+        for already, name in enumerate("BCD", start=1):
+            eventually(lambda n=already: _calls_in(engine) == n)  # type: ignore[misc]
+            ended.append(pool.submit(run, name, 1500))
+    for future in ended:
+        future.result()
+    return "".join(completed)
+
+
+def _calls_in(engine: VllmServer) -> int:
+    queue = engine.cache_state().queue
+    return queue.running + queue.waiting

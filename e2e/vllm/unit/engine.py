@@ -1,0 +1,204 @@
+"""A real vLLM scheduler without a model: built on the CPU, its outputs made up, so that steps can be looked at."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from backends.vllm.driver import Driver
+from backends.vllm.scheduler import create_scheduler
+from policy.local_scheduler import LocalScheduler
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 1024,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How the scheduler is to be built; `plait` is the plugin's part of --additional-config, None the stock one."""
+
+    folder: Path
+    asynchronous: bool = False
+    blocks: int = 200
+    block_tokens: int = 16
+    max_batch_tokens: int = 512
+    max_running: int = 16
+    plait: dict[str, Any] | None = field(default_factory=dict)
+
+
+class Engine:
+    """Adds requests, steps, and answers each step with tokens as a model would."""
+
+    def __init__(self, setup: Setup, policy: LocalScheduler | None = None) -> None:
+        init_none_hash(sha256)
+        config = _config(setup)
+        spec = FullAttentionSpec(block_size=setup.block_tokens, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
+        groups = [KVCacheGroupSpec(["layer"], spec)]
+        make: Callable[..., Any] = AsyncScheduler if setup.asynchronous else Scheduler
+        if setup.plait is not None:
+            make = create_scheduler
+        self.scheduler = make(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(num_blocks=setup.blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=setup.block_tokens,
+            hash_block_size=setup.block_tokens,
+            log_stats=True,
+        )
+        if policy is not None:
+            self.driver._policy = policy
+        self.setup = setup
+        self.tokens: dict[str, list[int]] = {}
+        self._hasher = get_request_block_hasher(setup.block_tokens, sha256)
+        self._in_flight: list[Any] = []
+        self._names = itertools.count()
+
+    @property
+    def driver(self) -> Driver:
+        driver: Driver = self.scheduler.plait
+        return driver
+
+    @property
+    def pool(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool
+
+    def add(
+        self,
+        prompt: list[int],
+        output_tokens: int = 4,
+        *,
+        name: str | None = None,
+        salt: str | None = None,
+        **xargs: Any,
+    ) -> str:
+        name = name or f"call-{next(self._names)}"
+        sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=xargs or None)
+        request = Request(
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling_params=sampling,
+            pooling_params=None,
+            cache_salt=salt,
+            block_hasher=self._hasher,
+        )
+        self.scheduler.add_request(request)
+        self.tokens[name] = []
+        return name
+
+    def abort(self, name: str) -> None:
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> dict[str, int]:
+        """Tokens scheduled by request. An asynchronous engine runs one step ahead of its outputs."""
+        output = self.scheduler.schedule()
+        self.finish_step(output)
+        return dict(output.num_scheduled_tokens)
+
+    def finish_step(self, output: Any) -> None:
+        """Answer what is due, now that this step was scheduled."""
+        self._in_flight.append(output)
+        if len(self._in_flight) > (1 if self.setup.asynchronous else 0):
+            self._finish(self._in_flight.pop(0))
+
+    def run(self, limit: int = 2000) -> list[dict[str, int]]:
+        """Step until nothing is left to do."""
+        steps = []
+        while self.scheduler.has_unfinished_requests() or self._in_flight:
+            steps.append(self.step())
+            if not self.scheduler.has_unfinished_requests() and not steps[-1]:
+                while self._in_flight:
+                    self._finish(self._in_flight.pop(0))
+            assert len(steps) < limit, "the engine makes no progress"
+        return steps
+
+    def _finish(self, output: Any) -> None:
+        names = list(output.num_scheduled_tokens)
+        sampled = [self._sample(name, output) for name in names]
+        result = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for one in outputs.outputs:
+                self.tokens[one.request_id] += one.new_token_ids
+
+    def _sample(self, name: str, output: Any) -> list[int]:
+        """A token that depends on its position only, once the step reached the end of what is known."""
+        request = self.scheduler.requests.get(name)
+        if request is None or self._ends_before(request, output, name):
+            return []
+        return [(7 * (request.num_prompt_tokens + len(self.tokens[name])) + len(name)) % 1000]
+
+    def _ends_before(self, request: Any, output: Any, name: str) -> bool:
+        computed = _computed_before(output, name) + output.num_scheduled_tokens[name]
+        return bool(computed < request.num_prompt_tokens + len(self.tokens[name]))
+
+
+class Build(Protocol):
+    """Builds an engine; `changes` are fields of `Setup`."""
+
+    def __call__(self, policy: LocalScheduler | None = None, **changes: Any) -> Engine: ...
+
+
+def _computed_before(output: Any, name: str) -> int:
+    for new in output.scheduled_new_reqs:
+        if new.req_id == name:
+            return int(new.num_computed_tokens)
+    cached = output.scheduled_cached_reqs
+    return int(cached.num_computed_tokens[cached.req_ids.index(name)])
+
+
+def _config(setup: Setup) -> VllmConfig:
+    (setup.folder / "config.json").write_text(json.dumps(MODEL))
+    model = ModelConfig(
+        model=str(setup.folder), skip_tokenizer_init=True, dtype="bfloat16", served_model_name="tiny", seed=0
+    )
+    scheduling = SchedulerConfig(
+        max_num_seqs=setup.max_running,
+        max_num_batched_tokens=setup.max_batch_tokens,
+        max_model_len=model.max_model_len,
+        enable_chunked_prefill=True,
+        is_encoder_decoder=False,
+        async_scheduling=setup.asynchronous,
+    )
+    cache = CacheConfig(block_size=setup.block_tokens, enable_prefix_caching=True)
+    config = VllmConfig(
+        model_config=model,
+        cache_config=cache,
+        scheduler_config=scheduling,
+        additional_config={} if setup.plait is None else {"plait": setup.plait},
+    )
+    config.cache_config.num_gpu_blocks = setup.blocks
+    config.scheduler_config.async_scheduling = setup.asynchronous  # which the CPU platform turns off
+    return config

@@ -1,0 +1,74 @@
+"""A vLLM that is not known, or not set up for it, is refused at the start, with what is missing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from backends.vllm import compatibility
+from backends.vllm.compatibility import UnsupportedVllmError
+from backends.vllm.scheduler import create_scheduler
+from backends.vllm.settings import SettingsError
+from e2e.vllm.unit.engine import Build
+
+
+def _other_touch(self: BlockPool, block: object) -> None:
+    """Takes one block, as no version does."""
+
+
+def test_the_installed_version_has_every_name() -> None:
+    assert list(compatibility.missing_names(compatibility.METHODS)) == []
+
+
+def test_missing_names_are_listed(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Scheduler, "_reserve_prefill_lookahead")
+    monkeypatch.setattr(BlockPool, "touch", _other_touch)
+    with pytest.raises(UnsupportedVllmError) as refusal:
+        build()
+    message = str(refusal.value)
+    assert "Scheduler._reserve_prefill_lookahead" in message
+    assert "BlockPool.touch(blocks)" in message
+    assert "BlockPool.free_blocks" not in message
+
+
+def test_missing_attributes_are_listed(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Scheduler.__init__
+
+    def without_requests(self: Scheduler, *args: object, **kwargs: object) -> None:
+        original(self, *args, **kwargs)
+        del self.requests
+
+    monkeypatch.setattr(Scheduler, "__init__", without_requests)
+    with pytest.raises(UnsupportedVllmError, match=r"Scheduler\.requests"):
+        build()
+
+
+def test_vllms_own_priority_order_is_refused(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Scheduler.__init__
+
+    def with_priorities(self: Scheduler, vllm_config: Any, *args: object, **kwargs: object) -> None:
+        vllm_config.scheduler_config.policy = "priority"
+        original(self, vllm_config, *args, **kwargs)
+
+    monkeypatch.setattr(Scheduler, "__init__", with_priorities)
+    with pytest.raises(UnsupportedVllmError, match="scheduling-policy fcfs"):
+        build()
+
+
+def test_a_diffusion_model_is_refused() -> None:
+    config = SimpleNamespace(diffusion_config=object())
+    with pytest.raises(UnsupportedVllmError, match="diffusion"):
+        create_scheduler(vllm_config=config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"scheduler": "sjf"}, "'sjf' is none of fcfs"), ({"schedular": "fcfs"}, "schedular"), ({"levers": 3}, "levers")],
+)
+def test_wrong_settings_are_refused(build: Build, settings: dict[str, object], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        build(plait=settings)

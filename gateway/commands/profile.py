@@ -1,0 +1,89 @@
+"""`plait profile`: fits a cost profile from a live engine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from backends.engine_probe import EngineProbe, Identity
+from backends.fitted_profile import Circumstances, FittedProfile, fit_profile
+from backends.profile_plan import FULL, QUICK
+from backends.profiler import Profiler
+from gateway.commands import positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "--engine", required=True, metavar="URL", help="as http://host:port; it must have no other load"
+    )
+    parser.add_argument("--model", help="which of its models (default: the first)")
+    parser.add_argument("--api-key", help="the engine's bearer token")
+    parser.add_argument("--out", type=Path, metavar="FILE.toml", help="where the profile goes (default: stdout)")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"less than a minute ({FULL.limit_s / 60:.0f} without it), fewer points"
+    )
+    parser.add_argument("--accelerator", help="what the engine runs on, for the record")
+    parser.add_argument("--kv-tokens", type=positive, help="its KV cache, if it has no /cache_state to say so")
+    parser.add_argument("--max-batch-tokens", type=positive, help="likewise, an iteration's token budget")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, fit, and write the file; progress and report go to stderr.
+
+    Raises ValueError for an engine that cannot be profiled, or a file that `--profile` would not take.
+    """
+    out: Path | None = arguments.out
+    if out is not None and (out.suffix != ".toml" or not out.parent.is_dir()):
+        raise ValueError(f"--out has to be a .toml file in a folder that exists, not {out}")
+    fitted = asyncio.run(_fit(arguments))
+    print(fitted.report(), file=sys.stderr)
+    text = fitted.profile.toml()
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"the profile cannot be written: {error}") from error
+    print(f"written to {out}: plait engine --profile {out}", file=sys.stderr)
+
+
+async def _fit(arguments: argparse.Namespace) -> FittedProfile:
+    effort = QUICK if arguments.quick else FULL
+    rng = random.Random()  # noqa: S311 - from the system: an engine may still have the last run's prompts cached
+    async with EngineProbe(arguments.engine, model=arguments.model, api_key=arguments.api_key) as probe:
+        identity = _as_told(await probe.identify(), arguments)
+        _progress(f"profiling {identity.model} on {identity.engine}")
+        measured = await Profiler(probe, identity.limits, effort, rng, _progress).measure()
+    circumstances = Circumstances(
+        date=datetime.now(UTC).date().isoformat(),
+        version=version("plait"),
+        accelerator=arguments.accelerator,
+        told=tuple(name for name, value in _told(arguments).items() if value),
+    )
+    return fit_profile(measured, identity, circumstances)
+
+
+def _told(arguments: argparse.Namespace) -> dict[str, int | None]:
+    return {"KV cache": arguments.kv_tokens, "Token budget": arguments.max_batch_tokens}
+
+
+def _as_told(identity: Identity, arguments: argparse.Namespace) -> Identity:
+    """What the user says of the engine goes before what it says itself."""
+    limits = replace(
+        identity.limits,
+        kv_tokens=arguments.kv_tokens or identity.limits.kv_tokens,
+        budget_tokens=arguments.max_batch_tokens or identity.limits.budget_tokens,
+    )
+    return replace(identity, limits=limits)
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

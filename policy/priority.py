@@ -1,0 +1,60 @@
+"""Hit-ratio groups: calls with more of their prompt cached are admitted more often, and nobody starves (Preble, 3.3).
+
+A waiting call belongs to group `floor(P x cached share)`. Group g gets picks in proportion to g + 1, by stride
+scheduling: a pick moves the group's position on by a step in inverse proportion to its weight, and the group that is
+furthest behind is picked next. Integers only, so the order is exact and the same everywhere.
+
+A call that stands p-th in its group g is picked within `ceil(55 p / (g + 1)) + 55` picks. Why: a group joins no further
+than one step (55 / (g + 1) picks' worth) ahead of the others and reaches its p-th pick after p - 1 steps more. On the
+way there every other group h gets at most its proportion, and one pick for rounding: in all fewer than
+`55 p / (g + 1) + 10`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
+from math import lcm
+from typing import TypeVar
+
+T = TypeVar("T")
+
+GROUPS = 10
+"""P, from Preble's section 3.3."""
+
+
+class HitRatioGroups:
+    """Whose turn it is among the groups. `turns` looks ahead and changes nothing; `charge` makes a pick count."""
+
+    def __init__(self, groups: int = GROUPS) -> None:
+        self._groups = groups
+        scale = lcm(*range(1, groups + 1))
+        self._steps = [scale // (group + 1) for group in range(groups)]
+        self._positions = [0] * groups
+        self._reached = 0
+        """The position at which the latest pick was made: an idle group does not save up turns behind it."""
+
+    def group(self, cached_tokens: int, tokens: int) -> int:
+        """The group of a call that has `cached_tokens` of its `tokens` in the cache."""
+        groups = self._groups
+        return groups * cached_tokens // tokens if cached_tokens < tokens else groups - 1
+
+    def turns(self, queues: Sequence[Sequence[T]]) -> Iterator[tuple[int, T]]:
+        """(group, call) in the order of picks, for one queue of waiting calls a group, each in its own order."""
+        # Of groups equally far behind, the one with more cached goes first.
+        standing = [(max(self._positions[group], self._reached), -group) for group, queue in enumerate(queues) if queue]
+        heapify(standing)
+        rests = [iter(queue) for queue in queues]
+        while standing:
+            position, negative = standing[0]
+            call = next(rests[-negative], None)
+            if call is None:
+                heappop(standing)
+                continue
+            yield -negative, call
+            heapreplace(standing, (position + self._steps[-negative], negative))
+
+    def charge(self, group: int) -> None:
+        """A call of the group was admitted; to be said in the order of `turns`."""
+        self._reached = max(self._positions[group], self._reached)
+        self._positions[group] = self._reached + self._steps[group]

@@ -1,0 +1,67 @@
+"""Levers pulled by force change another scheduler's plans, and nothing else."""
+
+from __future__ import annotations
+
+from backends.vllm.levers import ForcedLevers
+from backends.vllm.settings import LeverSettings
+from policy.local_scheduler import Fcfs, LocalCall, Plan
+
+
+class Facts:
+    """Nothing is cached and nothing is short."""
+
+    max_batch_tokens, max_running_calls, free_blocks = 100, 10, 1000
+
+    def cached_tokens(self, call: LocalCall) -> int:
+        del call
+        return 0
+
+    def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
+        del call, new_tokens
+        return 0
+
+    def blocks_freed(self, call: LocalCall) -> int:
+        del call
+        return 0
+
+
+WAITING = [LocalCall("a", 0.0, 60), LocalCall("b", 1.0, 60)]
+RUNNING = [LocalCall("x", 0.0, 8, 10, 3), LocalCall("y", 0.0, 8, 9, 2)]
+
+
+def plans(settings: LeverSettings, running: list[LocalCall], count: int = 1) -> list[Plan]:
+    scheduler = ForcedLevers(Fcfs(), settings)
+    return [scheduler.plan(0.0, WAITING, running, Facts()) for _ in range(count)]
+
+
+def names(plan: Plan) -> list[tuple[str, int]]:
+    return [(call.call_id, tokens) for call, tokens in plan.picks]
+
+
+def test_by_default_nothing_changes() -> None:
+    assert plans(LeverSettings(), RUNNING) == [Fcfs().plan(0.0, WAITING, RUNNING, Facts())]
+
+
+def test_the_latest_first() -> None:
+    assert names(plans(LeverSettings(order="reverse"), [])[0]) == [("b", 60), ("a", 40)]
+
+
+def test_budget_and_chunk() -> None:
+    (plan,) = plans(LeverSettings(budget_tokens=30, chunk_tokens=25), RUNNING)
+    assert plan.budget_tokens == 30
+    assert names(plan) == [("x", 1), ("y", 1), ("a", 25), ("b", 25)]
+
+
+def test_calls_are_held_back_while_others_run() -> None:
+    admitted = [len(plan.picks) - 2 for plan in plans(LeverSettings(hold_back_iterations=2), RUNNING, 4)]
+    assert admitted == [0, 0, 2, 2]
+    assert len(plans(LeverSettings(hold_back_iterations=2), [])[0].picks) == 2
+
+
+def test_the_one_with_most_output_is_preempted_now_and_then() -> None:
+    preempted = [
+        [call.call_id for call in plan.preempt] for plan in plans(LeverSettings(preempt_every_iterations=3), RUNNING, 6)
+    ]
+    assert preempted == [[], [], ["x"], [], [], ["x"]]
+    plan = plans(LeverSettings(preempt_every_iterations=1), RUNNING)[0]
+    assert "x" not in dict(names(plan))

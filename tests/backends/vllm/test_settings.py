@@ -1,0 +1,38 @@
+"""The plugin's part of vLLM's `--additional-config`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backends.vllm.settings import LeverSettings, Settings, SettingsError, parse_settings
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Settings()),
+        ({"other": 1}, Settings()),
+        (object(), Settings()),
+        ({"plait": {"scheduler": "fcfs", "name": "one"}}, Settings("fcfs", "one")),
+        ({"plait": {"levers": {"chunk_tokens": 8}}}, Settings(levers=LeverSettings(chunk_tokens=8))),
+    ],
+)
+def test_what_is_not_given_has_a_default(given: Any, expected: Settings) -> None:
+    assert parse_settings(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"scheduler": "lifo"}, "plait.scheduler: 'lifo' is none of fcfs, hit_ratio"),
+        ({"scheduler": 1}, r"\$\.scheduler"),
+        ({"schedular": "fcfs"}, "schedular"),
+        ({"levers": {"order": "random"}}, "order"),
+        (3, "plait"),
+    ],
+)
+def test_mistakes_are_named(given: Any, named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        parse_settings({"plait": given})

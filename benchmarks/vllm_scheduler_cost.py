@@ -30,7 +30,7 @@ BATCH_TOKENS = 2048
 """The defaults of vLLM."""
 WARM_UP_STEPS = 20
 TARGETS_MS = {256: 0.5, 2000: 10.0}
-"""Added milliseconds a step by number of waiting calls: what issue 3 asks for."""
+"""The most that may be added to a step, in milliseconds, by number of waiting calls."""
 
 
 @dataclass(frozen=True)

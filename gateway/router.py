@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
 
+import msgspec
+
 from backends.cache_state import CacheState, EngineKind
 from backends.errors import ModelNotFoundError, NoEngineError
 from gateway.health import Health, HealthEvent, HealthState
@@ -86,7 +88,7 @@ class CallUsage:
 class FleetEngine:
     """One engine's scheduling state: its view for the policies, its health, and what is not confirmed yet.
 
-    `reports` is None while it is not known whether the engine reports its cache.
+    `reports` is None while it is not known whether the engine reports its cache; `last_report` is the latest.
     """
 
     view: EngineView
@@ -97,6 +99,7 @@ class FleetEngine:
     cursor: int | None = None
     reports: bool | None = None
     kind: EngineKind | None = None
+    last_report: CacheState | None = None
     report_number: int = 0
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
 
@@ -230,6 +233,7 @@ class Router:
             residency.store(run.parent, run.hashes)
         engine.reports, engine.epoch, engine.cursor, engine.kind = True, state.epoch, state.cursor, state.kind
         engine.view.free_tokens = float(state.kv_free_tokens)
+        engine.last_report = msgspec.structs.replace(state, stored=[], removed=[])
         engine.report_number += 1
         while engine.unconfirmed and engine.unconfirmed[0][0] <= requested_s:
             residency.unbook(engine.unconfirmed.popleft()[1])
@@ -238,7 +242,7 @@ class Router:
         """The engine has no cache-state endpoint: what it holds is estimated from what was placed there."""
         engine = self.engines[engine_id]
         engine.reports, engine.cursor, engine.epoch, engine.kind = False, None, None, None
-        engine.view.free_tokens = None
+        engine.view.free_tokens = engine.last_report = None
         engine.report_number += 1
         while engine.unconfirmed:
             self._assume_stored(engine, engine.unconfirmed.popleft()[1])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from backends.embedded.engine import Engine, EngineSettings
 from gateway.metrics import Metrics
 from gateway.router import CallUsage, Router
 from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -39,3 +40,20 @@ def test_predicted_and_reported_cache_hits_are_counted_where_both_are_known() ->
     assert found[f'plait_placements_total{{{LABELS},reason="explore"}}'] == 2
     assert found[f"plait_ttft_seconds_sum{{{LABELS}}}"] == 4 * 1.5
     assert found[f"plait_e2e_seconds_sum{{{LABELS}}}"] == 4 * 3.0
+
+
+def test_an_engines_own_figures_are_shown_once_it_reports_them() -> None:
+    router = Router()
+    router.add_engine("a", COSTS)
+    metrics = Metrics(router)
+    assert "plait_engine_waiting_calls{" not in metrics.text().decode()
+    engine = Engine(EngineSettings(name="a", model="m", kv_tokens=1024), COSTS)
+    router.report("a", engine.cache_state(), requested_s=0.0)
+    text = metrics.text().decode()
+    for line in ("waiting_calls", "running_calls", "queue_seconds", "iteration_seconds", "preemptions"):
+        assert f'plait_engine_{line}{{engine="a"}} 0.0' in text
+    assert 'plait_engine_kv_tokens{engine="a"} 1024.0' in text
+    assert 'plait_engine_kv_free_tokens{engine="a"} 1024.0' in text
+    assert 'plait_engine_reports{engine="a"} 1.0' in text
+    router.no_reports("a")
+    assert "plait_engine_kv_tokens{" not in metrics.text().decode()

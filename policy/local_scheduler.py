@@ -1,7 +1,7 @@
 """The local scheduler: which calls of one engine compute how many tokens in its next iteration (DESIGN 4.5).
 
-One pure object that every engine adapter drives with `plan`; `SCHEDULERS` has them by name: they
-run calls in an order, as other engines do.
+One pure object that every engine adapter drives with `plan`; `SCHEDULERS` has them by name. `slo` is all of it; the
+others run calls in an order, as other engines do.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from policy.in_order import MAX_BACKFILL_CALLS, Fcfs, HitRatio, LongestPrefix
 from policy.plan import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from policy.slo_scheduler import SloScheduler, SloSettings
 
 __all__ = [
     "MAX_BACKFILL_CALLS",
@@ -22,11 +23,14 @@ __all__ = [
     "LongestPrefix",
     "MeasuringScheduler",
     "Plan",
+    "SloScheduler",
+    "SloSettings",
 ]
 
 SCHEDULERS: dict[str, Callable[[], LocalScheduler]] = {
     "fcfs": Fcfs,
     "hit_ratio": HitRatio,
     "longest_prefix": LongestPrefix,
+    "slo": SloScheduler,
 }
 """The local schedulers by the name that configuration uses."""

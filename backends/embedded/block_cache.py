@@ -29,12 +29,22 @@ class BlockCache:
         """Blocks that no call uses, cached ones included: what an allocation can draw on."""
         return len(self._free)
 
-    def match(self, hashes: Sequence[int]) -> int:
-        """How many leading blocks of a chain are cached; eviction takes leaves first, so a bisection finds it."""
+    def match(self, hashes: Sequence[int], most: int | None = None, guess: int = 0) -> int:
+        """How many of a chain's leading blocks, `most` at most, are cached.
+
+        Eviction takes leaves first, so a bisection finds it; two look-ups do if it is still `guess`.
+        """
+        by_hash = self._by_hash
         low, high = 0, len(hashes)
+        if most is not None and most < high:
+            high = most
+        if guess <= high and (not guess or hashes[guess - 1] in by_hash):
+            if guess == high or hashes[guess] not in by_hash:
+                return guess
+            low = guess + 1
         while low < high:
             middle = (low + high) // 2
-            if hashes[middle] in self._by_hash:
+            if hashes[middle] in by_hash:
                 low = middle + 1
             else:
                 high = middle

@@ -75,8 +75,8 @@ class EngineClock:
         ends_s: float | None = None
         while True:
             if ends_s is None:
-                self._added.clear()
                 await self._added.wait()
+                self._added.clear()  # not before: a call can be there before this task first runs
                 now_s = self.now_s()
             else:
                 await asyncio.sleep(max(0.0, (ends_s - self.now_s()) / self._time_scale))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -12,14 +12,16 @@ from typing import Any
 import msgspec
 
 from backends.embedded.clock import EngineClock
-from backends.embedded.generation import Generation, Piece
+from backends.embedded.generation import NO_ANNOTATIONS, Generation, Piece
 from backends.embedded.responses import ChatFormat, Format, Json, TextFormat, Usage
 from backends.embedded.text import EmulatedToken, TextSource
 from backends.embedded.tool_text import called_tool, example_arguments
 from backends.errors import ContextLengthError, ModelNotFoundError
 from backends.openai_protocol import ChatRequest, CompletionRequest, Request
 from backends.tokenizer import Tokenizer
+from backends.vllm.annotations import Annotations
 from policy.block_hash import root_hash
+from policy.types import Slo
 
 NATURAL_OUTPUT_TOKENS = (64, 256)
 """A completion of no given length ends by itself within these bounds, around the means of public chat traces."""
@@ -36,11 +38,20 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request runs, and under which id."""
+    """Where a request runs, under which id, and what the gateway says about it."""
 
     model: ServedModel
     clock: EngineClock
     request_id: str
+    annotations: Annotations = NO_ANNOTATIONS
+
+
+def in_emulated_time(annotations: Annotations, time_scale: float) -> Annotations:
+    """What clients mean in real time, on a clock of which `time_scale` seconds pass in a real one."""
+    slo = annotations.slo
+    if slo is not None:
+        slo = Slo(*(None if real_s is None else real_s * time_scale for real_s in astuple(slo)))
+    return replace(annotations, age_s=annotations.age_s * time_scale, slo=slo)
 
 
 class Completion:
@@ -167,6 +178,7 @@ def _generate(
                 limit=limit,
                 stop=[string for string in stop if string],
                 root=root,
+                annotations=target.annotations,
             )
 
 

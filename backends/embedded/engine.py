@@ -7,10 +7,12 @@ simulator jumps. Blocks become findable when their computation is scheduled, as 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
+from operator import attrgetter
 
 from backends.cache_journal import CacheJournal
 from backends.cache_state import CacheState, IterationState, KvState, QueueState, SchedulerState
@@ -43,7 +45,8 @@ class EngineSettings:
 class EngineCall(LocalCall):
     """A call in this engine: its tokens as hashes of KV blocks and of tree blocks, and where its output comes from.
 
-    `cached_tokens` is what the first admission found in the cache, as vLLM reports it in `usage`.
+    `cached_tokens` is what the first admission found in the cache, as vLLM reports it in `usage`. `received_s` is when
+    it came here, which can be later than its zero; `matched_blocks` is what was last found in the cache.
     """
 
     chain: HashChain = field(kw_only=True)
@@ -54,6 +57,8 @@ class EngineCall(LocalCall):
     registered_blocks: int = field(default=0, kw_only=True)
     cached_tokens: int | None = field(default=None, kw_only=True)
     admitted_s: float | None = field(default=None, kw_only=True)
+    received_s: float | None = field(default=None, kw_only=True)
+    matched_blocks: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +180,7 @@ class Engine:
         assert call.prompt_tokens > 0
         assert call.max_output_tokens > 0
         self.counters.calls += 1
-        self.waiting.append(call)
+        insort(self.waiting, call, key=attrgetter("arrived_s"))
 
     def abort(self, call: EngineCall) -> None:
         """Nobody waits for a call any more: its blocks are free at once."""
@@ -270,7 +275,7 @@ class Engine:
             call.cached_tokens = call.computed_tokens
             self.counters.prompt_tokens += call.prompt_tokens
             self.counters.cached_prompt_tokens += call.cached_tokens
-            self._recent_queue_s.append(now_s - call.arrived_s)
+            self._recent_queue_s.append(now_s - (call.arrived_s if call.received_s is None else call.received_s))
         self.waiting.remove(call)
         self.running.append(call)
 
@@ -314,7 +319,8 @@ class Engine:
 
     def _matched_blocks(self, call: EngineCall) -> int:
         most = (call.prompt_tokens + call.output_tokens - 1) // self.settings.block_tokens
-        return self._cache.match(call.chain.hashes[:most])
+        call.matched_blocks = self._cache.match(call.chain.hashes, most, call.matched_blocks)
+        return call.matched_blocks
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.settings.block_tokens)

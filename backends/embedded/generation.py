@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from backends.embedded.clock import EngineClock
 from backends.embedded.engine import EngineCall, Output
 from backends.embedded.text import EmulatedToken
+from backends.vllm.annotations import Annotations
 from policy.block_hash import HashChain
+
+NO_ANNOTATIONS = Annotations()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,8 @@ class Generation:
     """A call in the engine and the text it brings.
 
     `prompt` is token ids, hashed from `root` on. `source` gives the output's tokens, of which `natural_tokens` make a
-    completion that nothing cuts (None: it has no end of its own); `limit` is the most that was asked for.
+    completion that nothing cuts (None: it has no end of its own); `limit` is the most that was asked for. `annotations`
+    are in emulated time, as everything here.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Generation:
         stop: Sequence[str],
         root: int,
         on_piece: Callable[[Piece], None],
+        annotations: Annotations = NO_ANNOTATIONS,
     ) -> None:
         self._ends_by_itself = natural_tokens is not None and natural_tokens <= limit
         self._clock = clock
@@ -47,7 +52,7 @@ class Generation:
         self._held_chars = max((len(text) for text in self._stop), default=1) - 1
         self._held: list[tuple[int, str]] = []
         self._send = on_piece
-        self.call = self._engine_call(call_id, prompt, root, min(natural_tokens or limit, limit))
+        self.call = self._engine_call(call_id, prompt, root, min(natural_tokens or limit, limit), annotations)
         clock.add(self.call, self._on_output)
 
     def __iter__(self) -> Generation:
@@ -63,14 +68,20 @@ class Generation:
         """Nobody waits for it any more; without effect once it has ended."""
         self._clock.abort(self.call)
 
-    def _engine_call(self, call_id: str, prompt: Sequence[int], root: int, limit: int) -> EngineCall:
-        engine = self._clock.engine
+    def _engine_call(
+        self, call_id: str, prompt: Sequence[int], root: int, limit: int, annotations: Annotations
+    ) -> EngineCall:
+        engine, now_s = self._clock.engine, self._clock.now_s()
         chain = HashChain(engine.settings.block_tokens, root, prompt)
         same = engine.granularity_tokens == engine.settings.block_tokens
         return EngineCall(
             call_id,
-            self._clock.now_s(),
+            now_s - annotations.age_s,
             len(prompt),
+            slo=annotations.slo,
+            objective=annotations.objective,
+            priority=annotations.priority,
+            received_s=now_s,
             chain=chain,
             tree_chain=chain if same else HashChain(engine.granularity_tokens, root, prompt),
             max_output_tokens=limit,

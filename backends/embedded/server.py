@@ -19,11 +19,19 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from backends.embedded.clock import EngineClock
-from backends.embedded.completion import Completion, ServedModel, Target, complete_chat, complete_text
+from backends.embedded.completion import (
+    Completion,
+    ServedModel,
+    Target,
+    complete_chat,
+    complete_text,
+    in_emulated_time,
+)
 from backends.embedded.engine import Engine, EngineSettings
 from backends.embedded.metrics import EngineCollector
 from backends.errors import AuthenticationError, CallerError, PlaitError
 from backends.openai_protocol import ChatRequest, CompletionRequest, parse_request
+from backends.vllm.annotations import AnnotationReader
 from policy.cost_model import CostModel
 
 MAX_WAIT_MS = 60_000
@@ -46,6 +54,7 @@ class EmbeddedServer:
     def __init__(self, settings: ServerSettings) -> None:
         self.engine = Engine(settings.engine, settings.cost_model, epoch=uuid.uuid4().hex)
         self._settings = settings
+        self._annotations = AnnotationReader()
         # What does not fit the KV cache can never run; a block that is not whole holds nothing.
         room_tokens = settings.engine.kv_tokens // settings.engine.block_tokens * settings.engine.block_tokens
         self._model = replace(settings.model, max_context_tokens=min(settings.model.max_context_tokens, room_tokens))
@@ -74,12 +83,12 @@ class EmbeddedServer:
     async def _chat(self, request: Request) -> Response:
         self._authenticate(request)
         body = parse_request(await request.body(), ChatRequest)
-        return CompletionResponse(complete_chat(body, self._target(request)))
+        return CompletionResponse(complete_chat(body, self._target(request, body)))
 
     async def _completions(self, request: Request) -> Response:
         self._authenticate(request)
         body = parse_request(await request.body(), CompletionRequest)
-        return CompletionResponse(complete_text(body, self._target(request)))
+        return CompletionResponse(complete_text(body, self._target(request, body)))
 
     async def _models(self, request: Request) -> Response:
         self._authenticate(request)
@@ -107,8 +116,10 @@ class EmbeddedServer:
     async def _metrics(self, _request: Request) -> Response:
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    def _target(self, request: Request) -> Target:
-        return Target(self._model, self._clock, request.headers.get("x-request-id") or uuid.uuid4().hex)
+    def _target(self, request: Request, body: ChatRequest | CompletionRequest) -> Target:
+        request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
+        annotations = in_emulated_time(self._annotations.read(body.vllm_xargs), self._settings.time_scale)
+        return Target(self._model, self._clock, request_id, annotations)
 
     def _authenticate(self, request: Request) -> None:
         key = self._settings.api_key

@@ -20,7 +20,7 @@ from backends.vllm.calls import EngineCall, SchedulerFacts, engine_call
 from backends.vllm.iterations import Iterations
 from backends.vllm.levers import ForcedLevers
 from backends.vllm.settings import LeverSettings, Settings
-from policy.local_scheduler import SCHEDULERS, LocalCall, LocalScheduler, Plan
+from policy.local_scheduler import SCHEDULERS, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 _ORDER = attrgetter("order")
 
@@ -54,6 +54,8 @@ class Driver:
         self._settings = settings
         self._ready, self._preempted = statuses.WAITING, statuses.PREEMPTED
         self._policy = policy or _policy(settings)
+        self._measuring = self._policy if isinstance(self._policy, MeasuringScheduler) else None
+        self._work: dict[int, list[tuple[int, int]]] = {}
         self._clock = clock
         self._facts = SchedulerFacts(scheduler, observer)
         self._iterations = Iterations()
@@ -91,7 +93,10 @@ class Driver:
 
     def ended(self, output: Any) -> None:
         """An iteration's output has been processed."""
-        self._iterations.end(id(output), self._clock())
+        duration_s = self._iterations.end(id(output), self._clock())
+        work = self._work.pop(id(output), None)
+        if self._measuring is not None and duration_s is not None and work:
+            self._measuring.observe(duration_s, work)
 
     # What is asked from outside.
 
@@ -214,12 +219,20 @@ class Driver:
         if scheduled:
             iterations.begin(id(output), now_s)
             iterations.computes(scheduled.values())
+            if self._measuring is not None:
+                self._work[id(output)] = self._computed(scheduled)
         self.diverged_picks += sum(scheduled.get(call.call_id) != tokens for call, tokens in plan.picks)
         for new in output.scheduled_new_reqs:
             call: EngineCall = self._scheduler.requests[new.req_id].plait_call
             if not call.admitted:
                 call.admitted = True
                 iterations.admitted(now_s - call.received_s)
+
+    def _computed(self, scheduled: dict[str, int]) -> list[tuple[int, int]]:
+        """(new tokens, context tokens) of each call of an iteration."""
+        requests = self._scheduler.requests
+        calls = ((requests[request_id].plait_call, tokens) for request_id, tokens in scheduled.items())
+        return [(tokens, call.hit_tokens if call.waits else call.computed_tokens) for call, tokens in calls]
 
 
 def served_model(vllm_config: Any) -> str:

@@ -38,12 +38,15 @@ class Iterations:
         """The iteration called so, until it ends, was scheduled."""
         self._begun[iteration] = now_s
 
-    def end(self, iteration: int, now_s: float) -> None:
-        """Its output is there. While several are in flight, each counts from the end of the one before."""
+    def end(self, iteration: int, now_s: float) -> float | None:
+        """Its output is there: how long it took. While several are in flight, each counts from the one before's end."""
         begun_s = self._begun.pop(iteration, None)
-        if begun_s is not None:
-            self._durations_s.append(now_s - max(begun_s, self._ended_s))
-            self._ended_s = now_s
+        if begun_s is None:
+            return None
+        duration_s = now_s - max(begun_s, self._ended_s)
+        self._durations_s.append(duration_s)
+        self._ended_s = now_s
+        return duration_s
 
     def state(self, budget_tokens: int) -> IterationState:
         """What is reported of them."""

@@ -22,7 +22,8 @@ from gateway.simulate import CallRecord
 DEFAULTS = Experiment()
 
 INVITATION = """
-Plait runs on {url} over {engines} emulated engines (text is made up, timing follows the profile {profile}). Paste into Python:
+Plait runs on {url} over {engines} emulated engines: text is made up, timing follows the profile {profile}.
+Paste into Python:
 
     from openai import OpenAI
     client = OpenAI(base_url="{url}/v1", api_key="none")

@@ -12,6 +12,7 @@ from backends.tokenizer import load_tokenizer
 from gateway.commands import positive, positive_number
 from gateway.commands.http_server import run_server
 from gateway.log import configure_logging
+from policy.local_scheduler import SCHEDULERS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--block-tokens", type=positive, default=16, help="tokens in a KV block (default: %(default)s)")
     parser.add_argument("--max-batch-tokens", type=positive, default=2048, help="an iteration's budget (%(default)s)")
     parser.add_argument("--max-running-calls", type=positive, default=256, help="default: %(default)s")
+    parser.add_argument("--scheduler", default="fcfs", choices=sorted(SCHEDULERS), help="its order (%(default)s)")
     parser.add_argument("--max-context-tokens", type=positive, help="prompt and output (default: the KV cache)")
     parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds in a real one")
     parser.add_argument("--api-key", help="ask for this bearer token")
@@ -47,6 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
             block_tokens=arguments.block_tokens,
             max_batch_tokens=arguments.max_batch_tokens,
             max_running_calls=arguments.max_running_calls,
+            scheduler=arguments.scheduler,
         ),
         cost_model=profile.cost_model(),
         model=ServedModel(arguments.model, load_tokenizer(arguments.tokenizer), context_tokens),

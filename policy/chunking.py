@@ -1,0 +1,132 @@
+"""How many tokens an iteration may compute so that it ends within the tightest SLO in it (AccelGen, section 4.2).
+
+Two budgets behind one interface: equation 6, `S_b = S_pf SLO_min / T_pf`, and a fitted model of the iteration's time
+solved for its tokens, which also sees the context that is read.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Protocol
+
+from policy.cost_model import CostModel, Pivot
+
+
+class Budget(Protocol):
+    """What an iteration may still compute. `tokens` is what it computes so far, `limit_s` the time that it may take."""
+
+    tokens: int
+    limit_s: float
+
+    def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
+        """How long the iteration would take with one more call in it."""
+
+    def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
+        """How many of a call's tokens it has room for."""
+
+    def take(self, new_tokens: int, context_tokens: int = 0) -> None:
+        """Compute so many of a call's tokens in it."""
+
+    def give_back(self, new_tokens: int, context_tokens: int = 0) -> None:
+        """Undo a `take`."""
+
+    def take_decodes(self, new_tokens: int, context_tokens: int) -> None:
+        """Compute decodes of so many tokens in all."""
+
+
+class PivotBudget:
+    """Equation 6: time goes with the tokens alone, as at the pivot. Without a pivot only `max_tokens` counts."""
+
+    def __init__(self, max_tokens: int, pivot: Pivot | None) -> None:
+        self.tokens = 0
+        self.limit_s = inf
+        self._max_tokens = max_tokens
+        self._token_s = pivot.time_s / pivot.tokens if pivot else 0.0
+
+    def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
+        """How long the iteration would take with one more call in it."""
+        del context_tokens
+        return (self.tokens + new_tokens) * self._token_s
+
+    def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
+        """How many of a call's tokens it has room for."""
+        del context_tokens
+        most = min(wanted_tokens, self._max_tokens - self.tokens)
+        if self._token_s and self.limit_s < inf:
+            # Rounding may not lose the last token of a budget that comes out whole.
+            most = min(most, int(self.limit_s / self._token_s + 1e-9) - self.tokens)
+        return max(0, most)
+
+    def take(self, new_tokens: int, context_tokens: int = 0) -> None:
+        """Compute so many of a call's tokens in it."""
+        del context_tokens
+        self.tokens += new_tokens
+
+    def give_back(self, new_tokens: int, context_tokens: int = 0) -> None:
+        """Undo a `take`."""
+        del context_tokens
+        self.tokens -= new_tokens
+
+    def take_decodes(self, new_tokens: int, context_tokens: int) -> None:
+        """Compute decodes of so many tokens in all."""
+        self.take(new_tokens, context_tokens)
+
+
+class ModelBudget:
+    """The iteration's time by the cost model, kept as running sums; a call's room is found by bisection."""
+
+    def __init__(self, max_tokens: int, costs: CostModel) -> None:
+        self.tokens = 0
+        self.limit_s = inf
+        self._max_tokens = max_tokens
+        self._costs = costs
+        self._sequence_tokens = 0
+        self._long_s = 0.0
+
+    def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
+        """How long the iteration would take with one more call in it: as `CostModel.iteration_time_s`."""
+        costs, tokens, long_s = self._costs, self.tokens + new_tokens, self._long_s
+        if tokens <= 0:
+            return 0.0
+        sequence_tokens = self._sequence_tokens + new_tokens + context_tokens
+        if new_tokens > 1:
+            long_s += costs.long_attention(new_tokens, new_tokens + context_tokens)
+        attention_s = max(costs.context_floor_s, costs.context_constant_s + costs.context_s * sequence_tokens)
+        return (costs.forward(tokens) + attention_s + long_s) / costs.efficiency
+
+    def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
+        """How many of a call's tokens it has room for."""
+        high = min(wanted_tokens, self._max_tokens - self.tokens)
+        if high <= 0:
+            return 0
+        if self.limit_s == inf or self.time_s(high, context_tokens) <= self.limit_s:
+            return high
+        if self.time_s(1, context_tokens) > self.limit_s:  # mostly so, once it is full
+            return 0
+        low = 1
+        while low < high - 1:
+            middle = (low + high) // 2
+            if self.time_s(middle, context_tokens) <= self.limit_s:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def take(self, new_tokens: int, context_tokens: int = 0) -> None:
+        """Compute so many of a call's tokens in it."""
+        self.tokens += new_tokens
+        self._sequence_tokens += new_tokens + context_tokens
+        if new_tokens > 1:
+            self._long_s += self._costs.long_attention(new_tokens, new_tokens + context_tokens)
+
+    def give_back(self, new_tokens: int, context_tokens: int = 0) -> None:
+        """Undo a `take`."""
+        self.tokens -= new_tokens
+        self._sequence_tokens -= new_tokens + context_tokens
+        if new_tokens > 1:
+            self._long_s -= self._costs.long_attention(new_tokens, new_tokens + context_tokens)
+
+    def take_decodes(self, new_tokens: int, context_tokens: int) -> None:
+        """Compute decodes of so many tokens in all."""
+        self.tokens += new_tokens
+        self._sequence_tokens += new_tokens + context_tokens

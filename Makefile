@@ -27,7 +27,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests benchmarks
 
 e2e: setup
 	$(BIN)/python -m pytest e2e

@@ -1,0 +1,115 @@
+"""What the experiment is to show, as fixed targets against what it did show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.schedulers.sweep import Point, Results
+from benchmarks.schedulers.systems import OURS, systems
+
+SATURATED_SHARE = 0.95
+"""A system is beyond its knee where it completes less than this share of the offered rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`value` is to be at least `target`; `where` names the baseline or the load that the value is from."""
+
+    name: str
+    value: float
+    target: float
+    holds: bool
+    where: str = ""
+
+
+Figures = dict[str, float]
+Ratio = Callable[[Sequence[tuple[Figures, Figures]]], float]
+"""How many times better ours is, from (ours, theirs) at several loads."""
+
+
+def knee(results: Results, tpot: str, system: str) -> float:
+    """The lowest offered rate beyond which `system` does not keep up; the highest of the sweep if it always does."""
+    points = sorted(_points(results, tpot, system), key=lambda point: point.rate_per_s)
+    for point in points:
+        figures = results[point]
+        if figures["throughput_calls_s"] < SATURATED_SHARE * figures["calls"] / figures["window_s"]:
+            return point.rate_per_s
+    return points[-1].rate_per_s
+
+
+def claims(results: Results) -> list[Claim]:
+    """All of them, computed from the sweep over arrival rates."""
+    made = [
+        *_over_baselines(results, "throughput (calls/s)", _times("throughput_calls_s"), 1.42, 11.2),
+        *_over_baselines(results, "goodput", _goodput_times, 1.43, 13.7),
+        *_over_baselines(results, "SLO attainment per iteration, gain", _iteration_gain, 0.37, 0.90),
+        *_over_baselines(results, "SLO attainment per call, gain", _call_gain, 0.37, 0.90),
+        *_over_baselines(results, "mean JCT, times shorter", _jct_times, 1.6, 12.0),
+    ]
+    oracle = [name for name, system in systems().items() if system.kind == "clairvoyant"]
+    fcfs = [name for name in systems() if name.startswith("fcfs")]
+    made += [
+        _worst(results, "throughput of the best clairvoyant schedule", "throughput_calls_s", oracle, 0.88),
+        _worst(results, "goodput of the best clairvoyant schedule", "goodput_calls_s", oracle, 0.95),
+        _worst(results, "throughput of FCFS with chunked prefill, its best budget", "throughput_calls_s", fcfs, 0.99),
+        _worst(results, "goodput of FCFS with chunked prefill, its best budget", "goodput_calls_s", fcfs, 0.99),
+    ]
+    return made
+
+
+def _over_baselines(results: Results, name: str, ratio: Ratio, least: float, most: float) -> Iterator[Claim]:
+    """Two claims: against the baseline that we gain least on, and against the one that we gain most on."""
+    values = []
+    for baseline in (system.name for system in systems().values() if system.kind == "baseline"):
+        from_s = knee(results, "range", baseline)
+        loads = [point for point in _points(results, "range", OURS) if point.rate_per_s >= from_s]
+        values.append((ratio([(results[point], results[_of(point, baseline)]) for point in loads]), baseline))
+    for word, target, (value, baseline) in (("least", least, min(values)), ("most", most, max(values))):
+        yield Claim(f"{name}: {word} over the baselines beyond their knee", value, target, value >= target, baseline)
+
+
+def _worst(results: Results, name: str, field: str, rivals: Sequence[str], target: float) -> Claim:
+    """Our share of the best rival's figure at the load where that share is least."""
+    shares = []
+    for point in (*_points(results, "range", OURS), *_points(results, "choice", OURS)):
+        best = max(results[_of(point, rival)][field] for rival in rivals)
+        if best > 0:
+            shares.append((results[point][field] / best, f"{point.tpot} TPOT at {point.rate_per_s:g}/s"))
+    value, where = min(shares, default=(1.0, ""))
+    return Claim(f"share of the {name}, at the worst load", value, target, value >= target, where)
+
+
+def _times(field: str) -> Ratio:
+    return lambda pairs: _sum(pairs, 0, field) / max(_sum(pairs, 1, field), 1e-9)
+
+
+def _goodput_times(pairs: Sequence[tuple[Figures, Figures]]) -> float:
+    """A baseline that met no call at all counts as having met one."""
+    one_call = min(1 / theirs["window_s"] for _, theirs in pairs)
+    return _sum(pairs, 0, "goodput_calls_s") / max(_sum(pairs, 1, "goodput_calls_s"), one_call)
+
+
+def _iteration_gain(pairs: Sequence[tuple[Figures, Figures]]) -> float:
+    return _times("iteration_attainment")(pairs) - 1
+
+
+def _call_gain(pairs: Sequence[tuple[Figures, Figures]]) -> float:
+    one_call = min(1 / theirs["calls"] for _, theirs in pairs)
+    return _sum(pairs, 0, "call_attainment") / max(_sum(pairs, 1, "call_attainment"), one_call) - 1
+
+
+def _jct_times(pairs: Sequence[tuple[Figures, Figures]]) -> float:
+    return _sum(pairs, 1, "jct_mean_s") / _sum(pairs, 0, "jct_mean_s")
+
+
+def _sum(pairs: Iterable[tuple[Figures, Figures]], side: int, field: str) -> float:
+    return sum(pair[side][field] for pair in pairs)
+
+
+def _points(results: Results, tpot: str, system: str) -> list[Point]:
+    return [point for point in results if (point.figure, point.tpot, point.system) == ("rate", tpot, system)]
+
+
+def _of(point: Point, system: str) -> Point:
+    return Point(point.figure, point.tpot, point.long_share, point.rate_per_s, system)

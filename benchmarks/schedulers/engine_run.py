@@ -1,0 +1,208 @@
+"""One engine core in virtual time: calls arrive, iterations follow each other, and what became of each call is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from time import thread_time_ns
+
+from backends.embedded.engine import Engine, EngineCall, EngineSettings
+from benchmarks.mixed_prompts import MixedCall
+from policy.block_hash import HashChain, root_hash
+from policy.cost_model import CostModel
+from policy.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+
+MODEL = "opt-13b"
+BLOCK_TOKENS = 32
+"""AccelGen, section 3.1."""
+MAX_CALL_TOKENS = 1 << 15
+"""Token ids that a call may use up: no two calls share a prefix."""
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """What became of a call; `iterations_met` counts its first token within TTFT and later ones within TPOT."""
+
+    call: MixedCall
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+    iterations_met: int = 0
+    last_token_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Arrival to first token."""
+        return self.first_token_s - self.call.arrives_s
+
+    @property
+    def jct_s(self) -> float:
+        """Arrival to last token."""
+        return self.finished_s - self.call.arrives_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean gap between tokens; 0 for a single one."""
+        return (self.finished_s - self.first_token_s) / max(1, self.call.lengths.output_tokens - 1)
+
+    @property
+    def met(self) -> bool:
+        """Both objectives."""
+        ttft_s, tpot_s = self.call.slo.ttft_s, self.call.slo.tpot_s
+        assert ttft_s is not None
+        assert tpot_s is not None
+        return self.ttft_s <= ttft_s + ROUNDING_S and self.tpot_s <= tpot_s + ROUNDING_S
+
+    @property
+    def jct_met(self) -> bool:
+        """The job as a whole in the time that both objectives leave it."""
+        ttft_s, tpot_s = self.call.slo.ttft_s, self.call.slo.tpot_s
+        assert ttft_s is not None
+        assert tpot_s is not None
+        return self.jct_s <= ttft_s + tpot_s * (self.call.lengths.output_tokens - 1) + ROUNDING_S
+
+    def token(self, now_s: float) -> None:
+        """One more output token."""
+        slo = self.call.slo
+        if not self.first_token_s:
+            self.first_token_s = now_s
+            limit_s, since_s = slo.ttft_s, self.call.arrives_s
+        else:
+            limit_s, since_s = slo.tpot_s, self.last_token_s
+        assert limit_s is not None
+        self.iterations_met += now_s - since_s <= limit_s + ROUNDING_S
+        self.last_token_s = now_s
+
+
+ROUNDING_S = 1e-9
+
+
+@dataclass(slots=True)
+class Iterations:
+    """Sums over a run's iterations; times in seconds, utilisations weighted by time where they say so."""
+
+    count: int = 0
+    busy_s: float = 0.0
+    forward_tokens: int = 0
+    full_forwards: float = 0.0
+    """Sum of forward size over the pivot forward size, at most 1 each."""
+    kv_share_s: float = 0.0
+    """Used share of the KV cache times seconds."""
+    preemptions: int = 0
+    decisions_ns: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Run:
+    """A finished run: every call has ended. Times and tokens of outputs are kept for windows."""
+
+    records: list[CallRecord]
+    iterations: Iterations
+    output_times_s: list[float]
+
+
+class Timed:
+    """`scheduler`, with the CPU time of each of its decisions, and with the work of its last plan.
+
+    What a `MeasuringScheduler` wants to know of iterations it learns here, and its time for that counts too.
+    """
+
+    def __init__(self, scheduler: LocalScheduler, cost_model: CostModel) -> None:
+        self.decisions_ns: list[int] = []
+        self.work: list[tuple[int, int]] = []
+        """(new tokens, context tokens) of each call in the iteration in flight."""
+        self._scheduler = scheduler
+        self._duration_s = 0.0
+        if isinstance(scheduler, MeasuringScheduler):
+            scheduler.expect(cost_model)
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        """The scheduler's own plan."""
+        started_ns = thread_time_ns()
+        if self.work and isinstance(self._scheduler, MeasuringScheduler):
+            self._scheduler.observe(self._duration_s, self.work)
+        plan = self._scheduler.plan(now_s, waiting, running, facts)
+        if waiting or running:  # an idle engine asks too
+            self.decisions_ns.append(thread_time_ns() - started_ns)
+        self.work = [_work(call, tokens, facts) for call, tokens in plan.picks]
+        return plan
+
+    def lasts(self, duration_s: float) -> None:
+        """The iteration that was planned last takes so long."""
+        self._duration_s = duration_s
+
+
+def _work(call: LocalCall, tokens: int, facts: EngineFacts) -> tuple[int, int]:
+    context = call.computed_tokens or facts.cached_tokens(call)
+    return min(tokens, call.prompt_tokens + call.output_tokens - context), context
+
+
+def run(
+    scheduler: LocalScheduler,
+    calls: Sequence[MixedCall],
+    cost_model: CostModel,
+    *,
+    kv_tokens: int,
+    max_batch_tokens: int,
+) -> Run:
+    """Serve `calls` (in the order of arrival) to the last one. RuntimeError if the scheduler leaves calls waiting."""
+    timed = Timed(scheduler, cost_model)
+    settings = EngineSettings(
+        name="engine", model=MODEL, kv_tokens=kv_tokens, block_tokens=BLOCK_TOKENS, max_batch_tokens=max_batch_tokens
+    )
+    engine = Engine(settings, cost_model, scheduler=timed)
+    pivot = cost_model.pivot()
+    assert pivot is not None
+    records = {call.number: CallRecord(call) for call in calls}
+    result = Run(list(records.values()), Iterations(), [])
+    total_blocks, queue, now_s, unfinished = kv_tokens // BLOCK_TOKENS, list(reversed(calls)), 0.0, len(calls)
+    while unfinished:
+        while queue and queue[-1].arrives_s <= now_s:
+            engine.add(engine_call(queue.pop(), engine))
+        step = engine.step(now_s)
+        for output in step.outputs:
+            records[int(output.call.call_id)].token(now_s)
+            result.output_times_s.append(now_s)
+            if output.finished:
+                records[int(output.call.call_id)].finished_s = now_s
+                unfinished -= 1
+        if step.ends_s is not None:
+            timed.lasts(step.ends_s - now_s)
+            forward = sum(tokens for tokens, _ in timed.work)
+            used = 1 - engine.free_blocks / total_blocks
+            _account(result.iterations, step.ends_s - now_s, forward, pivot.tokens, used)
+            now_s = step.ends_s
+        elif queue:
+            now_s = queue[-1].arrives_s
+        elif unfinished:
+            raise RuntimeError(f"{unfinished} calls are left waiting with nothing running")
+    result.iterations.preemptions = engine.counters.preemptions
+    result.iterations.decisions_ns = timed.decisions_ns
+    return result
+
+
+def engine_call(call: MixedCall, engine: Engine) -> EngineCall:
+    """The call as the engine takes it; its tokens are its own, so that nothing but its own blocks is found cached."""
+    tokens = range(call.number * MAX_CALL_TOKENS, call.number * MAX_CALL_TOKENS + call.lengths.prompt_tokens)
+    assert len(tokens) + call.lengths.output_tokens <= MAX_CALL_TOKENS
+    root = root_hash(MODEL)
+    return EngineCall(
+        str(call.number),
+        call.arrives_s,
+        call.lengths.prompt_tokens,
+        slo=call.slo,
+        chain=HashChain(BLOCK_TOKENS, root, tokens),
+        tree_chain=HashChain(engine.granularity_tokens, root, tokens),
+        max_output_tokens=call.lengths.output_tokens,
+        output=count(tokens.stop),
+    )
+
+
+def _account(sums: Iterations, duration_s: float, forward_tokens: int, pivot_tokens: int, used_share: float) -> None:
+    sums.count += 1
+    sums.busy_s += duration_s
+    sums.forward_tokens += forward_tokens
+    sums.full_forwards += min(1.0, forward_tokens / pivot_tokens)
+    sums.kv_share_s += used_share * duration_s

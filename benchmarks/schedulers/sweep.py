@@ -1,0 +1,180 @@
+"""The runs of the experiment: which system serves which workload, in as many processes as asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from time import monotonic
+
+from backends.profiles import load_profile
+from benchmarks.mixed_prompts import LONG_SHARE, PROFILE, Mix, MixedPrompts
+from benchmarks.schedulers.engine_run import BLOCK_TOKENS, run
+from benchmarks.schedulers.metrics import goodput_bound, measure
+from benchmarks.schedulers.systems import Machine, systems
+
+BOUND = "bound"
+"""The name under which the relaxation bound is among the results; only its goodput means anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a figure: a system under a load. `rate_per_s` is the offered rate."""
+
+    figure: str
+    tpot: str
+    long_share: float
+    rate_per_s: float
+    system: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is swept: `calls` in each run, one run for each seed and point; the sensitivity figures take one seed."""
+
+    calls: int
+    seeds: tuple[int, ...]
+    rates: dict[str, tuple[float, ...]]
+    """Offered rates by kind of TPOT objective."""
+    variant_rates: tuple[float, ...] = ()
+    """At which of them variants of our scheduler run too."""
+    shares: tuple[float, ...] = ()
+    share_rate: float = 0.3
+    alone: dict[float, tuple[float, ...]] | None = None
+    """Offered rates by share of long prompts, 0 and 1: each trace's lengths alone."""
+
+    def points(self, few: Sequence[str]) -> list[Point]:
+        """Every point: all systems and the bound in the main figure, `few` in the sensitivity figures."""
+        kinds = {**{name: system.kind for name, system in systems().items()}, BOUND: BOUND}
+        points = [
+            Point("rate", tpot, LONG_SHARE, rate, name)
+            for tpot, rates in self.rates.items()
+            for rate in rates
+            for name, kind in kinds.items()
+            if kind != "variant" or rate in self.variant_rates
+        ]
+        points += [Point("share", "range", share, self.share_rate, name) for share in self.shares for name in few]
+        points += [
+            Point("alone", "range", share, rate, name)
+            for share, rates in (self.alone or {}).items()
+            for rate in rates
+            for name in few
+        ]
+        return points
+
+    def seeds_of(self, point: Point) -> tuple[int, ...]:
+        """The seeds with which a point is run."""
+        return self.seeds if point.figure == "rate" else self.seeds[:1]
+
+
+QUICK = Plan(calls=120, seeds=(0,), rates={"range": (0.1, 0.3, 0.6), "choice": (0.3,)})
+FULL = Plan(
+    calls=300,
+    seeds=(0, 1),
+    rates={"range": (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0), "choice": (0.1, 0.3, 0.6)},
+    variant_rates=(0.1, 0.3, 0.6),
+    shares=(0.0, 0.2, 0.5, 0.8, 1.0),
+    alone={0.0: (0.5, 1.0, 2.0, 4.0), 1.0: (0.05, 0.1, 0.2, 0.4)},
+)
+
+
+def machine(profile_name: str = PROFILE) -> Machine:
+    """The engine that every system runs on: the profile's, its KV cache cut to whole blocks."""
+    profile = load_profile(profile_name)
+    return Machine(profile.cost_model(), profile.kv.tokens // BLOCK_TOKENS * BLOCK_TOKENS)
+
+
+class Runner:
+    """Runs points on one machine; the traces are read once."""
+
+    def __init__(self, traces: Path) -> None:
+        self.machine = machine()
+        self.prompts = MixedPrompts(traces, self.machine.cost_model, self.machine.kv_tokens)
+
+    def metrics(self, point: Point, mix: Mix) -> dict[str, float]:
+        """One run's figures."""
+        calls = self.prompts.draw(mix)
+        if point.system == BOUND:
+            return {"goodput_calls_s": goodput_bound(calls, self.machine.cost_model, self.machine.kv_tokens)}
+        system = systems()[point.system]
+        finished = run(
+            system.build(self.machine),
+            calls,
+            self.machine.cost_model,
+            kv_tokens=self.machine.kv_tokens,
+            max_batch_tokens=system.max_batch_tokens(self.machine),
+        )
+        return asdict(measure(finished))
+
+
+Results = dict[Point, dict[str, float]]
+"""Each point's figures, means over the seeds; fields as in `Metrics`."""
+
+
+def sweep(
+    plan: Plan, points: Sequence[Point], traces: Path, jobs: int, progress: Callable[[int, int], None]
+) -> Results:
+    """Run every point with every seed in `jobs` processes."""
+    tasks = [
+        (point, Mix(plan.calls, point.rate_per_s, seed, point.long_share, point.tpot))
+        for point in points
+        for seed in plan.seeds_of(point)
+    ]
+    gathered: dict[Point, list[dict[str, float]]] = defaultdict(list)
+    for done, (point, metrics) in enumerate(_finished(tasks, traces, jobs), start=1):
+        gathered[point].append(metrics)
+        progress(done, len(tasks))
+    return {point: _mean_of(gathered[point]) for point in points}
+
+
+def _mean_of(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {field: fmean(metrics[field] for metrics in runs) for field in runs[0]}
+
+
+Task = tuple[Point, Mix]
+_runner: Runner | None = None
+
+
+def _finished(tasks: Sequence[Task], traces: Path, jobs: int) -> Iterator[tuple[Point, dict[str, float]]]:
+    if jobs <= 1:
+        _start(traces)
+        yield from map(_run, tasks)
+        return
+    with get_context("spawn").Pool(jobs, _start, (traces,)) as pool:
+        yield from pool.imap_unordered(_run, tasks)
+
+
+def _start(traces: Path) -> None:
+    global _runner  # noqa: PLW0603 - a worker process keeps the traces that it has read
+    _runner = Runner(traces)
+
+
+def _run(task: Task) -> tuple[Point, dict[str, float]]:
+    assert _runner is not None
+    point, mix = task
+    return point, _runner.metrics(point, mix)
+
+
+class Progress:
+    """A bar on stderr, once there is something to wait for."""
+
+    SILENT_S = 2.0
+
+    def __init__(self) -> None:
+        self._started_s = monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` runs are over."""
+        elapsed_s = monotonic() - self._started_s
+        if elapsed_s < self.SILENT_S or not sys.stderr.isatty():
+            return
+        filled = 40 * done // total
+        left_s = elapsed_s * (total - done) / done
+        bar = "#" * filled + "." * (40 - filled)
+        print(f"\r[{bar}] {done}/{total} runs, {left_s:4.0f} s left ", end="", file=sys.stderr)
+        if done == total:
+            print(file=sys.stderr)

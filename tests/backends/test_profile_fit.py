@@ -83,7 +83,9 @@ def test_noisy_times_give_them_back_closely(model: CostModel, seed: int, effort:
     fitted = fit_cost_model(points(model, effort, noise=0.03, seed=seed)).costs
     assert worst(model, fitted) < 0.1
     assert fitted.forward(1) == pytest.approx(model.forward(1), rel=0.05)
-    assert fitted.forward.slope_s == pytest.approx(model.forward.slope_s, rel=0.2)
+    # Under noise the slope is traded against attention: what it is wrong by is judged by the time it stands for.
+    wrong_s = abs(fitted.forward.slope_s - model.forward.slope_s) * 4096
+    assert wrong_s <= 0.15 * model.prefill_time_s(4096)
 
 
 @settings(max_examples=25)  # a fit takes 50 ms

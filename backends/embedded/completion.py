@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from backends.call_annotations import Annotations
 from backends.embedded.clock import EngineClock
 from backends.embedded.generation import NO_ANNOTATIONS, Generation, Piece
 from backends.embedded.responses import ChatFormat, Format, Json, TextFormat, Usage
@@ -19,7 +20,6 @@ from backends.embedded.tool_text import called_tool, example_arguments
 from backends.errors import ContextLengthError, ModelNotFoundError
 from backends.openai_protocol import ChatRequest, CompletionRequest, Request
 from backends.tokenizer import Tokenizer
-from backends.vllm.annotations import Annotations
 from policy.block_hash import root_hash
 from policy.types import Slo
 

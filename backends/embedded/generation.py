@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from backends.call_annotations import Annotations
 from backends.embedded.clock import EngineClock
 from backends.embedded.engine import EngineCall, Output
 from backends.embedded.text import EmulatedToken
-from backends.vllm.annotations import Annotations
 from policy.block_hash import HashChain
 
 NO_ANNOTATIONS = Annotations()

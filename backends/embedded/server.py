@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from backends.call_annotations import AnnotationReader
 from backends.embedded.clock import EngineClock
 from backends.embedded.completion import (
     Completion,
@@ -31,7 +32,6 @@ from backends.embedded.engine import Engine, EngineSettings
 from backends.embedded.metrics import EngineCollector
 from backends.errors import AuthenticationError, CallerError, PlaitError
 from backends.openai_protocol import ChatRequest, CompletionRequest, parse_request
-from backends.vllm.annotations import AnnotationReader
 from policy.cost_model import CostModel
 
 MAX_WAIT_MS = 60_000

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from backends.vllm.annotations import Annotations
+from backends.call_annotations import Annotations
 from backends.vllm.cache_state import PoolObserver
 from policy.local_scheduler import LocalCall
 

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, cast
 
 from backends.cache_state import CacheState, QueueState, SchedulerState
-from backends.vllm.annotations import AnnotationReader
+from backends.call_annotations import AnnotationReader
 from backends.vllm.cache_state import PoolObserver
 from backends.vllm.calls import EngineCall, SchedulerFacts, engine_call
 from backends.vllm.iterations import Iterations

@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from backends.cache_state import CacheState
+from backends.call_annotations import Annotations
 from backends.embedded.completion import ServedModel, in_emulated_time
 from backends.embedded.engine import Engine, EngineCall, EngineSettings
 from backends.embedded.server import EmbeddedServer, ServerSettings
 from backends.profiles import load_profile
 from backends.tokenizer import load_tokenizer
-from backends.vllm.annotations import Annotations
 from policy.block_hash import HashChain, root_hash
 from policy.local_scheduler import SCHEDULERS
 from policy.types import Objective, Slo

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.vllm.annotations import AnnotationReader, Annotations
+from backends.call_annotations import AnnotationReader, Annotations
 from policy.types import Objective, Slo
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
-from math import lcm
 from sys import byteorder
 
 FORMAT_VERSION = 1
@@ -27,11 +26,6 @@ def tree_block_tokens(engine_block_tokens: int) -> int:
     if engine_block_tokens < 1:
         raise ValueError(f"a KV block holds at least one token, not {engine_block_tokens}")
     return -(-MIN_TREE_BLOCK_TOKENS // engine_block_tokens) * engine_block_tokens
-
-
-def common_tree_block_tokens(granularities: Sequence[int]) -> int:
-    """The tree block length that every engine of a model can report in: the least common multiple."""
-    return lcm(*granularities) if granularities else MIN_TREE_BLOCK_TOKENS
 
 
 def root_hash(model: str, cache_salt: str = "") -> int:

@@ -56,7 +56,6 @@ class EngineCall(LocalCall):
     blocks: list[int] = field(default_factory=list, kw_only=True)
     registered_blocks: int = field(default=0, kw_only=True)
     cached_tokens: int | None = field(default=None, kw_only=True)
-    admitted_s: float | None = field(default=None, kw_only=True)
     received_s: float | None = field(default=None, kw_only=True)
     matched_blocks: int = field(default=0, kw_only=True)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.block_hash import HashChain, chain, common_tree_block_tokens, root_hash, tree_block_tokens
+from policy.block_hash import HashChain, chain, root_hash, tree_block_tokens
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -87,9 +87,3 @@ def test_a_tree_block_is_the_smallest_multiple_from_64_tokens(engine_block: int,
 def test_an_engine_block_holds_something() -> None:
     with pytest.raises(ValueError, match="at least one token, not 0"):
         tree_block_tokens(0)
-
-
-def test_engines_of_one_model_meet_at_the_least_common_multiple() -> None:
-    assert common_tree_block_tokens([]) == 64
-    assert common_tree_block_tokens([64]) == 64
-    assert common_tree_block_tokens([64, 96]) == 192

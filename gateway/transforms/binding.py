@@ -1,0 +1,126 @@
+"""The transforms there are, and how one is built from its name and the arguments given for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.transforms.answer import Boolean, OneOf
+from gateway.transforms.code_block import CodeBlock
+from gateway.transforms.errors import ParameterError, TransformSpecError, nearest, quoted
+from gateway.transforms.integer import Integer
+from gateway.transforms.json_value import Json
+from gateway.transforms.lists import ItemList
+from gateway.transforms.plain import Strip, Template
+from gateway.transforms.regex import Regex
+from gateway.transforms.step import Kind, Parameter, Step
+from gateway.transforms.xml_tag import XmlTag
+
+_CLASSES: tuple[type[Step], ...] = (
+    *(Strip, CodeBlock, Json, Regex, ItemList),
+    *(XmlTag, Boolean, Integer, OneOf, Template),
+)
+
+STEPS: dict[str, type[Step]] = {step.name: step for step in _CLASSES}
+"""The closed set, by the names that specifications use."""
+
+A_TRANSFORM = f"one of {', '.join(STEPS)}"
+
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One value given, at `position` in the specification; without `parameter` it counts by its place."""
+
+    value: object
+    position: int = 0
+    parameter: str | None = None
+
+
+def build(name: str, arguments: Sequence[Argument], *, start: int = 0, end: int = 0) -> Step:
+    """The step of this name. It stands from `start` to `end` in the specification, for errors' positions.
+
+    Raises `TransformSpecError`.
+    """
+    step = STEPS.get(name)
+    if step is None:
+        hint = nearest(name, STEPS)
+        raise TransformSpecError(
+            f"unknown transform {quoted(name)}", position=start, expected=A_TRANSFORM, nearest=hint
+        )
+    given: dict[str, list[Argument]] = {}
+    for argument in arguments:
+        parameter = _parameter_of(step, argument, given)
+        given.setdefault(parameter.name, []).append(argument)
+    for parameter in step.parameters:
+        if parameter.required and parameter.name not in given:
+            raise TransformSpecError(f"{name} without {parameter.name}", position=end, expected=parameter.name)
+    make: Callable[..., Step] = step
+    try:
+        return make(**{p.name: _value(p, given[p.name]) for p in step.parameters if p.name in given})
+    except ParameterError as error:
+        position = given[error.parameter][0].position if error.parameter in given else start
+        raise TransformSpecError(
+            error.found, position=position, expected=error.expected, nearest=error.nearest
+        ) from None
+
+
+def _parameter_of(step: type[Step], argument: Argument, given: dict[str, list[Argument]]) -> Parameter:
+    """The parameter that an argument is for: the one it names, or the first that is still to be given."""
+    if argument.parameter is None:
+        for parameter in step.parameters:
+            if parameter.kind is Kind.TEXTS or (parameter.kind is Kind.TEXT and parameter.name not in given):
+                return parameter
+        most = sum(parameter.kind is not Kind.FLAG for parameter in step.parameters)
+        found, expected = f"parameter {most + 1} of {step.name}", f"{most} at most" if most else "none"
+        raise TransformSpecError(found, position=argument.position, expected=expected)
+    known = {parameter.name: parameter for parameter in step.parameters}
+    if argument.parameter not in known:
+        raise TransformSpecError(
+            f"unknown parameter {quoted(argument.parameter)} of {step.name}",
+            position=argument.position,
+            expected=" or ".join(known) or "none",
+            nearest=nearest(argument.parameter, known),
+        )
+    if argument.parameter in given:
+        found = f"a second {argument.parameter}"
+        raise TransformSpecError(found, position=argument.position, expected="each parameter once")
+    return known[argument.parameter]
+
+
+def _value(parameter: Parameter, arguments: list[Argument]) -> str | tuple[str, ...] | bool:
+    """What the step's field takes; only a parameter of several texts has several arguments."""
+    if parameter.kind is Kind.TEXTS:
+        return tuple(text for argument in arguments for text in _texts(parameter, argument))
+    if parameter.kind is Kind.FLAG:
+        return _flag(parameter, arguments[0])
+    return _text(parameter, arguments[0].value, arguments[0].position)
+
+
+def _text(parameter: Parameter, value: object, position: int) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31:  # a group's number in JSON
+        return str(value)
+    if not isinstance(value, str) or _SURROGATE.search(value):
+        raise _not_a("text of whole Unicode characters", parameter, position)
+    return value
+
+
+def _texts(parameter: Parameter, argument: Argument) -> list[str]:
+    values = argument.value if isinstance(argument.value, list | tuple) else [argument.value]
+    if not values:
+        raise _not_a("text or several", parameter, argument.position)
+    return [_text(parameter, value, argument.position) for value in values]
+
+
+def _flag(parameter: Parameter, argument: Argument) -> bool:
+    if isinstance(argument.value, bool):
+        return argument.value
+    if argument.value not in ("true", "false"):
+        raise _not_a("true or false", parameter, argument.position)
+    return argument.value == "true"
+
+
+def _not_a(expected: str, parameter: Parameter, position: int) -> TransformSpecError:
+    return TransformSpecError(f"another value of {parameter.name}", position=position, expected=expected)

@@ -1,0 +1,110 @@
+"""Fenced code blocks as CommonMark has them, and the transform that takes one out of a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gateway.transforms.errors import ParameterError, RejectedTextError, excerpt, place, quoted
+from gateway.transforms.step import Kind, Parameter, Step
+
+# A line that may open or close a block. What follows backticks may hold none, so that inline code is no fence.
+_FENCE = re.compile(r"^(?P<indent>[ \t]*+)(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+)(?P<info>[^\n]*)$", re.MULTILINE)
+
+_NAMED_BLOCKS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block: `text[start:end]` is what stands in it, indented as the text has it.
+
+    `language` is the first word of the info string in lower case, `opened` the offset of the opening fence. A block
+    that is not `closed` runs to the end of the text.
+    """
+
+    language: str
+    indent: str
+    opened: int
+    start: int
+    end: int
+    closed: bool
+
+
+def fenced_blocks(text: str) -> Iterator[Block]:
+    """The blocks of a text in order.
+
+    A block ends at a fence of the same character that is at least as long, so that longer fences can hold shorter ones.
+    Any indentation will do, as blocks in list items have it; CommonMark allows three columns beyond the item's own.
+    """
+    opening: re.Match[str] | None = None
+    for line in _FENCE.finditer(text):
+        if opening is None:
+            opening = line
+        elif line["fence"].startswith(opening["fence"]) and not line["info"].strip():
+            yield _block(text, opening, line)
+            opening = None
+    if opening is not None:
+        yield _block(text, opening, None)
+
+
+def _block(text: str, opening: re.Match[str], closing: re.Match[str] | None) -> Block:
+    words = opening["info"].split(maxsplit=1)
+    start = min(opening.end() + 1, len(text))
+    end = len(text) if closing is None else closing.start()
+    language = words[0].lower() if words else ""
+    return Block(language, opening["indent"], opening.start(), start, end, closing is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeBlock(Step):
+    """The first fenced code block, or the first in one of the languages; without its fences and their indentation."""
+
+    name: ClassVar[str] = "code_block"
+    parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("languages", Kind.TEXTS, required=False),)
+
+    languages: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for language in self.languages:
+            if len(language.split()) != 1 or language != language.strip():
+                raise ParameterError("languages", quoted(language), expected="one word, such as python")
+        object.__setattr__(self, "languages", tuple(language.lower() for language in self.languages))
+
+    def convert(self, text: str) -> Iterator[str]:
+        """Fails where there is no such block, and where it is not closed: the end of the code may be missing."""
+        blocks = list(fenced_blocks(text))
+        if not blocks:
+            raise RejectedTextError("there is no code block, which begins with a line of ``` or ~~~")
+        chosen = next((block for block in blocks if not self.languages or block.language in self.languages), None)
+        if chosen is None:
+            raise RejectedTextError(
+                f"there is no code block in {' or '.join(self.languages)}, only {_named(text, blocks)}"
+            )
+        if not chosen.closed:
+            raise RejectedTextError(
+                f"the code block that begins at {place(text, chosen.opened)} is not closed; was the text cut off?"
+            )
+        yield _content(text, chosen)
+
+
+def _content(text: str, block: Block) -> str:
+    content = text[block.start : block.end].removesuffix("\n").removesuffix("\r")
+    if not block.indent:
+        return content
+    return "\n".join(_outdented(line, len(block.indent)) for line in content.split("\n"))
+
+
+def _outdented(line: str, columns: int) -> str:
+    """The line without as much of its leading white space as the fence has."""
+    return line[min(columns, len(line) - len(line.lstrip(" \t"))) :]
+
+
+def _named(text: str, blocks: list[Block]) -> str:
+    """The first few blocks, each with its language and place."""
+    named = [
+        f"{excerpt(block.language) or 'one without a language'} at {place(text, block.opened)}"
+        for block in blocks[:_NAMED_BLOCKS]
+    ]
+    return ", ".join(named) + (" and others" if len(blocks) > _NAMED_BLOCKS else "")

@@ -1,0 +1,97 @@
+"""What can go wrong with a transform: the specification is wrong, or a text is not what its transform expects."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import ClassVar
+
+from backends.errors import CallerError, PlaitError
+
+_EXCERPT_CHARACTERS = 200
+
+
+class TransformSpecError(CallerError, ValueError):
+    """A specification that is not understood.
+
+    `position` is the offset of the fault in the specification's text, in characters; `entry` the index of the faulty
+    entry where the specification is a list (whose objects have no text: their position is 0). `expected` says what
+    belongs there, `nearest` is the known name that comes closest to what was given.
+    """
+
+    default_code: ClassVar[str | None] = "invalid_transform"
+
+    def __init__(
+        self, found: str, *, position: int, expected: str, nearest: str | None = None, entry: int | None = None
+    ) -> None:
+        place = f"character {position + 1}" if entry is None else f"entry {entry + 1}, character {position + 1}"
+        hint = f"; did you mean {nearest}?" if nearest is not None else ""
+        super().__init__(f"transform, {place}: {found}; expected {expected}{hint}")
+        self.found = found
+        self.position = position
+        self.expected = expected
+        self.nearest = nearest
+        self.entry = entry
+
+    def in_entry(self, entry: int) -> TransformSpecError:
+        """The same error, in an entry of a list."""
+        return TransformSpecError(
+            self.found, position=self.position, expected=self.expected, nearest=self.nearest, entry=entry
+        )
+
+
+class TransformError(PlaitError):
+    """A text that a transform cannot take: the variable that it was for fails.
+
+    `step` is the transform of the chain that failed, in canonical form; `reason` says what it missed, and `text` is the
+    whole text that it was given, of which the message has the beginning.
+    """
+
+    status: ClassVar[int] = 422
+    kind: ClassVar[str] = "transform_error"
+    default_code: ClassVar[str | None] = "transform_failed"
+
+    def __init__(self, step: str, reason: str, text: str) -> None:
+        super().__init__(f"transform {excerpt(step)}: {reason}; the text was {quoted(text)}")
+        self.step = step
+        self.reason = reason
+        self.text = text
+
+
+class RejectedTextError(Exception):
+    """Raised by a step that cannot take its text; the chain adds which step it was and the text."""
+
+
+class ParameterError(Exception):
+    """Raised by a step that cannot be built: `parameter` is not what it has to be."""
+
+    def __init__(self, parameter: str, found: str, *, expected: str, nearest: str | None = None) -> None:
+        super().__init__(f"{parameter}: {found}; expected {expected}")
+        self.parameter = parameter
+        self.found = found
+        self.expected = expected
+        self.nearest = nearest
+
+
+def excerpt(text: str) -> str:
+    """A text's beginning, which any encoder takes: lone surrogates are written as escapes."""
+    short = text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."
+    return short.encode("utf-8", "backslashreplace").decode()
+
+
+def quoted(text: str) -> str:
+    """A text's beginning in quotes, on one line."""
+    return json.dumps(excerpt(text), ensure_ascii=False)
+
+
+def place(text: str, offset: int) -> str:
+    """Where in a text an offset is, as people count: from 1."""
+    line = text.count("\n", 0, offset) + 1
+    line_start = text.rfind("\n", 0, offset) + 1
+    return f"line {line}, column {offset - line_start + 1}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that comes closest to another, if any is close."""
+    return next(iter(difflib.get_close_matches(name[:64], list(known), n=1)), None)

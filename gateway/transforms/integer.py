@@ -1,0 +1,53 @@
+"""The transform that finds the one integer in a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gateway.transforms.errors import RejectedTextError, excerpt, quoted
+from gateway.transforms.step import Step
+
+_SEPARATOR = r",_'\u2019\u00a0\u202f\u2009"
+"""Between thousands: the visible ones, and the no-break and thin spaces. A point is taken for a decimal point."""
+
+# Latin letters only: scripts that are written without spaces have numbers stand next to their letters.
+_LETTER = r"0-9A-Za-z_\u00c0-\u024f"
+
+# A number as far as it goes, unless it is part of a word such as x86, 2nd or v1.2. A hyphen after a word is no sign.
+_NUMBER = re.compile(
+    rf"(?:(?<![{_LETTER})+\-\u2212])(?P<sign>[-+\u2212]))?[$\u20ac\u00a3\u00a5]?"
+    rf"(?P<digits>(?:(?<![{_LETTER}.])\.)?(?<![{_LETTER}])(?<![0-9][.{_SEPARATOR}])"
+    rf"[0-9]++(?:[.{_SEPARATOR}][0-9]++)*+)(?![{_LETTER}])"
+)
+_GROUPED = re.compile(rf"[0-9]{{1,3}}([{_SEPARATOR}])[0-9]{{3}}(?:\1[0-9]{{3}})*+")
+
+_NAMED_INTEGERS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Integer(Step):
+    """The integer in a text, in decimal digits without separators; it may stand there several times."""
+
+    name: ClassVar[str] = "integer"
+
+    def convert(self, text: str) -> Iterator[str]:
+        """Fails where there is no number, a number that is no integer, or more than one integer."""
+        found = list(dict.fromkeys(map(_integer, _NUMBER.finditer(text))))
+        if not found:
+            raise RejectedTextError("there is no integer that stands by itself")
+        if len(found) > 1:
+            named = ", ".join(map(excerpt, found[:_NAMED_INTEGERS])) + (" ..." if len(found) > _NAMED_INTEGERS else "")
+            raise RejectedTextError(f"which of {len(found)} integers is meant: {named}?")
+        yield found[0]
+
+
+def _integer(number: re.Match[str]) -> str:
+    """Its digits only. They are not made a number of: that would take quadratic time."""
+    written = number["digits"]
+    if not written.isdecimal() and not _GROUPED.fullmatch(written):
+        raise RejectedTextError(f"{quoted(number[0])} is not an integer")
+    digits = "".join(filter(str.isdecimal, written)).lstrip("0") or "0"
+    return f"-{digits}" if number["sign"] in {"-", "\u2212"} and digits != "0" else digits

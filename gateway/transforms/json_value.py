@@ -1,0 +1,44 @@
+"""The transform that takes JSON out of a text: the whole value, or what a path finds in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gateway.transforms.json_path import compile_path, select
+from gateway.transforms.json_text import dump_json, find_json
+from gateway.transforms.step import Parameter, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Json(Step):
+    """The JSON value in a text, compact; or one value of it, texts without quotes; or a JSON array of several.
+
+    A path of names and indexes only is for one value, any other for several, however many there are in the text.
+    """
+
+    name: ClassVar[str] = "json"
+    parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("path", required=False),)
+
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            compile_path(self.path)
+
+    def convert(self, text: str) -> Iterator[str]:
+        """Fails where there is no valid JSON or more than one value, and where a path to one value finds none."""
+        document = find_json(text)
+        if self.path is None:
+            yield dump_json(document)
+            return
+        query = compile_path(self.path)
+        values = select(query, document)
+        if query.singular_query():
+            yield values[0] if isinstance(values[0], str) else dump_json(values[0])
+            return
+        yield "["
+        for position, value in enumerate(values):
+            yield f",{dump_json(value)}" if position else dump_json(value)
+        yield "]"

@@ -1,0 +1,45 @@
+"""Transforms of a text as a whole: `strip` takes the space around it away, `template` puts words around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gateway.transforms.errors import ParameterError
+from gateway.transforms.step import Parameter, Step
+
+_PLACEHOLDER = "{{value}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Strip(Step):
+    """The text without white space around it."""
+
+    name: ClassVar[str] = "strip"
+
+    def convert(self, text: str) -> Iterator[str]:
+        """Never fails."""
+        yield text.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Template(Step):
+    """Another text with each `{{value}}` in it replaced; everything else in it is literal."""
+
+    name: ClassVar[str] = "template"
+    parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("text"),)
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if _PLACEHOLDER not in self.text:
+            raise ParameterError("text", "a template without a place for the value", expected=_PLACEHOLDER)
+
+    def convert(self, text: str) -> Iterator[str]:
+        """Never fails by itself; what it makes may be too long."""
+        before, *rest = self.text.split(_PLACEHOLDER)
+        yield before
+        for part in rest:
+            yield text
+            yield part

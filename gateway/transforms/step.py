@@ -1,0 +1,62 @@
+"""What one transform of a chain is: a frozen value that says how it is written and turns a text into another."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import ClassVar
+
+# What needs no quotes in a specification, so that most canonical forms read as people write them.
+_BARE = re.compile(r"[\w$.\[\]*:@+-]+(?: [\w$.\[\]*:@+-]+)*")
+
+
+class Kind(Enum):
+    """What a parameter takes, and so how it is written."""
+
+    TEXT = auto()
+    TEXTS = auto()
+    """One or more; as positional arguments they take all that follow."""
+    FLAG = auto()
+    """`true` or `false`, given by name only and false unless given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a transform; the field of the same name holds its value."""
+
+    name: str
+    kind: Kind = Kind.TEXT
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Step(ABC):
+    """One transform. Its constructor raises `ParameterError` for values that it cannot take."""
+
+    name: ClassVar[str]
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+
+    @abstractmethod
+    def convert(self, text: str) -> Iterator[str]:
+        """Yield what becomes of the text, in pieces, so that a result that outgrows its limit is stopped early.
+
+        Raises `RejectedTextError` with a reason that the writer of the prompt can act upon.
+        """
+
+    def __str__(self) -> str:
+        """The canonical form: it parses back to an equal step."""
+        arguments = [text for parameter in self.parameters for text in self._written(parameter)]
+        return f"{self.name}({', '.join(arguments)})" if arguments else self.name
+
+    def _written(self, parameter: Parameter) -> list[str]:
+        value = getattr(self, parameter.name)
+        if parameter.kind is Kind.FLAG:
+            return [f"{parameter.name}=true"] if value else []
+        if value is None:
+            return []
+        texts = value if parameter.kind is Kind.TEXTS else (value,)
+        return [text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False) for text in texts]

@@ -1,0 +1,65 @@
+"""Which calls are in which stage of an application, and when a stage becomes a task group (Parrot, section 5.2)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Stage(NamedTuple):
+    """The calls at the same longest distance, in calls, from the call with the id `awaited`."""
+
+    awaited: str
+    distance: int
+
+
+class Stages:
+    """The stage of each call that has one. `move` returns the calls for which that makes or ends a task group."""
+
+    __slots__ = ("_members", "_stages")
+
+    def __init__(self) -> None:
+        self._stages: dict[str, Stage] = {}
+        self._members: dict[Stage, dict[str, None]] = {}
+
+    def of(self, call_id: str) -> Stage | None:
+        """The stage of a call."""
+        return self._stages.get(call_id)
+
+    def members(self, stage: Stage) -> tuple[str, ...]:
+        """The calls of a stage, in the order in which they came into it."""
+        return tuple(self._members.get(stage, ()))
+
+    def is_group(self, stage: Stage) -> bool:
+        """Whether the stage is a task group: two calls or more."""
+        return len(self._members.get(stage, ())) > 1
+
+    def move(self, call_id: str, stage: Stage | None) -> tuple[str, ...]:
+        """Put a call into a stage, or into none; returns the others who are now in company, or alone."""
+        before = self._stages.get(call_id)
+        if stage == before:
+            return ()
+        return self._leave(call_id, before) + self._join(call_id, stage)
+
+    def _leave(self, call_id: str, stage: Stage | None) -> tuple[str, ...]:
+        if stage is None:
+            return ()
+        del self._stages[call_id]
+        members = self._members[stage]
+        del members[call_id]
+        if not members:
+            del self._members[stage]
+        return tuple(members) if len(members) == 1 else ()
+
+    def _join(self, call_id: str, stage: Stage | None) -> tuple[str, ...]:
+        if stage is None:
+            return ()
+        self._stages[call_id] = stage
+        members = self._members.setdefault(stage, {})
+        first = tuple(members) if len(members) == 1 else ()
+        members[call_id] = None
+        return first
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert self._stages == {call_id: stage for stage, members in self._members.items() for call_id in members}
+        assert all(self._members.values()), "an empty stage was left behind"

@@ -1,0 +1,175 @@
+"""What a call and a semantic variable of a session can be, and what may happen to them: two tables and their errors.
+
+A call that has ended leaves the graph at once, so its last three states are seen in the effects of what ended it only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeVar
+
+
+class CallState(StrEnum):
+    """Where a call is (Parrot, section 5.1)."""
+
+    WAITING = "waiting"  # for at least one input
+    READY = "ready"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class CallEvent(StrEnum):
+    """What happens to a call."""
+
+    UNBLOCK = "unblock"  # the last of its inputs has a value
+    START = "start"
+    PRODUCE = "produce"
+    FINISH = "finish"
+    FAIL = "fail"
+    CANCEL = "cancel"
+
+
+class VariableState(StrEnum):
+    """Where a semantic variable is (Parrot, section 4.1)."""
+
+    EMPTY = "empty"  # calls wait for it, and nobody has said to produce it
+    PENDING = "pending"  # a call that has not ended will produce it
+    SET = "set"
+    FAILED = "failed"
+
+
+class VariableEvent(StrEnum):
+    """What happens to a variable."""
+
+    PROMISE = "promise"  # a call is added that produces it
+    SET = "set"
+    FAIL = "fail"
+
+
+CALL_TRANSITIONS: Final[Mapping[tuple[CallState, CallEvent], CallState]] = {
+    (CallState.WAITING, CallEvent.UNBLOCK): CallState.READY,
+    (CallState.WAITING, CallEvent.FAIL): CallState.FAILED,
+    (CallState.WAITING, CallEvent.CANCEL): CallState.CANCELLED,
+    (CallState.READY, CallEvent.START): CallState.RUNNING,
+    (CallState.READY, CallEvent.FAIL): CallState.FAILED,
+    (CallState.READY, CallEvent.CANCEL): CallState.CANCELLED,
+    (CallState.RUNNING, CallEvent.PRODUCE): CallState.RUNNING,
+    (CallState.RUNNING, CallEvent.FINISH): CallState.FINISHED,
+    (CallState.RUNNING, CallEvent.FAIL): CallState.FAILED,
+    (CallState.RUNNING, CallEvent.CANCEL): CallState.CANCELLED,
+}
+
+VARIABLE_TRANSITIONS: Final[Mapping[tuple[VariableState, VariableEvent], VariableState]] = {
+    (VariableState.EMPTY, VariableEvent.PROMISE): VariableState.PENDING,
+    (VariableState.EMPTY, VariableEvent.SET): VariableState.SET,  # by the client
+    (VariableState.PENDING, VariableEvent.SET): VariableState.SET,  # by the call that produces it
+    (VariableState.PENDING, VariableEvent.FAIL): VariableState.FAILED,
+}
+
+State = TypeVar("State", CallState, VariableState)
+Event = TypeVar("Event", CallEvent, VariableEvent)
+
+
+def next_state(table: Mapping[tuple[State, Event], State], state: State, event: Event, subject: str) -> State:
+    """The state after `event`; raises `IllegalTransitionError` naming `subject` where the table has none."""
+    after = table.get((state, event))
+    if after is None:
+        raise IllegalTransitionError(f"{subject} is {state}: it cannot {event}")
+    return after
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Cause:
+    """Why something failed: `what` happened, `where` (the id of a call), and because of what (Parrot, section 7: who
+    gets a variable whose intermediate steps have failed is told why).
+
+    Iterating gives the chain, this cause first and the root last. Chains share their tails and may be as long as the
+    graph is deep, so nothing here recurses.
+    """
+
+    what: str
+    where: str
+    because_of: Cause | None = None
+
+    def __iter__(self) -> Iterator[Cause]:
+        cause: Cause | None = self
+        while cause is not None:
+            yield cause
+            cause = cause.because_of
+
+    def __str__(self) -> str:
+        return ", because ".join(f"{cause.where}: {cause.what}" for cause in self)
+
+    def __repr__(self) -> str:
+        return f"Cause({self.what!r}, {self.where!r}{'' if self.because_of is None else ', ...'})"
+
+    @property
+    def root(self) -> Cause:
+        """What it all began with."""
+        cause = self
+        while cause.because_of is not None:
+            cause = cause.because_of
+        return cause
+
+
+class GraphError(Exception):
+    """An event that the graph refuses; the graph is as it was before."""
+
+
+class IllegalTransitionError(GraphError):
+    """The call or the variable is not in a state in which this can happen."""
+
+
+class UnknownCallError(GraphError):
+    """No call of this id is in the graph: it was never added, or it has ended."""
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__(f"no call {call_id!r} is in the graph: it was never added, or it has ended")
+        self.call_id = call_id
+
+
+class UnknownVariableError(GraphError):
+    """No variable of this name is in the graph: nobody has named it, or it was forgotten."""
+
+    def __init__(self, variable: str) -> None:
+        super().__init__(f"no variable {variable!r} is in the graph")
+        self.variable = variable
+
+
+class DuplicateCallError(GraphError):
+    """A call of this id is in the graph and has not ended."""
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__(f"a call {call_id!r} is in the graph already")
+        self.call_id = call_id
+
+
+class VariableInUseError(GraphError):
+    """Calls that have not ended name the variable: it cannot be forgotten."""
+
+    def __init__(self, variable: str, users: tuple[str, ...]) -> None:
+        super().__init__(f"variable {variable!r} is in use by {', '.join(map(repr, users[:3]))}")
+        self.variable = variable
+        self.users = users
+
+
+class DoubleProducerError(GraphError):
+    """A variable has one producer, a call or the client: `first` is that, `second` is the one refused."""
+
+    def __init__(self, variable: str, first: str, second: str) -> None:
+        super().__init__(f"variable {variable!r} is produced by {first!r} already, {second!r} cannot produce it too")
+        self.variable = variable
+        self.first = first
+        self.second = second
+
+
+class CycleError(GraphError):
+    """A call would wait for itself. `path` is call, variable, call, ..., and ends with the call that it begins with."""
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        super().__init__(f"a call cannot wait for its own output: {' -> '.join(path)}")
+        self.path = path

@@ -26,7 +26,10 @@ MISFITS = 64
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A call that could get `tokens` of its own computed behind `context_tokens`; `due_s` as in `slo.Timing`."""
+    """A call that could get `tokens` of its own computed behind `context_tokens`; `due_s` as in `slo.Timer`.
+
+    `is_lost`: its objectives cannot be met any more.
+    """
 
     call: LocalCall
     tokens: int
@@ -35,6 +38,7 @@ class Candidate:
     remaining_s: float = inf
     due_s: float | None = None
     is_long: bool = False
+    is_lost: bool = False
 
 
 class Batch:
@@ -93,6 +97,12 @@ class Batch:
         self.budget.take_decodes(tokens, sum(one.context_tokens for one in decodes))
         self.picks.update((one.call, one.tokens) for one in decodes)
 
+    def remove(self, candidate: Candidate) -> None:
+        """Leave out a running call that was added."""
+        tokens = self.picks.pop(candidate.call)
+        self.free_blocks += self._facts.blocks_needed(candidate.call, tokens)
+        self.budget.give_back(tokens, candidate.context_tokens)
+
     def extend(self, candidate: Candidate) -> None:
         """Compute more of a call that was cut, as far as there is room."""
         given = self.picks[candidate.call]
@@ -110,6 +120,11 @@ class Batch:
         """End within `slo_s`, if that can still be."""
         if self.budget.time_s() <= slo_s < self.budget.limit_s:
             self.budget.limit_s = slo_s
+
+    def quieten(self, slo_s: float, tokens: int) -> None:
+        """End within `slo_s` from now on, but for `tokens` more as far as there is room for them."""
+        self.floor_tokens = max(self.floor_tokens, min(tokens, self.left_tokens))
+        self.budget.limit_s = min(self.budget.limit_s, slo_s)
 
     def _room(self, wanted_tokens: int, context_tokens: int) -> int:
         room = self.budget.room(wanted_tokens, context_tokens)

@@ -5,8 +5,8 @@ AccelGen's algorithm 1, with Preble's hit-ratio groups for the calls that were p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
 from math import ceil, inf
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -14,13 +14,20 @@ from typing import TYPE_CHECKING
 from policy.batching import Batch, Candidate, select_by_distance, select_in_order
 from policy.in_order import MAX_BACKFILL_CALLS
 from policy.plan import EngineFacts, LocalCall, Plan
-from policy.waiting import Moment, Sorted, SortRules, is_lost, sort_waiting
+from policy.waiting import Moment, Sorted, SortRules, sort_waiting
 
 if TYPE_CHECKING:
     from policy.slo_scheduler import SloScheduler
 
 DECODE_TOKENS = 8
 """A call behind its prompt with no more than this to compute decodes; with more it recomputes what was preempted."""
+
+PASS_RATIO = 32.0
+"""A lost call that finds no room is passed by others of at least this fraction of its response ratio: it grows as the
+call waits, so that none waits for ever."""
+
+MOST_LOST_MISFITS = 8
+"""Lost calls found not to fit before the others are left alone."""
 
 _REMAINING = attrgetter("remaining_s")
 
@@ -37,6 +44,9 @@ class Iteration:
         facts: EngineFacts,
     ) -> None:
         self.started_long: list[LocalCall] = []
+        self.spares_s: dict[LocalCall, float] = {}
+        self.paused = False
+        self._may_pause = scheduler.may_pause(now_s)
         self._scheduler = scheduler
         self._settings = scheduler.settings
         self._objectives = scheduler.objectives
@@ -45,11 +55,12 @@ class Iteration:
         self._waiting = waiting
         self._pace = scheduler.measurements.pace(facts.max_batch_tokens)
         self._batch = Batch(scheduler.new_budget(facts.max_batch_tokens), facts, facts.max_running_calls - len(running))
+        self._soonest = scheduler.new_budget(facts.max_batch_tokens) if self._may_pause else self._batch.budget
         self._preempted: list[LocalCall] = []
         self._decodes: list[Candidate] = []
         self._prefills: list[Candidate] = []
         self._timing = self._objectives.timer(now_s, self._pace, runs=True)
-        self._by_remaining: list[Candidate] | None = None
+        self._by_spare: list[Candidate] | None = None
         self._sort_running(running)
 
     def plan(self) -> Plan:
@@ -58,19 +69,23 @@ class Iteration:
         self._decode()
         found = self._sort_waiting()
         going_on = [one for one in self._prefills if one.call not in self._preempted]
-        first = [one for one in going_on if one.remaining_s < inf]
-        rest = [one for one in going_on if one.remaining_s == inf]
+        first = [one for one in going_on if one.remaining_s < inf and not one.is_lost]
+        rest = [one for one in going_on if one.remaining_s == inf or one.is_lost]
         batch.withheld_tokens = self._withheld(rest, found)
         self._add_urgent(sorted([*first, *found.urgent], key=_REMAINING))
         self._select(found.normal)
         withheld, batch.withheld_tokens = batch.withheld_tokens, 0
+        limit_s = self._quieten(withheld)
         select_in_order(batch, [one for one in rest if one.call not in self._preempted])
-        turns = self._best_effort(found.others)
+        left = self._best_effort(found)
+        budget_tokens = batch.budget.tokens + batch.left_tokens if batch.budget.limit_s < inf else None
+        batch.budget.limit_s = limit_s
         promised = [*found.urgent, *found.normal]
         if withheld and batch.left_tokens:
             self._use_up([*first, *promised])
         self._release_long(found.held, promised)
-        return self._planned(promised, turns)
+        self._note_spares(chain(promised, (one for _, one in found.lost)))
+        return self._planned(promised, left, budget_tokens)
 
     def _sort_running(self, running: Sequence[LocalCall]) -> None:
         for call in running:
@@ -89,18 +104,24 @@ class Iteration:
         candidate.is_long = self._scheduler.runs_long(call)
         if slo is not None:
             candidate.remaining_s, candidate.due_s = self._timing(call, slo, candidate.tokens)
-            if self._settings.lost == "demote" and is_lost(candidate, self._batch.budget):
-                candidate.remaining_s = self._pace.longest_s * 1.01  # it holds blocks: right behind the urgent ones
+            if self._settings.lost == "demote":
+                soonest_s = self._soonest.time_s(candidate.tokens, candidate.context_tokens)
+                candidate.is_lost = self._objectives.too_late(call, slo, self._now_s, soonest_s)
 
     def _staying(self) -> list[Candidate]:
-        """Running calls, those with the largest T_r at the end; of equals the latest arrival, and prompts first."""
-        if self._by_remaining is None:
+        """Running calls by what they can spare, the least first: of promised ones T_r, then the others.
+
+        Of those others the one whose loss is least comes last; of equals the latest arrival, and prompts.
+        """
+        if self._by_spare is None:
+            demote = self._settings.lost == "demote"
             for decode in self._decodes:  # only now, since mostly there is room for all of them
                 slo = self._objectives.of(decode.call)
                 if slo is not None:
                     decode.remaining_s = self._timing(decode.call, slo, 1)[0]
-            self._by_remaining = sorted([*self._decodes, *self._prefills], key=_REMAINING)
-        return self._by_remaining
+                    decode.is_lost = demote and self._objectives.too_late(decode.call, slo, self._now_s, 0.0)
+            self._by_spare = sorted([*self._decodes, *self._prefills], key=_spare)
+        return self._by_spare
 
     def _decode(self) -> None:
         """Every running decode goes on; while blocks are short the largest T_r is preempted."""
@@ -111,13 +132,14 @@ class Iteration:
             batch.add_decodes(self._decodes, tokens, blocks)
         else:
             self._decode_some()
+        self._pivot_s = batch.budget.time_s(self._pace.pivot_tokens)
         self._bind_to_decodes()
         self._reserve()
 
     def _decode_some(self) -> None:
-        """Decodes in ascending T_r, each in the room of those with a larger one if there is no other."""
+        """Decodes, each in the room of those that can spare more if there is no other."""
         batch, staying = self._batch, self._staying()
-        for decode in sorted(self._decodes, key=_REMAINING):
+        for decode in sorted(self._decodes, key=_spare):
             if decode.call in self._preempted:
                 continue
             tokens = batch.budget.room(decode.tokens, decode.context_tokens)
@@ -158,14 +180,34 @@ class Iteration:
             by_arrival=settings.order == "arrival",
             demote_lost=settings.lost == "demote",
         )
-        moment = Moment(self._now_s, self._objectives, self._pace)
-        return sort_waiting(self._waiting, moment, self._batch.budget, self._facts, rules)
+        moment = Moment(
+            self._now_s,
+            self._objectives,
+            self._pace,
+            self._batch.budget,
+            self._soonest,
+            self._facts.max_batch_tokens,
+        )
+        return sort_waiting(self._waiting, moment, self._facts, rules)
 
     def _long_runs(self) -> bool:
         if self._settings.long_prompts == "until_prefilled":
             return any(prefill.is_long for prefill in self._prefills)
         running = chain(self._prefills, self._decodes)
         return any(self._scheduler.runs_long(candidate.call) for candidate in running)
+
+    def _note_spares(self, candidates: Iterable[Candidate]) -> None:
+        """What calls that start could have spared of their TTFT, had they found the engine idle."""
+        costs, picks = self._scheduler.measurements.costs, self._batch.picks
+        if costs is None:
+            return
+        for one in candidates:
+            if one.call in picks:
+                slo = self._objectives.of(one.call)
+                if slo is not None and slo.ttft_s is not None:
+                    spare_s = slo.ttft_s - costs.prefill_time_s(one.tokens, one.context_tokens)
+                    if spare_s > 0:
+                        self.spares_s[one.call] = spare_s
 
     def _release_long(self, held: list[Candidate], promised: list[Candidate]) -> None:
         """Compute is left and every long prompt begun will be through: to wait would only leave it idle."""
@@ -178,11 +220,28 @@ class Iteration:
 
     def _withheld(self, rest: list[Candidate], found: Sorted) -> int:
         """Tokens kept for calls that were promised nothing, or that cannot be served as promised."""
-        if not rest and not found.others:
+        if found.unpromised or any(self._objectives.of(one.call) is None for one in rest):
+            share = self._settings.best_effort_share
+        elif rest or found.lost:
+            share = self._settings.lost_share
+        else:
             return 0
-        unpromised = found.unpromised or any(self._objectives.of(one.call) is None for one in rest)
-        share = self._settings.best_effort_share if unpromised else self._settings.lost_share
         return ceil(share * self._batch.left_tokens)
+
+    def _quieten(self, withheld_tokens: int) -> float:
+        """Keep what follows short for the sake of calls that may arrive meanwhile; returns the limit before."""
+        limit_s, quiet_s = self._batch.budget.limit_s, self._quiet_s()
+        if quiet_s < limit_s:
+            self._batch.quieten(quiet_s, withheld_tokens)
+        return limit_s
+
+    def _quiet_s(self) -> float:
+        """How long an iteration may take in which nothing is urgent: a share of what arrivals can spare.
+
+        It is never shorter than at the pivot, below which throughput would suffer.
+        """
+        spare_s, share = self._pace.spare_s, self._settings.spare_share
+        return max(share * spare_s, self._pivot_s) if spare_s is not None and share else inf
 
     def _add_urgent(self, candidates: list[Candidate]) -> None:
         """Urgent calls and prompts begun, in ascending T_r; for an urgent one room is made if that is possible."""
@@ -191,12 +250,38 @@ class Iteration:
             if candidate.call in self._preempted:
                 continue
             tokens = batch.fit(candidate)
-            if not tokens and candidate.remaining_s <= self._pace.longest_s and self._make_room(candidate):
+            if not tokens and self._make_room(candidate):
                 tokens = batch.fit(candidate)
             if tokens:
+                self._pause_decodes_for(candidate, tokens)
                 batch.add(candidate, tokens)
             elif batch.left_tokens <= batch.withheld_tokens:
                 return
+
+    def _pause_decodes_for(self, candidate: Candidate, tokens: int) -> None:
+        """Leave decodes that can wait out of the iteration if only without them the candidate's first token is in time.
+
+        Never twice in a row, so that they go on whatever comes.
+        """
+        budget, due_s = self._batch.budget, candidate.due_s
+        if due_s is None or tokens < candidate.tokens or not self._may_pause:
+            return
+        if budget.time_s(tokens, candidate.context_tokens) <= due_s:
+            return
+        waiting = [one for one in self._decodes if one.call in self._batch.picks and self._can_wait(one, due_s)]
+        for one in waiting:
+            self._batch.remove(one)
+        if budget.time_s(tokens, candidate.context_tokens) <= due_s:
+            self.paused = bool(waiting)
+            return
+        for one in waiting:  # in vain
+            self._batch.add(one, one.tokens)
+
+    def _can_wait(self, decode: Candidate, seconds: float) -> bool:
+        """Whether a decode's next token may come so much later."""
+        slo = self._objectives.of(decode.call)
+        due_s = None if slo is None else self._objectives.due_s(decode.call, slo, self._now_s)
+        return due_s is None or due_s >= seconds + self._pace.shortest_s
 
     def _make_room(self, candidate: Candidate) -> bool:
         """Preempt the largest T_r as far as they can spare it; nobody, if that is not enough."""
@@ -207,9 +292,10 @@ class Iteration:
             return False  # for want of something else than blocks
         room = batch.open_blocks if candidate.waits else batch.free_blocks
         missing = facts.blocks_needed(candidate.call, candidate.tokens) - room
+        urgent = candidate.remaining_s <= self._pace.longest_s
         victims: list[Candidate] = []
         for one in reversed(self._staying()):
-            if missing <= 0 or one.remaining_s <= candidate.remaining_s:
+            if missing <= 0 or (not _is_spare(one) and (not urgent or one.remaining_s <= candidate.remaining_s)):
                 break
             freed = facts.blocks_freed(one.call) if one is not candidate and self._can_spare(one) else 0
             if freed:
@@ -223,12 +309,12 @@ class Iteration:
         return True
 
     def _can_spare(self, one: Candidate) -> bool:
-        """Whether a running call may be preempted: it is not urgent even once all of it has to be computed again."""
+        """Whether a running call may be preempted: nothing is lost, or it is not urgent even once it starts anew."""
         settings, pace = self._settings, self._pace
-        if settings.preempt == "unpromised" and self._objectives.of(one.call) is not None:
-            return False
         if self._scheduler.measurements.times_preempted(one.call) >= settings.max_preemptions:
             return False
+        if _is_spare(one) or settings.preempt == "spare":
+            return _is_spare(one)
         again_s = pace.chunks(one.context_tokens) * pace.longest_s
         return one.remaining_s - again_s > pace.longest_s
 
@@ -253,32 +339,61 @@ class Iteration:
                 self._batch.extend(candidate)
         self._select([one for one in candidates if one.call not in picks and one.call not in self._preempted])
 
-    def _best_effort(self, calls: list[LocalCall]) -> Iterator[LocalCall]:
-        """Add others by the turns of their hit-ratio groups until one finds no room; returns those left, in order."""
-        batch, facts = self._batch, self._facts
-        turns = self._scheduler.hit_ratio.turns(calls, facts)
-        if not calls or self._preempted:
-            return iter(calls)
-        for call in turns:
-            cached = facts.cached_tokens(call)
-            tokens = call.uncomputed_tokens - cached
-            candidate = Candidate(call, tokens, cached, waits=True, is_long=tokens >= self._settings.long_tokens)
-            fitting = batch.fit(candidate)
-            if not fitting:
-                return chain((call,), turns)
-            batch.add(candidate, fitting)
-        return turns
+    def _best_effort(self, found: Sorted) -> Iterator[LocalCall]:
+        """Add others by the turns of their hit-ratio groups and lost calls by response ratio, one of each in turn.
 
-    def _planned(self, promised: list[Candidate], turns: Iterator[LocalCall]) -> Plan:
+        When one whose turn it is finds no room, nobody takes what it waits for. Returns those left, in order.
+        """
+        turns = self._scheduler.hit_ratio.turns(found.unpromised, self._facts)
+        lost = (one.call for _, one in found.lost)
+        if self._preempted:
+            return chain(turns, lost)
+        candidates = iter(found.lost)
+        misfits, least_ratio = 0, 0.0
+        for call in chain(turns, repeat(None)):
+            if call is not None and not self._add(self._candidate(call)):
+                return chain((call,), turns, lost)
+            ratio, candidate = next(candidates, (0.0, None))
+            if candidate is None:
+                if call is None:
+                    break
+            elif ratio < least_ratio:
+                candidates = iter(())
+            elif not self._add(candidate):
+                misfits += 1
+                least_ratio = max(least_ratio, ratio / PASS_RATIO)
+                if misfits > MOST_LOST_MISFITS:
+                    candidates = iter(())
+        return chain(turns, lost)
+
+    def _candidate(self, call: LocalCall) -> Candidate:
+        cached = self._facts.cached_tokens(call)
+        tokens = call.uncomputed_tokens - cached
+        return Candidate(call, tokens, cached, waits=True, is_long=tokens >= self._settings.long_tokens)
+
+    def _add(self, candidate: Candidate) -> bool:
+        tokens = self._batch.fit(candidate)
+        if tokens:
+            self._batch.add(candidate, tokens)
+        return tokens > 0
+
+    def _planned(self, promised: list[Candidate], rest: Iterator[LocalCall], budget_tokens: int | None) -> Plan:
         batch = self._batch
         picks = batch.picks
         self.started_long = [one.call for one in promised if one.is_long and one.call in picks]
-        left = (call for call in chain((one.call for one in promised), turns) if call not in picks)
+        left = (call for call in chain((one.call for one in promised), rest) if call not in picks)
         backfill = () if self._preempted or batch.seats <= 0 else islice(left, MAX_BACKFILL_CALLS)
-        limited = batch.budget.limit_s < inf
-        return Plan(
-            tuple(self._preempted),
-            tuple(picks.items()),
-            tuple(backfill),
-            batch.budget.tokens + batch.left_tokens if limited else None,
-        )
+        if budget_tokens is not None:
+            budget_tokens = max(budget_tokens, batch.budget.tokens)
+        return Plan(tuple(self._preempted), tuple(picks.items()), tuple(backfill), budget_tokens)
+
+
+def _is_spare(candidate: Candidate) -> bool:
+    return candidate.is_lost or candidate.remaining_s == inf
+
+
+def _spare(candidate: Candidate) -> tuple[float, float]:
+    """What it can spare: the more, the sooner it makes room."""
+    if _is_spare(candidate):
+        return inf, -candidate.context_tokens
+    return candidate.remaining_s, 0.0

@@ -5,6 +5,7 @@ Measured from what the adapter observes of iterations and from the calls that su
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ PREEMPTION_ITERATIONS = 1024
 
 START_OUTPUT_TOKENS = 211.0
 """S_g until calls have ended: the mean of the Azure conversation trace (2023)."""
+
+SPARE_CALLS = 128
+"""Calls whose time to spare is remembered."""
 
 FIT_DECAY = 1 - 1 / 256
 """Weight of an iteration in the fitted model, one iteration later: a memory of 256."""
@@ -41,6 +45,10 @@ class Pace:
     longest_preemption_s: float = 0.0
     tokens_per_s: float | None = None
     mean_outputs: Mapping[Objective | None, float] = field(default_factory=dict)
+    spare_s: float | None = None
+    """What three quarters of recent calls with a TTFT could at least spare of it on an idle engine; None: no calls."""
+    pivot_tokens: int = 0
+    """S_pf, at most the engine's own maximum."""
 
     def output_tokens(self, objective: Objective | None) -> float:
         """S_g: the mean output of calls with this objective that have ended lately."""
@@ -77,6 +85,8 @@ class Measurements:
         self._running: dict[LocalCall, None] = {}
         self._preempted: dict[LocalCall, float] = {}
         self._times_preempted: dict[LocalCall, int] = {}
+        self._spares_s: deque[float] = deque(maxlen=SPARE_CALLS)
+        self._sorted_spares_s: list[float] = []
 
     @property
     def pivot(self) -> Pivot | None:
@@ -90,6 +100,13 @@ class Measurements:
     def expect(self, costs: CostModel) -> None:
         """Use a fitted model instead of measuring one."""
         self.costs, self._given, self._pivot = costs, True, costs.pivot()
+
+    def spared(self, seconds: float) -> None:
+        """A call has started that could have waited so long for its first token on an idle engine."""
+        if len(self._spares_s) == SPARE_CALLS:
+            self._sorted_spares_s.remove(self._spares_s[0])
+        self._spares_s.append(seconds)
+        insort(self._sorted_spares_s, seconds)
 
     def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
         """An iteration is over: `work` is (new tokens, context tokens) of each of its calls."""
@@ -148,6 +165,8 @@ class Measurements:
             preemption_rate=preemptions / max(1, self._generated_tokens),
             longest_preemption_s=max((seconds for _, seconds in self._preempted_s), default=0.0),
             tokens_per_s=pivot.tokens / pivot.time_s if pivot and pivot.time_s > 0 else None,
+            spare_s=self._sorted_spares_s[len(self._sorted_spares_s) // 4] if self._sorted_spares_s else None,
+            pivot_tokens=pivot_tokens,
             mean_outputs={kind: self._output_sums[kind] / len(outputs) for kind, outputs in self._outputs.items()},
         )
 

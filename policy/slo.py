@@ -129,6 +129,18 @@ class Objectives:
             return None
         return first_token_s + slo.tpot_s * call.output_tokens - now_s
 
+    def too_late(self, call: LocalCall, slo: Slo, now_s: float, soonest_s: float) -> bool:
+        """Whether an objective is missed even if the call's next token comes `soonest_s` from now."""
+        elapsed_s = now_s - call.arrived_s
+        if slo.jct_s is not None and elapsed_s + soonest_s > slo.jct_s:
+            return True
+        if slo.ttft_s is None:
+            return False
+        if call.output_tokens:
+            first_token_s = self._first_token_s.get(call)
+            return first_token_s is not None and first_token_s - call.arrived_s > slo.ttft_s
+        return elapsed_s + soonest_s > slo.ttft_s
+
     def tightest_s(self, decodes: Iterable[LocalCall], now_s: float, pace: Pace) -> float:
         """The tightest iteration SLO of calls that have computed their prompts; infinite if nothing binds them.
 

@@ -36,8 +36,12 @@ class SloSettings:
     execution, jct_slack: how T_e and the slack of a JCT are reckoned (`policy.slo`).
     best_effort_share, lost_share: shares of the budget that are kept for calls without an SLO, or for lost ones only.
     floor_share: of the engine's maximum, for prompts while decodes by themselves take longer than their SLO.
-    preempt: for urgent calls, `any` call that stays in time itself, only those without an objective, or `never`.
+    preempt: for urgent calls, `spare` ones (those without an objective, or that have missed theirs), `any` that stays
+      in time itself, or `never`.
     max_preemptions: how often a call makes room for urgent ones at most.
+    pause: whether decodes that can wait are left out of an iteration that would be too long for a first token.
+    spare_share: an iteration in which nothing is urgent takes at most this share of what arrivals can spare of their
+      TTFT (but as long as at the pivot); 0 lets it take as long as the budget allows.
     watermark_blocks: left free for each running decode when a prompt is admitted.
     """
 
@@ -50,12 +54,14 @@ class SloSettings:
     long_tokens: int = LONG_TOKENS
     lost: Literal["demote", "keep"] = "demote"
     execution: Execution = "throughput"
-    jct_slack: JctSlack = "spread"
+    jct_slack: JctSlack = "whole"
     best_effort_share: float = 0.1
     lost_share: float = 0.02
     floor_share: float = 0.1
-    max_preemptions: int = 2
-    preempt: Literal["never", "unpromised", "any"] = "unpromised"
+    max_preemptions: int = 8
+    preempt: Literal["never", "spare", "any"] = "spare"
+    pause: bool = True
+    spare_share: float = 0.5
     watermark_blocks: int = 2
 
 
@@ -68,6 +74,8 @@ class SloScheduler:
         self.objectives = Objectives(self.settings.default_slo, self.settings.execution, self.settings.jct_slack)
         self.hit_ratio = HitRatioOrder()
         self._started_long: list[LocalCall] = []
+        self._paused_s: float | None = None
+        self._spares_s: dict[LocalCall, float] = {}
 
     def expect(self, costs: CostModel) -> None:
         """The engine's iteration times are known."""
@@ -84,6 +92,9 @@ class SloScheduler:
         ended = self.measurements.follow(now_s, waiting, running)
         self.objectives.follow(now_s, running, ended)
         self.hit_ratio.settle(waiting)
+        for call in running:
+            if call in self._spares_s:
+                self.measurements.spared(self._spares_s.pop(call))
         if self._started_long:
             present = set(running)
             self._started_long = [call for call in self._started_long if call in present]
@@ -94,7 +105,16 @@ class SloScheduler:
         if not plan.picks and not plan.preempt and (running or waiting):
             return plan_in_order(waiting, running, facts, self.hit_ratio.turns)  # all stand in each other's way
         self._started_long += iteration.started_long
+        self._spares_s = iteration.spares_s
+        if iteration.paused:
+            self._paused_s = now_s
+        elif self._paused_s != now_s:
+            self._paused_s = None
         return plan
+
+    def may_pause(self, now_s: float) -> bool:
+        """Whether decodes may be left out of an iteration now: not of two in a row."""
+        return self.settings.pause and self._paused_s in {None, now_s}
 
     def runs_long(self, call: LocalCall) -> bool:
         """Whether a running call was started as a long prompt."""

@@ -74,7 +74,7 @@ class Plan:
 QUICK = Plan(calls=120, seeds=(0,), rates={"range": (0.1, 0.3, 0.6), "choice": (0.3,)})
 FULL = Plan(
     calls=300,
-    seeds=(0, 1),
+    seeds=(0, 1, 2),
     rates={"range": (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0), "choice": (0.1, 0.3, 0.6)},
     variant_rates=(0.1, 0.3, 0.6),
     shares=(0.0, 0.2, 0.5, 0.8, 1.0),

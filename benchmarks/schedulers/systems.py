@@ -29,18 +29,30 @@ FASTGEN_TOKENS = 768
 
 OURS = "slo"
 ABLATIONS = {
-    "slo_without_chunk": SloSettings(budget="engine", long_prompts="any"),
+    "slo_without_chunk": SloSettings(budget="engine", long_prompts="any", spare_share=0.0),
     "slo_without_order": SloSettings(order="arrival"),
     "slo_without_batch": SloSettings(selection="order"),
 }
 """AccelGen's section 6.3: each method left out."""
 VARIANTS = {
+    "slo_as_published": SloSettings(
+        budget="pivot",
+        execution="chunks",
+        long_prompts="until_completed",
+        lost="keep",
+        preempt="any",
+        pause=False,
+        spare_share=0.0,
+    ),
     "slo_equation_6": SloSettings(budget="pivot"),
     "slo_until_completed": SloSettings(long_prompts="until_completed"),
     "slo_any_long": SloSettings(long_prompts="any"),
     "slo_lost_keep": SloSettings(lost="keep"),
+    "slo_preempt_never": SloSettings(preempt="never"),
+    "slo_pause_never": SloSettings(pause=False),
+    "slo_spare_share_0": SloSettings(spare_share=0.0),
 }
-"""Choices that the design leaves to measurement; the first three, with lost calls kept first, are AccelGen's own."""
+"""Choices that the design leaves to measurement: AccelGen's own together, then each of ours taken back."""
 
 
 @dataclass(frozen=True, slots=True)

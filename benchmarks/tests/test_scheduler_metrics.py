@@ -161,4 +161,4 @@ def test_plans_cover_every_system_at_every_load_but_variants() -> None:
     full = FULL.points(("orca",))
     assert {point.system for point in full} == {*kinds, BOUND}
     assert {point.figure for point in full if point.system == "orca"} == {"rate", "share", "alone"}
-    assert all(len(FULL.seeds_of(point)) == (2 if point.figure == "rate" else 1) for point in full)
+    assert all(len(FULL.seeds_of(point)) == (len(FULL.seeds) if point.figure == "rate" else 1) for point in full)

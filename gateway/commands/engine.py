@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--block-tokens", type=positive, default=16, help="tokens in a KV block (default: %(default)s)")
     parser.add_argument("--max-batch-tokens", type=positive, default=2048, help="an iteration's budget (%(default)s)")
     parser.add_argument("--max-running-calls", type=positive, default=256, help="default: %(default)s")
-    parser.add_argument("--scheduler", default="fcfs", choices=sorted(SCHEDULERS), help="its order (%(default)s)")
+    parser.add_argument("--scheduler", default="slo", choices=sorted(SCHEDULERS), help="its order (%(default)s)")
     parser.add_argument("--max-context-tokens", type=positive, help="prompt and output (default: the KV cache)")
     parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds in a real one")
     parser.add_argument("--api-key", help="ask for this bearer token")

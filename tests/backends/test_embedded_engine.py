@@ -65,7 +65,10 @@ BLOCK_TOKENS = st.sampled_from((16, 64))
 
 
 def new_engine(*, costs: Any = COSTS, kv_tokens: int = 100_000, block_tokens: int = 16, **more: Any) -> Engine:
-    settings = EngineSettings(name="e", model="m", kv_tokens=kv_tokens, block_tokens=block_tokens, **more)
+    scheduler = more.pop("scheduler", "fcfs")  # whose order is plain to see
+    settings = EngineSettings(
+        name="e", model="m", kv_tokens=kv_tokens, block_tokens=block_tokens, scheduler=scheduler, **more
+    )
     return Engine(settings, cast("CostModel", costs))
 
 

@@ -29,6 +29,7 @@ ABLATIONS = [
     SloSettings(order="arrival", long_prompts="any", lost="keep"),
     SloSettings(long_prompts="until_completed", long_tokens=20, preempt="any", default_slo=Slo(tpot_s=0.1875)),
     SloSettings(long_tokens=20, preempt="never", best_effort_share=0.0),
+    SloSettings(pause=False, spare_share=0.0, max_preemptions=1),
 ]
 
 
@@ -179,19 +180,34 @@ def test_nobody_is_preempted_without_need(tokens: int, ttft_s: float) -> None:
 
 
 def test_a_promised_call_is_preempted_only_if_allowed_and_never_into_urgency() -> None:
-    def plan(tpot_s: float, preempt: Literal["any", "unpromised"]) -> list[str]:
+    def plan(tpot_s: float, preempt: Literal["any", "spare"]) -> list[str]:
         call = decode("promised", 400, 1, Slo(tpot_s=tpot_s))
         engine = FakeEngine(free_blocks=10, running=[call], waiting=[prompt("urgent", 100, 0.1)])
         scheduler = slo_scheduler(SloSettings(preempt=preempt))
         return [call.call_id for call in engine.plan(scheduler).preempt]
 
     assert plan(9.0, "any") == ["promised"]
-    assert plan(9.0, "unpromised") == []
+    assert plan(9.0, "spare") == []
     assert plan(0.15, "any") == [], "0.15 s left, and 0.1 s to compute it again"
 
 
-def test_a_call_makes_way_twice_at_most() -> None:
-    victim, scheduler = decode("victim", 400), slo_scheduler()
+def test_a_running_call_that_has_missed_its_ttft_makes_way_too() -> None:
+    scheduler, late = slo_scheduler(), prompt("late", 400, 0.5)
+    engine = FakeEngine(free_blocks=200, waiting=[late])
+    engine.plan(scheduler)
+    late.computed_tokens, late.output_tokens = 400, 1
+    engine.free_blocks, engine.running, engine.waiting = 10, [late], [prompt("urgent", 100, 0.1, arrived_s=0.6)]
+    assert [call.call_id for call in engine.plan(scheduler, 0.6).preempt] == ["late"]
+
+
+def test_of_those_that_can_spare_it_the_one_with_the_least_to_compute_again_makes_way() -> None:
+    background = [decode("small", 200), decode("large", 400)]
+    engine = FakeEngine(free_blocks=10, running=background, waiting=[prompt("urgent", 100, 0.1)])
+    assert [call.call_id for call in engine.plan(slo_scheduler()).preempt] == ["small"]
+
+
+def test_a_call_makes_way_a_limited_number_of_times() -> None:
+    victim, scheduler = decode("victim", 400), slo_scheduler(SloSettings(max_preemptions=2))
     engine = FakeEngine(free_blocks=10)
     preempted = 0
     for turn in range(4):
@@ -201,6 +217,73 @@ def test_a_call_makes_way_twice_at_most() -> None:
         if preempted > turn:
             engine.plan(scheduler, turn + 0.5)
     assert preempted == 2
+
+
+# Decodes that wait, iterations that stay short, calls that are late already.
+
+
+def test_decodes_wait_for_a_first_token_that_is_in_time_only_without_them() -> None:
+    calls = [decode("plain"), decode("loose", slo=Slo(tpot_s=0.2)), decode("tight", slo=Slo(tpot_s=0.04))]
+    engine = FakeEngine(running=calls, waiting=[prompt("urgent", 200, 0.03015)])
+    scheduler = slo_scheduler()
+    assert names(engine.plan(scheduler)) == [("tight", 1), ("urgent", 200)], "10 ms, and 0.1 ms for each of 201 tokens"
+    assert engine.plan(scheduler) == engine.plan(scheduler), "the same moment, the same plan"
+    engine.waiting = [prompt("another", 200, 0.03015, arrived_s=0.03)]
+    assert names(engine.plan(scheduler, 0.03))[:3] == [("plain", 1), ("loose", 1), ("tight", 1)], "not twice in a row"
+    assert len(names(engine.plan(slo_scheduler(SloSettings(pause=False))))) == 4
+
+
+def test_decodes_do_not_wait_in_vain_nor_without_need() -> None:
+    calls = [decode("plain"), *(decode(f"tight-{n}", slo=Slo(tpot_s=0.03)) for n in range(5))]
+    engine = FakeEngine(running=calls, waiting=[prompt("urgent", 200, 0.0302)])
+    assert ("plain", 1) in names(engine.plan(slo_scheduler())), "the others cannot wait, and it is too late with them"
+    engine = FakeEngine(running=calls[:1], waiting=[prompt("urgent", 200, 0.0302)])
+    assert names(engine.plan(slo_scheduler())) == [("plain", 1), ("urgent", 200)]
+
+
+def test_what_is_not_urgent_is_cut_to_what_arrivals_can_spare_but_not_below_the_pivot() -> None:
+    def longest(spare_s: float, share: float = 0.5) -> int:
+        scheduler = slo_scheduler(SloSettings(spare_share=share))
+        started = prompt("started", 100, 0.02 + spare_s)
+        engine = FakeEngine(max_batch_tokens=4000, waiting=[started])
+        engine.plan(scheduler)
+        engine.waiting, engine.running = [prompt("lost", 9000, 0.01)], [started]
+        started.computed_tokens, started.output_tokens = 100, 1
+        return dict(names(engine.plan(scheduler, 1.0)))["lost"]
+
+    assert longest(0.1) == 900, "the pivot"
+    assert longest(0.4) == 1899, "half of 0.4 s, the decode beside it"
+    assert longest(9.0) == 3999
+    assert longest(0.1, share=0.0) == 3999
+
+
+def test_late_calls_go_by_time_waited_over_kv_time_to_come() -> None:
+    waiting = [prompt("large", 3000, 0.1), prompt("small", 100, 0.01, arrived_s=1.0)]
+    engine = FakeEngine(max_batch_tokens=50, waiting=waiting)
+    assert names(engine.plan(slo_scheduler(), 2.0)) == [("small", 50)]
+    assert names(engine.plan(slo_scheduler(), 1.02)) == [("large", 50)], "it has waited fifty times as long"
+
+
+def test_a_late_call_that_finds_no_room_is_passed_for_a_while_only() -> None:
+    def plan(now_s: float) -> list[str]:
+        waiting = [prompt("large", 3000, 0.1), prompt("small", 300, 0.01, arrived_s=now_s - 0.02)]
+        engine = FakeEngine(free_blocks=200, running=[decode("d")], waiting=waiting)
+        return [name for name, _ in names(engine.plan(slo_scheduler(), now_s))]
+
+    assert plan(0.5) == ["d", "small"]
+    assert plan(60.0) == ["d"]
+
+
+def test_late_calls_and_those_without_objectives_take_turns() -> None:
+    waiting = [*(prompt(f"late-{n}", 100, 0.1) for n in range(3)), *(prompt(f"plain-{n}", 100) for n in range(3))]
+    engine = FakeEngine(max_batch_tokens=400, waiting=waiting)
+    assert [name[:-2] for name, _ in names(engine.plan(slo_scheduler(), 1.0))] == ["plain", "late", "plain", "late"]
+
+
+def test_a_job_beyond_its_jct_makes_way() -> None:
+    job = LocalCall("job", 0.0, 100, slo=Slo(jct_s=1.0))
+    engine = FakeEngine(max_batch_tokens=100, waiting=[job, prompt("due", 100, 0.5, arrived_s=1.0)])
+    assert names(engine.plan(slo_scheduler(), 1.1))[0][0] == "due"
 
 
 # What holds always.

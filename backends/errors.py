@@ -77,6 +77,47 @@ class BodyTooLargeError(CallerError):
     default_code = "body_too_large"
 
 
+class WaitTimeoutError(CallerError):
+    """What was waited for did not come in the time that the caller gave it; it may still come."""
+
+    status = 408
+    default_code = "get_timeout"
+
+
+class ConflictError(CallerError):
+    """The request contradicts what was asked before; `code` says how."""
+
+    status = 409
+
+
+class SessionEndedError(CallerError):
+    """The session was deleted or has expired, and what waited or ran in it was cancelled."""
+
+    status = 410
+    default_code = "session_ended"
+
+
+class ValueTooLargeError(CallerError):
+    """A value that does not fit what a tenant's sessions may hold."""
+
+    status = 413
+    default_code = "value_too_large"
+
+
+class FailedDependencyError(CallerError):
+    """What the request needs has failed; the message names the chain of causes."""
+
+    status = 424
+    kind = "failed_dependency"
+
+
+class LimitError(CallerError):
+    """The tenant has as much at once as it may; `code` says what."""
+
+    status = 429
+    kind = "rate_limit_error"
+
+
 class ContextLengthError(CallerError):
     """The prompt, or the prompt and the output asked for, do not fit the model's context."""
 

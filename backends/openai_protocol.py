@@ -103,6 +103,7 @@ class CompletionRequest(Request, frozen=True, kw_only=True):
 
 
 RequestT = TypeVar("RequestT", bound=Request)
+BodyT = TypeVar("BodyT")
 
 _DECODERS: dict[type[Request], msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest)
@@ -111,8 +112,15 @@ _DECODERS: dict[type[Request], msgspec.json.Decoder[Any]] = {
 
 def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
     """Decode and check a body; raises `CallerError` that names the field at fault."""
+    request: RequestT = decode_body(body, _DECODERS[kind])
+    _check(request)
+    return request
+
+
+def decode_body(body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
+    """A JSON body as the decoder's type; raises `CallerError` that names the field at fault."""
     try:
-        request: RequestT = _DECODERS[kind].decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         field = re.search(r"\w+", path)
@@ -121,8 +129,6 @@ def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
         raise CallerError(f"{message}{f' (in {param})' if field else ''}", param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CallerError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
-    _check(request)
-    return request
 
 
 def _check(request: Request) -> None:

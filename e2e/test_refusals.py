@@ -180,10 +180,10 @@ def test_a_bad_annotation_is_named(fleet: Fleet, headers: dict[str, str], body: 
 
 
 @pytest.mark.parametrize("name", ["plait-output", "plait-inputs"])
-def test_semantic_variables_are_refused_rather_than_ignored(fleet: Fleet, name: str) -> None:
-    with sync_client(fleet.gateway) as client, pytest.raises(openai.APIStatusError, match=name) as caught:
+def test_semantic_variables_need_a_session(fleet: Fleet, name: str) -> None:
+    with sync_client(fleet.gateway) as client, pytest.raises(openai.BadRequestError, match=name) as caught:
         client.chat.completions.create(**asking("Hello."), extra_headers={name: "code"})
-    assert (caught.value.status_code, caught.value.code, caught.value.param) == (501, "unsupported", name)
+    assert caught.value.param == "plait-session"
 
 
 def test_good_annotations_are_accepted(fleet: Fleet) -> None:

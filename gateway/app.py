@@ -16,14 +16,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from backends.errors import NotFoundError, PlaitError
 from backends.http_client import HttpClient, Timeouts
 from backends.profiles import load_profile
+from gateway.asgi import ClientGoneError
 from gateway.auth import KeyRing
+from gateway.call_reader import KINDS, CallReader
+from gateway.chained_calls import ChainedCalls
 from gateway.config import Config
+from gateway.executor import Executor
 from gateway.health import Health
 from gateway.metrics import Metrics
 from gateway.monitor import Monitor
-from gateway.openai_api import KINDS, CompletionApi
+from gateway.openai_api import CompletionApi
 from gateway.relay import EngineLink, Relay
 from gateway.router import Router
+from gateway.semantic_api import SemanticApi
 from gateway.tokenization import PromptReader
 
 
@@ -37,20 +42,18 @@ class Gateway:
         self.config = config
         self.router = build_router(config)
         self._keys = KeyRing(config.server.api_keys)
-        self._metrics = Metrics(self.router)
         self._links = {engine.name: _link(config, engine.url, engine.api_key) for engine in config.engines}
-        relay = Relay(self.router, self._links, self._metrics, forward_client_key=self._keys.is_open)
         prompts = PromptReader(config, self.router.block_tokens)
-        self._completions = CompletionApi(
-            self.router,
-            relay,
-            prompts,
-            self._keys,
-            config.server.max_body_bytes,
-            isolate_tenants=config.server.isolate_tenants,
-        )
+        reader = CallReader(self.router, prompts, config.server.isolate_tenants)
+        executor = Executor(config.sessions, reader.predicted_s)
+        self._metrics = Metrics(self.router, executor)
+        relay = Relay(self.router, self._links, self._metrics, forward_client_key=self._keys.is_open)
+        self._chained = ChainedCalls(executor, reader, relay, self._metrics, keep_alive_s=config.sessions.keep_alive_s)
+        body_bytes = config.server.max_body_bytes
+        self._completions = CompletionApi(reader, relay, self._chained, self._keys, body_bytes)
         self._rest: ASGIApp = Starlette(
             routes=[
+                *SemanticApi(self._chained, self._keys, body_bytes, config.sessions.keep_alive_s).routes,
                 Route("/v1/models", self._models),
                 Route("/v1/models/{model:path}", self._model),
                 Route("/health", self._health),
@@ -58,7 +61,7 @@ class Gateway:
                 Route("/metrics", self._metrics_text),
                 Route("/{path:path}", _unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
             ],
-            exception_handlers={PlaitError: _answer_error},
+            exception_handlers={PlaitError: _answer_error, ClientGoneError: _answer_nobody},
             lifespan=self._lifespan,
         )
 
@@ -73,7 +76,9 @@ class Gateway:
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         contexts = {model.name: model.max_context_tokens for model in self.config.models if model.max_context_tokens}
         monitor = Monitor(self.router, self.config.engines, self.config.upstream, contexts)
+        self._chained.open()
         yield
+        await self._chained.close()
         await monitor.close()
         for link in self._links.values():
             await link.client.aclose()
@@ -145,6 +150,10 @@ async def _unknown_path(request: Request) -> Response:
 async def _answer_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, PlaitError)
     return Response(error.body(), status_code=error.status, media_type="application/json")
+
+
+async def _answer_nobody(_request: Request, _error: Exception) -> Response:
+    return Response()
 
 
 def _json(value: object, status: int = 200) -> Response:

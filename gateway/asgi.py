@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import TypeVar
 
 from starlette.types import Receive, Send
 
 from backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, PlaitError
 
 Headers = Sequence[tuple[bytes, bytes]]
+
+T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
@@ -49,6 +53,29 @@ async def until_disconnect(receive: Receive) -> None:
         pass
 
 
+async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
+    """Do `work`, in this task; a client that goes away meanwhile cancels it and is a `ClientGoneError`."""
+    task = asyncio.current_task()
+    assert task is not None
+    working = True
+
+    def on_gone(watcher: asyncio.Future[None]) -> None:
+        if working and not watcher.cancelled():
+            task.cancel()
+
+    watcher = asyncio.ensure_future(until_disconnect(receive))
+    watcher.add_done_callback(on_gone)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not watcher.done() or task.uncancel() > 0:
+            raise  # not the client's doing: the gateway is stopping
+        raise ClientGoneError from None
+    finally:
+        working = False  # on_gone may be on its way already
+        watcher.cancel()
+
+
 async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
     """A response in one piece; its length is added."""
     length = (b"content-length", str(len(body)).encode())
@@ -63,8 +90,8 @@ async def send_error(send: Send, error: PlaitError, request_id: str) -> None:
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
     if isinstance(error, MethodNotAllowedError):
         headers.append((b"allow", b"POST"))
-    if not isinstance(error, CallerError):
-        headers.append((b"x-should-retry", b"true"))
+    if not isinstance(error, CallerError) or error.status == 409:  # which the SDK would repeat by itself
+        headers.append((b"x-should-retry", b"false" if error.status == 409 else b"true"))
     await send_whole(send, error.status, headers, error.body())
 
 

@@ -119,6 +119,25 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
             )
 
 
+class SessionsConfig(Section, frozen=True, kw_only=True):
+    """`[sessions]`: semantic variables; limits are each tenant's, at once.
+
+    ttl_s: seconds until a session in which nothing happens ends, unless it was made with another time (default 3600).
+    keep_alive_s: seconds after which a streamed call that waits for its inputs is answered with a comment, and again
+    after each such time (default 5). max_sessions (default 10000), max_variables (default 200000), max_waiting_calls:
+    calls that wait for inputs (default 20000). max_value_bytes: longest value of a variable (default 1 MiB).
+    max_held_bytes: values, and bodies of calls that have not ended, together (default 256 MiB).
+    """
+
+    ttl_s: Seconds = 3600.0
+    keep_alive_s: Seconds = 5.0
+    max_sessions: Positive = 10_000
+    max_variables: Positive = 200_000
+    max_waiting_calls: Positive = 20_000
+    max_value_bytes: Positive = 2**20
+    max_held_bytes: Positive = 256 * 2**20
+
+
 class ModelConfig(Section, frozen=True, kw_only=True):
     """`[[models]]`: what the gateway needs to know of a model to count its tokens and price its calls.
 
@@ -163,6 +182,7 @@ class Config(Section, frozen=True, kw_only=True):
     log: LogConfig = LogConfig()
     placement: PlacementConfig = PlacementConfig()
     upstream: UpstreamConfig = UpstreamConfig()
+    sessions: SessionsConfig = SessionsConfig()
     models: tuple[ModelConfig, ...] = ()
     engines: tuple[EngineConfig, ...] = ()
 

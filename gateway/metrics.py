@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from backends.cache_state import CacheState
+from gateway.executor import Executor
 from gateway.health import HealthState
 from gateway.router import Booking, CallUsage, FleetEngine, Router
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+HOLD_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
     """One gateway's registry. `outcome` of a call: `ok`, `refused`, `engine_error`, `unreachable`, `client_gone`."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, executor: Executor | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         by_engine = ["model", "engine"]
@@ -58,7 +60,15 @@ class Metrics:
         self._e2e = Histogram(
             "plait_e2e_seconds", "Arrival to last token", by_engine, buckets=E2E_BUCKETS_S, registry=self._registry
         )
+        self._hold = Histogram(
+            "plait_hold_seconds",
+            "Arrival of a call with inputs until they all have values",
+            buckets=HOLD_BUCKETS_S,
+            registry=self._registry,
+        )
         self._registry.register(_FleetCollector(router))
+        if executor is not None:
+            self._registry.register(_SessionCollector(executor))
 
     def placed(self, booking: Booking) -> None:
         """A call was placed."""
@@ -81,6 +91,10 @@ class Metrics:
             self._predicted.labels(*labels).inc(predicted)
             self._reported.labels(*labels).inc(usage.cached_tokens)
             self._mispredicted.labels(*labels).inc(abs(predicted - usage.cached_tokens))
+
+    def held(self, hold_s: float) -> None:
+        """A call with inputs became ready."""
+        self._hold.observe(hold_s)
 
     def text(self) -> bytes:
         """The exposition."""
@@ -147,3 +161,30 @@ class _FleetCollector(Collector):
         tree = GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree")
         tree.add_metric([], len(self._router.tree))
         yield from (resident, tree)
+
+
+class _SessionCollector(Collector):
+    """State of the sessions, read when scraped."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def collect(self) -> Iterator[Metric]:
+        tenants = self._executor.sessions.tenants.values()
+        gauges: dict[str, tuple[str, int]] = {
+            "sessions": ("Sessions", len(self._executor.sessions)),
+            "semantic_variables": ("Semantic variables", sum(tenant.variables for tenant in tenants)),
+            "held_calls": ("Calls that wait for inputs", sum(tenant.waiting_calls for tenant in tenants)),
+            "held_bytes": (
+                "Values, bodies of calls that have not ended, and answers kept for repetitions",
+                sum(tenant.held_bytes for tenant in tenants),
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"plait_{name}", text)
+            gauge.add_metric([], value)
+            yield gauge
+        ended = CounterMetricFamily("plait_variables", "Semantic variables that were set or failed", labels=["state"])
+        ended.add_metric(["set"], self._executor.variables_set)
+        ended.add_metric(["failed"], self._executor.variables_failed)
+        yield ended

@@ -15,12 +15,15 @@ from starlette.types import Receive, Send
 
 from backends.errors import EngineError, EngineUnreachableError, NoEngineError
 from backends.http_client import HttpClient, Response
-from gateway.asgi import ClientGoneError, Headers, send_whole, until_disconnect
+from gateway.asgi import Headers, send_whole, unless_gone
+from gateway.completion_text import TextTap, refusal
+from gateway.health import HealthState
 from gateway.metrics import Metrics
 from gateway.outgoing import OutgoingBody
 from gateway.router import Booking, CallUsage, Router
 from gateway.sse import UsageTap, body_usage
-from policy.types import Call
+from policy.placement import Situation, e2
+from policy.types import Call, Placement
 
 # Of a request: ours to set, one hop's business, or not the engine's; of a response, likewise.
 _NOT_FORWARDED = frozenset(
@@ -46,13 +49,28 @@ class EngineLink:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A request to be placed and sent."""
+    """A request to be placed and sent. `arrived_s` is the call's zero: its arrival, or when it was ready.
+
+    `session` is echoed. `text` reads the completion's text, where somebody wants it. A call that `continues_on` an
+    engine has most of its prompt in that engine's cache.
+    """
 
     call: Call
     path: str
     headers: Headers
     body: OutgoingBody
     arrived_s: float
+    session: str | None = None
+    text: TextTap | None = None
+    continues_on: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a delivered call ended: `problem` is None if the engine answered it in full."""
+
+    engine_id: str
+    problem: str | None
 
 
 @dataclass(slots=True)
@@ -78,34 +96,19 @@ class Relay:
 
     async def deliver(self, delivery: Delivery, receive: Receive, send: Send) -> None:
         """Place, send, stream back. Raises `PlaitError` only while nothing has been sent to the client."""
-        task = asyncio.current_task()
-        assert task is not None
-        delivering = True
+        await unless_gone(receive, self.run(delivery, send))
 
-        def on_gone(watcher: asyncio.Future[None]) -> None:
-            if delivering and not watcher.cancelled():
-                task.cancel()
+    async def run(self, delivery: Delivery, send: Send) -> Outcome:
+        """As `deliver`, for a call that is not its client's alone: `send` goes on whoever leaves.
 
-        watcher = asyncio.ensure_future(until_disconnect(receive))
-        watcher.add_done_callback(on_gone)
-        try:
-            await self._deliver(delivery, send)
-        except asyncio.CancelledError:
-            if not watcher.done() or task.uncancel() > 0:
-                raise  # not the client's doing: the gateway is stopping
-            raise ClientGoneError from None
-        finally:
-            delivering = False  # on_gone may be on its way already
-            watcher.cancel()
-
-    async def _deliver(self, delivery: Delivery, send: Send) -> None:
-        """Try engines until one takes the call: one that cannot be reached is set aside and has run nothing."""
+        Tries engines until one takes the call: one that cannot be reached is set aside and has run nothing.
+        """
         for _ in range(len(self._links)):
-            booking = self._router.book(delivery.call, self._router.select(delivery.call), _now_s())
+            booking = self._router.book(delivery.call, self._placement(delivery), _now_s())
             self._metrics.placed(booking)
             attempt = _Attempt(booking)
             try:
-                await self._attempt(attempt, delivery, send)
+                problem = await self._attempt(attempt, delivery, send)
             except EngineUnreachableError as error:
                 attempt.outcome = "unreachable"
                 self._router.engine_unreachable(booking.placement.engine_id)
@@ -114,50 +117,69 @@ class Relay:
                 attempt.outcome = "engine_error"
                 raise
             else:
-                return
+                return Outcome(booking.placement.engine_id, problem)
             finally:
                 self._close(attempt, delivery)
         raise NoEngineError(f"No engine that serves '{delivery.call.model}' can be reached.", retry_after_s=1.0)
 
-    async def _attempt(self, attempt: _Attempt, delivery: Delivery, send: Send) -> None:
+    def _placement(self, delivery: Delivery) -> Placement:
+        """The router's choice; what continues another call goes where that ran, while the engine takes calls."""
+        router, call = self._router, delivery.call
+        chosen = router.select(call)
+        engine = router.engines.get(delivery.continues_on or chosen.engine_id)
+        if engine is None or engine.view.engine_id == chosen.engine_id:
+            return chosen
+        if engine.health.state is not HealthState.UP or call.model not in engine.models:
+            return chosen
+        return e2(call, Situation(router.tree.match(call.block_hashes), [engine.view], turn=0))
+
+    async def _attempt(self, attempt: _Attempt, delivery: Delivery, send: Send) -> str | None:
+        """One engine's answer to the client; returns why it is not a whole completion, if it is not."""
         placement = attempt.booking.placement
         link, kind = self._links[placement.engine_id], self._router.engines[placement.engine_id].kind
         body = delivery.body.for_engine(kind, delivery.call, placement, _now_s() - delivery.arrived_s)
         response = await link.client.post(delivery.path, self._request_headers(delivery, link), body)
         try:
             attempt.delivered = response.status < 400
-            headers = _response_headers(response, attempt.booking)
+            headers = _response_headers(response, attempt.booking, delivery.session)
             if response.status == 200 and _is_event_stream(response):
                 first = await response.read_chunk()
                 self._router.first_token(attempt.booking, _now_s())
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                tap = UsageTap(withhold=delivery.body.withholds_usage)
-                await self._stream(attempt, tap, first, response, send)
-            else:
-                answer = await response.read()
-                attempt.outcome = "ok" if attempt.delivered else "refused"
-                attempt.usage = body_usage(answer) if attempt.delivered else None
-                await send_whole(send, response.status, headers, answer)
+                return await self._stream(attempt, delivery, first, response, send)
+            answer = await response.read()
+            attempt.outcome = "ok" if attempt.delivered else "refused"
+            attempt.usage = body_usage(answer) if attempt.delivered else None
+            if delivery.text is not None and attempt.delivered:
+                delivery.text.whole(answer)
+            await send_whole(send, response.status, headers, answer)
+            return None if attempt.delivered else f"refused with status {response.status}: {refusal(answer)}"
         finally:
             response.abort()
 
-    async def _stream(self, attempt: _Attempt, tap: UsageTap, piece: bytes, response: Response, send: Send) -> None:
+    async def _stream(
+        self, attempt: _Attempt, delivery: Delivery, piece: bytes, response: Response, send: Send
+    ) -> str | None:
         """Pass whole events on; an engine lost on the way becomes an error event, and then the stream ends."""
+        tap, text = UsageTap(withhold=delivery.body.withholds_usage), delivery.text
         try:
             while piece:
                 events = tap.feed(piece)
                 if events:
+                    if text is not None:
+                        text.feed(events)
                     await send({"type": "http.response.body", "body": events, "more_body": True})
                 piece = await response.read_chunk()
         except EngineError as error:
             attempt.outcome = "engine_error"
             log.warning("stream broke", engine=attempt.booking.placement.engine_id, error=error.message)
             await send({"type": "http.response.body", "body": b"data: %b\n\n" % error.body()})
-            return
+            return error.message
         finally:
             attempt.usage = tap.usage
         attempt.outcome = "ok"
         await send({"type": "http.response.body", "body": tap.end()})
+        return None
 
     def _close(self, attempt: _Attempt, delivery: Delivery) -> None:
         """Settle or release the booking, count it, log it."""
@@ -196,14 +218,16 @@ class Relay:
         return headers
 
 
-def _response_headers(response: Response, booking: Booking) -> list[tuple[bytes, bytes]]:
+def _response_headers(response: Response, booking: Booking, session: str | None) -> list[tuple[bytes, bytes]]:
     placement = booking.placement
+    echoed = [] if session is None else [(b"plait-session", session.encode("latin-1"))]
     return [
         *(item for item in response.headers if item[0] not in _NOT_RETURNED),
         (b"x-request-id", booking.call.call_id.encode("latin-1")),
         (b"plait-engine", placement.engine_id.encode("latin-1")),
         (b"plait-placement", placement.reason.value.encode()),
         (b"plait-cached-tokens", str(placement.cached_tokens).encode()),
+        *echoed,
     ]
 
 

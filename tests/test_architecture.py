@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "backends": {"backends", "policy"},
     "gateway": {"gateway", "backends", "policy"},
     "tests": {"tests", "gateway", "backends", "policy"},
-    "e2e": {"e2e", "gateway", "backends", "policy"},
+    "examples": {"examples", "gateway"},
+    "e2e": {"e2e", "examples", "gateway", "backends", "policy"},
     "benchmarks": {"benchmarks", "e2e", "gateway", "backends", "policy"},
 }
 """gateway -> backends -> policy; nobody imports benchmarks."""

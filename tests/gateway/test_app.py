@@ -149,7 +149,7 @@ async def test_it_watches_its_engines_from_startup_to_shutdown() -> None:
     await inbox.put({"type": "lifespan.startup"})
     assert (await outbox.get())["type"] == "lifespan.startup.complete"
     names = {task.get_name() for task in asyncio.all_tasks() - before - {running}}
-    assert names == {"monitor-a", "monitor-b", "monitor-age"}
+    assert names == {"monitor-a", "monitor-b", "monitor-age", "sessions-expire"}
     await inbox.put({"type": "lifespan.shutdown"})
     assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
     await running

@@ -100,6 +100,8 @@ def test_an_unknown_key_like_no_other_lists_the_known_ones() -> None:
         ("placement", "window_s", float("inf"), "Infinity: expected a number of seconds above 0"),
         ("placement", "window_s", float("nan"), "NaN: expected a number of seconds above 0"),
         ("placement", "window_s", 10**400, f"1{'0' * 79}...: expected a number of seconds above 0"),
+        ("sessions", "ttl_s", 0, "0: expected a number of seconds above 0"),
+        ("sessions", "max_sessions", 0, "0: expected an integer above 0"),
         ("upstream", "report_wait_ms", -1, "-1: expected an integer, 0 or more"),
         ("upstream", "probe_max_interval_s", 0.5, "0.5: expected at least probe_interval_s, 1.0"),
     ],

@@ -5,6 +5,7 @@ from gateway.metrics import Metrics
 from gateway.router import CallUsage, Router
 from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from policy.types import Call
+from tests.gateway.session_calls import Core
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 LABELS = 'engine="a",model="m"'
@@ -57,3 +58,17 @@ def test_an_engines_own_figures_are_shown_once_it_reports_them() -> None:
     assert 'plait_engine_reports{engine="a"} 1.0' in text
     router.no_reports("a")
     assert "plait_engine_kv_tokens{" not in metrics.text().decode()
+
+
+def test_sessions_are_shown_as_they_are() -> None:
+    core = Core()
+    metrics = Metrics(Router(), core.executor)
+    core.add("B", "a", ["b"], held_bytes=100)
+    core.executor.set_value(core.session("other"), "x", "é", 0.0)
+    core.executor.fail(core.add("C", outputs=["c"]), "no", 0.0)
+    metrics.held(0.2)
+    found = samples(metrics)
+    assert (found["plait_sessions"], found["plait_held_calls"], found["plait_semantic_variables"]) == (2, 1, 4)
+    assert found["plait_held_bytes"] == 102
+    assert (found['plait_variables_total{state="set"}'], found['plait_variables_total{state="failed"}']) == (1, 1)
+    assert (found["plait_hold_seconds_count"], found["plait_hold_seconds_sum"]) == (1, 0.2)

@@ -13,8 +13,12 @@ from starlette.types import Receive, Send
 from backends.errors import EngineError
 from gateway.asgi import ClientGoneError, send_whole
 from gateway.auth import KeyRing
-from gateway.config import Config, ModelConfig
-from gateway.openai_api import OFF_LOOP_BYTES, CompletionApi
+from gateway.call_reader import OFF_LOOP_BYTES, CallReader
+from gateway.chained_calls import ChainedCalls
+from gateway.config import Config, ModelConfig, SessionsConfig
+from gateway.executor import Executor
+from gateway.metrics import Metrics
+from gateway.openai_api import CompletionApi
 from gateway.relay import Delivery, Relay
 from gateway.router import Router
 from gateway.tokenization import PromptReader
@@ -51,7 +55,10 @@ class Api:
         self.router.engine_answered("a", {"m": 1_000, "bytes": 1_000})
         self.relay = FakeRelay()
         relay, ring = cast("Relay", self.relay), KeyRing(keys)
-        app = CompletionApi(self.router, relay, prompts, ring, MAX_BODY_BYTES, isolate_tenants=isolate_tenants)
+        reader = CallReader(self.router, prompts, isolate_tenants)
+        self.executor = Executor(SessionsConfig(), reader.predicted_s)
+        chained = ChainedCalls(self.executor, reader, relay, Metrics(self.router), keep_alive_s=5.0)
+        app = CompletionApi(reader, relay, chained, ring, MAX_BODY_BYTES)
         transport = httpx.ASGITransport(app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
@@ -119,6 +126,12 @@ async def test_annotations_reach_the_call(api: Api) -> None:
     assert (call.slo, call.objective, call.priority, call.call_id) == (Slo(0.25, 0.04), Objective.LATENCY, -3, "mine")
 
 
+async def test_a_session_is_made_by_its_first_call_and_echoed(api: Api) -> None:
+    delivery = await api.delivery(CHAT, {"messages": HI}, plait_session="s1")
+    assert delivery.session == "s1"
+    assert [session.session_id for session in api.executor.sessions] == ["s1"]
+
+
 async def test_a_call_without_an_id_gets_one(api: Api) -> None:
     ids = {(await api.delivery(CHAT, {"messages": HI})).call.call_id for _ in range(2)}
     assert len(ids) == 2
@@ -143,8 +156,25 @@ async def test_a_call_without_an_id_gets_one(api: Api) -> None:
         (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, (400, None, "stream_options")),
         (CHAT, {"messages": HI, "plait": {"priority": "high"}}, (400, None, "plait.priority")),
         (CHAT, {"messages": HI, "plait": {"prio": 1}}, (400, None, "plait.prio")),
-        (CHAT, {"messages": HI, "plait": {"output": "code"}}, (501, "unsupported", "plait-output")),
-        (CHAT, {"messages": HI, "plait": {"inputs": "a,b"}}, (501, "unsupported", "plait-inputs")),
+        (CHAT, {"messages": HI, "plait": {"output": "code"}}, (400, None, "plait-session")),
+        (CHAT, {"messages": HI, "plait": {"inputs": "a,b"}}, (400, None, "plait-session")),
+        (CHAT, {"messages": HI, "n": 2, "plait": {"session": "s", "output": "code"}}, (400, None, "n")),
+        (TEXT, {"prompt": ["a", "b"], "plait": {"session": "s", "output": "code"}}, (400, None, "n")),
+        (
+            CHAT,
+            {"messages": HI, "plait": {"session": "s", "output": "a", "inputs": "a"}},
+            (409, "cycle", "plait-inputs"),
+        ),
+        (
+            CHAT,
+            {"messages": HI, "plait": {"session": "s", "output": "code; transform=cod_block"}},
+            (400, "invalid_transform", None),
+        ),
+        (
+            CHAT,
+            {"messages": HI, "model": "other", "plait": {"session": "s", "inputs": "a"}},
+            (404, "model_not_found", "model"),
+        ),
         (CHAT, {"messages": HI, "max_tokens": 1_000}, (400, "context_length_exceeded", "messages")),
         (CHAT, {"messages": HI, "model": "other"}, (404, "model_not_found", "model")),
         (TEXT, {"prompt": "x", "model": "other"}, (404, "model_not_found", "model")),
@@ -165,7 +195,7 @@ async def test_a_bad_request_never_reaches_an_engine(
     assert (response.status_code, error["code"], error["param"]) == refusal, error["message"]
     assert error["type"] == "invalid_request_error"
     assert response.headers["x-request-id"] == "mine"
-    assert "x-should-retry" not in response.headers
+    assert response.headers.get("x-should-retry", "false") == "false"
     assert api.relay.deliveries == []
 
 

@@ -15,10 +15,11 @@ from backends.http_client import HttpClient
 from backends.http_response import Response
 from backends.openai_protocol import CompletionRequest, parse_request
 from gateway.asgi import ClientGoneError, Headers
+from gateway.completion_text import TextTap
 from gateway.health import HealthState
 from gateway.metrics import Metrics
 from gateway.outgoing import OutgoingBody
-from gateway.relay import Delivery, EngineLink, Relay
+from gateway.relay import Delivery, EngineLink, Outcome, Relay
 from gateway.router import Router
 from policy.block_hash import chain, root_hash
 from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -128,10 +129,12 @@ class Gateway:
         self.relay = Relay(self.router, links, self.metrics, forward_client_key=forward_client_key)
 
     async def deliver(self, client: Client, *, headers: Headers = (), body: bytes = BODY) -> None:
+        await self.relay.deliver(self.delivery(headers=headers, body=body), client.receive, client.send)
+
+    def delivery(self, *, headers: Headers = (), body: bytes = BODY, **more: Any) -> Delivery:
         call = Call("r1", "m", 257, 64, HASHES)
         outgoing = OutgoingBody(body, parse_request(body, CompletionRequest))
-        delivery = Delivery(call, "/v1/completions", headers, outgoing, asyncio.get_running_loop().time())
-        await self.relay.deliver(delivery, client.receive, client.send)
+        return Delivery(call, "/v1/completions", headers, outgoing, asyncio.get_running_loop().time(), **more)
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """How often a call ended how on which engine."""
@@ -324,6 +327,42 @@ async def test_an_engine_lost_in_mid_stream_becomes_an_error_event_between_event
         assert client.ended
         assert made.outcomes() == {("a", "engine_error"): 1}
         assert made.router.engines["a"].health.state is HealthState.UP
+
+
+# Calls that are chained to others: what is read on the way, where they go, how they ended.
+
+CHOICE = b'data: {"choices":[{"text":"one"}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("exchange", "texts", "problem"),
+    [
+        (Exchange(pieces=[CHOICE[:9], CHOICE[9:], USAGE_EVENT, b"data: [DONE]\n\n"]), ["one"], None),
+        (Exchange(headers=JSON, pieces=[b'{"choices":[{"text":"one"}]}']), ["one"], None),
+        (Exchange(pieces=[CHOICE, LOST]), ["one"], "engine lost"),
+        (Exchange(400, JSON, [b'{"error":{"message":"no"}}']), [], "refused with status 400: no"),
+    ],
+    ids=["streamed", "whole", "lost", "refused"],
+)
+async def test_the_text_is_read_on_its_way_and_the_outcome_told(
+    exchange: Exchange, texts: list[str], problem: str | None
+) -> None:
+    read: list[str] = []
+    client = Client()
+    async with gateway(FakeHttp(exchange)) as made:
+        delivery = made.delivery(text=TextTap(read.append), session="s1")
+        assert await made.relay.run(delivery, client.send) == Outcome("a", problem)
+        assert (read, client.headers[b"plait-session"], client.ended) == (texts, b"s1", True)
+
+
+async def test_a_continuation_goes_where_its_beginning_ran_while_that_is_up() -> None:
+    engines = [FakeHttp(*(Exchange(headers=JSON, pieces=[WHOLE]) for _ in range(4))) for _ in range(2)]
+    async with gateway(*engines) as made:
+        went = [await made.relay.run(made.delivery(continues_on="b"), Client().send) for _ in range(3)]
+        assert [outcome.engine_id for outcome in went] == ["b", "b", "b"], "though turns are taken"
+        made.router.engine_unreachable("b")
+        assert (await made.relay.run(made.delivery(continues_on="b"), Client().send)).engine_id == "a"
+        assert (await made.relay.run(made.delivery(continues_on="gone"), Client().send)).engine_id == "a"
 
 
 # A client that goes away, or a gateway that stops, at every point where something is waited for.

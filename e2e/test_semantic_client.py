@@ -1,0 +1,212 @@
+"""Programs of semantic functions against a real gateway and its engines: workflows, failures, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import pytest
+
+from e2e.servers import NO_TLS, Fleet
+from examples.software_team import FILES, write_software
+from examples.summaries import in_a_chain, in_parallel, summaries
+from gateway.client import (
+    AnswerError,
+    Client,
+    GetTimeoutError,
+    Output,
+    SemanticVariable,
+    Session,
+    Slo,
+    Text,
+    VariableFailedError,
+    semantic_function,
+)
+
+ROOT = Path(__file__).parents[1]
+EMULATED = "This is emulated text."
+
+
+@semantic_function(max_tokens=20)
+def go_on(text: Text) -> SemanticVariable:
+    """Go on: {{text}} {{more}}"""
+    raise NotImplementedError
+
+
+@semantic_function(max_tokens=20)
+def compare(left: Text, right: Text) -> SemanticVariable:
+    """Compare {{left}} with {{right}}: {{result}}"""
+    raise NotImplementedError
+
+
+@semantic_function(max_tokens=20)
+def as_json(text: Text) -> Annotated[SemanticVariable, Output("answer", transforms="json")]:
+    """As JSON, which emulated text is not: {{text}} {{answer}}"""
+    raise NotImplementedError
+
+
+@semantic_function(max_tokens=30)
+def answer_twice(
+    question: Text,
+) -> tuple[
+    Annotated[SemanticVariable, Output("first", transforms='template("<{{value}}>")', max_tokens=6)],
+    Annotated[SemanticVariable, Output("second", max_tokens=12)],
+]:
+    """Question: {{question}} In short: {{first}} At length: {{second}} Thank you."""
+    raise NotImplementedError
+
+
+@pytest.fixture
+def client(fleet: Fleet) -> Iterator[Client]:
+    with Client(f"{fleet.gateway.url}/v1", model="demo", tls=NO_TLS) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_client(fleet: Fleet) -> AsyncIterator[Client]:
+    async with Client(f"{fleet.gateway.url}/v1", model="demo", tls=NO_TLS) as client:
+        yield client
+
+
+@pytest.fixture
+def session(client: Client) -> Iterator[Session]:
+    with client.session() as session:
+        yield session
+
+
+def state_of(fleet: Fleet, session: Session) -> httpx.Response:
+    return fleet.gateway.get(f"/v1/sessions/{session.id}")
+
+
+def test_a_team_of_engineers_is_25_calls(fleet: Fleet, client: Client) -> None:
+    with client.session() as session:
+        files = write_software(session, "a snake game")
+        variables = state_of(fleet, session).json()["variables"]
+        assert sum(variable["producer"] != "client" for variable in variables) == 1 + 4 * len(FILES) == 25
+        texts = [code.get("latency") for code in files.values()]
+        assert all(text.startswith(EMULATED) for text in texts)
+    assert state_of(fleet, session).status_code == 404
+
+
+def test_what_a_chain_generates_is_in_the_prompt_of_the_next_call(session: Session) -> None:
+    """The value travels inside the gateway: the same prompt, put together here, has the same answer."""
+    first = go_on.on(session)("once")
+    second = go_on(first)
+    text = first.get()
+    assert second.get() == go_on.on(session)(text).get()
+
+
+def test_summaries_in_a_chain_and_by_map_reduce(session: Session) -> None:
+    parts = [f"This is part {n}." for n in range(6)]
+    assert in_a_chain(session, parts).get("latency").startswith(EMULATED)
+    assert in_parallel(session, parts).get("throughput").startswith(EMULATED)
+
+
+def test_a_diamond(session: Session) -> None:
+    top = go_on.on(session)("the top")
+    assert compare(go_on(top), go_on(top)).get(Slo(jct_s=5.0)).startswith(EMULATED)
+
+
+def test_several_outputs_are_generated_in_turn(session: Session) -> None:
+    first, second = answer_twice.on(session)("Why?")
+    assert first.get().startswith("<")
+    assert first.get().endswith(">")
+    assert second.get()
+
+
+def test_a_branch_that_fails_says_why_and_leaves_the_other_alone(session: Session) -> None:
+    good = go_on.on(session)("well")
+    bad = as_json(good)
+    last = compare(go_on(bad), good)
+    with pytest.raises(VariableFailedError) as caught:
+        last.get()
+    assert "json" in caught.value.causes[-1]
+    assert len(caught.value.causes) == 3, "compare, go_on, as_json"
+    assert go_on(good).get()
+
+
+def test_a_value_that_comes_late_can_be_got_again(session: Session) -> None:
+    later = session.variable(name="later")
+    more = go_on(later)
+    with pytest.raises(GetTimeoutError):
+        more.get(timeout_s=0.01)
+    session.variable("now", name="later")
+    assert more.get().startswith(EMULATED)
+    assert later.get() == "now"
+
+
+def test_what_is_wrong_with_a_call_is_said_where_it_is_made(client: Client, session: Session) -> None:
+    @semantic_function(model="nowhere")
+    def nobody(text: Text) -> SemanticVariable:
+        """{{text}} {{out}}"""
+        raise NotImplementedError
+
+    @semantic_function()
+    def mistyped(text: Text) -> Annotated[SemanticVariable, Output("out", transforms="jsn")]:
+        """{{text}} {{out}}"""
+        raise NotImplementedError
+
+    with pytest.raises(AnswerError, match="nowhere"):
+        nobody.on(session)("x")
+    with pytest.raises(AnswerError, match="did you mean json") as caught:
+        mistyped.on(session)("x")
+    assert (caught.value.status, caught.value.code) == (400, "invalid_transform")
+    session.variable("mine", name="taken")
+    with pytest.raises(AnswerError, match="409"):
+        session.variable("yours", name="taken")
+
+
+async def test_a_value_is_streamed_while_it_is_generated(async_client: Client, session: Session) -> None:
+    streamed = go_on.on(session)("tell me")
+    pieces = list(streamed.stream("latency"))
+    assert len(pieces) > 1
+    assert "".join(pieces) == streamed.get()
+    assert list(session.variable(name=streamed.name).stream()) == [streamed.get()], "it is there as a whole now"
+    async with async_client.session() as other:
+        pieces = [piece async for piece in go_on(go_on.on(other)("tell me")).astream()]
+        assert len(pieces) > 1
+        with pytest.raises(VariableFailedError):
+            _ = [piece async for piece in as_json.on(other)("x").astream()]
+
+
+async def test_a_program_in_an_event_loop(async_client: Client) -> None:
+    text = " ".join(f"Sentence number {n}." for n in range(400))
+    results = await asyncio.gather(*(summaries(async_client, text) for _ in range(3)))
+    assert all(text.startswith(EMULATED) for pair in results for text in pair)
+
+
+async def test_a_refusal_reaches_what_depends_on_it(async_client: Client) -> None:
+    async with async_client.session() as session:
+        taken = session.variable("x" * 2_000_000)
+        with pytest.raises(VariableFailedError) as caught:
+            await go_on(go_on(taken)).aget()
+        assert isinstance(caught.value.__cause__, AnswerError)
+        assert caught.value.__cause__.code in ("value_too_large", "body_too_large")
+
+
+def run_blocks(fleet: Fleet, kind: str) -> None:
+    """Run the code blocks of a kind in docs/client.md, one after the other, as one program."""
+    text = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+    blocks = re.findall(rf"^```{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    program = "\n".join(blocks).replace("http://127.0.0.1:8000", fleet.gateway.url)
+    exec(compile(program, "docs/client.md", "exec"), {"__name__": "docs"})
+
+
+def test_what_the_documentation_shows_works(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    run_blocks(fleet, "python")
+    assert capsys.readouterr().out.count(EMULATED) >= 3
+
+
+@pytest.mark.parametrize("example", [["software_team.py"], ["summaries.py", "README.md"]], ids=lambda line: line[0])
+def test_the_examples_run(fleet: Fleet, example: list[str]) -> None:
+    name, *more = example
+    command = [sys.executable, f"examples/{name}", f"--base-url={fleet.gateway.url}/v1", "--model=demo", *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert EMULATED in done.stdout

@@ -1,0 +1,324 @@
+"""Programs given to the gateway all at once with the OpenAI SDK: the same texts as by hand, and whole failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from e2e.programs import METAGPT, Program, ProgramCall, ask, at_once, by_hand, chain, diamond, map_reduce, metagpt
+from e2e.sdk import asking, async_client, content, sync_client
+from e2e.servers import Fleet, Launcher, eventually
+
+KEYS = ["tenant-one", "tenant-two"]
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two engines behind a gateway with two tenants, which shows held streams that it lives at once."""
+    with Launcher(tmp_path_factory.mktemp("team")) as launch:
+        engines = [launch.engine(name, time_scale=50) for name in ("demo-1", "demo-2")]
+        gateway = launch.gateway(engines, server={"api_keys": KEYS}, sessions={"keep_alive_s": 0.05})
+        fleet = Fleet(gateway, {engine.name: engine for engine in engines})
+        fleet.start()
+        yield fleet
+
+
+@pytest.fixture
+async def client(team: Fleet) -> AsyncIterator[AsyncOpenAI]:
+    async with async_client(team.gateway, api_key=KEYS[0]) as client:
+        yield client
+
+
+def post(fleet: Fleet, path: str, body: dict[str, Any], key: str = KEYS[0]) -> httpx.Response:
+    return fleet.gateway.post(path, json=body, headers={"authorization": f"Bearer {key}"})
+
+
+def get(fleet: Fleet, session: str, variable: str, **more: Any) -> httpx.Response:
+    return post(fleet, "/v1/get", {"session_id": session, "semantic_var_id": variable, **more})
+
+
+def refusal(error: object) -> tuple[int, str | None]:
+    assert isinstance(error, openai.APIStatusError)
+    return error.status_code, error.code
+
+
+# Programs.
+
+
+@pytest.mark.parametrize(
+    "program", [chain(20), map_reduce(16), diamond()], ids=["chain of 20", "map-reduce of 16", "diamond"]
+)
+async def test_a_program_gives_the_texts_that_it_gives_by_hand(client: AsyncOpenAI, program: Program) -> None:
+    expected = await by_hand(client, program)
+    assert await at_once(client, f"forwards-{len(program)}", program) == expected
+    assert await at_once(client, f"backwards-{len(program)}", program[::-1]) == expected
+
+
+@pytest.mark.skipif(not METAGPT.is_file(), reason="the recorded run (../shared/traces/metagpt) is not here")
+async def test_a_software_team_of_25_calls(team: Fleet, client: AsyncOpenAI) -> None:
+    program = metagpt()
+    assert len(program) == 25
+    expected = await by_hand(client, program)
+    assert await at_once(client, "team", program) == expected
+    whole = await asyncio.to_thread(get, team, "team", "revised7")
+    assert whole.json()["value"] == expected["revised7"]
+
+
+async def test_a_submitted_prompt_is_what_a_client_gets_that_goes_on_by_itself(
+    team: Fleet, client: AsyncOpenAI
+) -> None:
+    fields: dict[str, Any] = {"model": "demo", "max_tokens": 12, "seed": 4}
+    user: Any = {"role": "user", "content": "Do a game. Code: "}
+    first = await client.chat.completions.create(messages=[user], **fields)
+    code = first.choices[0].message.content or ""
+    begun: Any = {"role": "assistant", "content": f"{code} Test: "}
+    going_on = {"add_generation_prompt": False, "continue_final_message": True}
+    second = await client.chat.completions.create(messages=[user, begun], extra_body=going_on, **fields)
+
+    waiting = asyncio.to_thread(get, team, "submitted", "test", criteria="latency")
+    body = {
+        "session_id": "submitted",
+        "prompt": "Do {{task}}. Code: {{code}} Test: {{test}}",
+        "placeholders": [{"name": "task"}, {"name": "code", "in_out": True}, {"name": "test", "in_out": True}],
+        **fields,
+    }
+    placed = placements(team)
+    made = (await asyncio.to_thread(post, team, "/v1/submit", body)).json()
+    assert [output["semantic_var_id"] for output in made["outputs"]] == ["code", "test"]
+    value = {"session_id": "submitted", "semantic_var_id": "task", "value": "a game"}
+    assert (await asyncio.to_thread(post, team, "/v1/variables", value)).status_code == 200
+    assert (await waiting).json()["value"] == second.choices[0].message.content
+    assert (await asyncio.to_thread(get, team, "submitted", "code")).json()["value"] == code
+    (engine,) = {name for name, calls in placements(team).items() if calls > placed[name]}
+    assert placements(team)[engine] == placed[engine] + 2, "both steps ran on one engine"
+
+
+def placements(team: Fleet) -> dict[str, float]:
+    return {name: team.gateway.metric("plait_placements_total", engine=name) for name in team.engines}
+
+
+async def test_raw_prompts_are_chained_too(client: AsyncOpenAI) -> None:
+    async def complete(prompt: str, **headers: str) -> str:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = await client.completions.create(model="demo", prompt=prompt, max_tokens=9, extra_headers=named)
+        return answer.choices[0].text
+
+    by_hand = await complete("After " + await complete("First") + "!")
+    held = complete("After {{a}}!", plait_session="raw", plait_inputs="a")
+    assert (await asyncio.gather(held, complete("First", plait_session="raw", plait_output="a")))[0] == by_hand
+
+
+async def test_a_chained_answer_names_its_session_once(team: Fleet) -> None:
+    headers = {"authorization": f"Bearer {KEYS[0]}", "plait-session": "named", "plait-output": "a"}
+    for _ in range(2):
+        answer = await asyncio.to_thread(
+            team.gateway.post, "/v1/chat/completions", json=asking("Hello."), headers=headers
+        )
+        assert answer.headers.get_list("plait-session") == ["named"]
+        assert answer.headers["plait-engine"] in team.engines
+
+
+# Streams.
+
+
+async def test_a_held_stream_is_kept_alive_and_brings_the_same_text(team: Fleet, client: AsyncOpenAI) -> None:
+    program = diamond()
+    expected = await by_hand(client, program)
+    held = [asyncio.create_task(ask(client, "streams", call, stream=True)) for call in program[::-1]]
+    for call, stream in zip(program[::-1], await asyncio.gather(*held), strict=True):
+        assert content([chunk async for chunk in stream]) == expected[call.output]
+
+    stream = await ask(client, "comments", ProgramCall("b", "{{a}}"), stream=True)
+    await asyncio.to_thread(
+        post, team, "/v1/variables", {"session_id": "comments", "semantic_var_id": "a", "value": "x"}
+    )
+    assert content([chunk async for chunk in stream]).startswith("This is emulated text.")
+
+
+async def test_after_a_comment_a_failure_is_an_error_in_the_stream(client: AsyncOpenAI) -> None:
+    stream = await ask(client, "late", ProgramCall("b", "{{a}}"), stream=True)  # answered: a comment has come
+    with pytest.raises(openai.BadRequestError):
+        await ask(client, "late", ProgramCall("a", "x" * 20_000, max_tokens=10**9))
+    with pytest.raises(openai.APIError) as caught:
+        async for _ in stream:
+            pass
+    assert caught.value.code == "input_failed"
+
+
+async def test_a_get_streams_what_is_generated(team: Fleet, client: AsyncOpenAI) -> None:
+    await asyncio.to_thread(post, team, "/v1/sessions", {"session_id": "grows"})
+    waiting = asyncio.to_thread(get, team, "grows", "a", stream=True)
+    call = ProgramCall("a", "Write.", max_tokens=60)
+    text, response = await asyncio.gather(at_once(client, "grows", [call]), waiting)
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    *deltas, whole = map(json.loads, lines[:-1])
+    assert "".join(delta["delta"] for delta in deltas) == whole["value"] == text["a"]
+
+
+# Failures.
+
+
+async def test_a_failing_branch_takes_its_successors_and_leaves_the_others(client: AsyncOpenAI) -> None:
+    calls = [
+        ProgramCall("good", "Fine."),
+        ProgramCall("bad", "Too long.", max_tokens=10**9),
+        ProgramCall("after", "{{bad}}"),
+        ProgramCall("last", "{{after}} {{good}}"),
+        ProgramCall("aside", "{{good}}"),
+    ]
+    results = await asyncio.gather(*(ask(client, "branch", call) for call in calls), return_exceptions=True)
+    good, bad, after, last, aside = (cast("Any", result) for result in results)
+    assert good.choices[0].message.content
+    assert aside.choices[0].message.content
+    assert refusal(bad) == (400, "context_length_exceeded")
+    assert refusal(after) == refusal(last) == (424, "input_failed")
+    assert "its input after failed, because" in str(last)
+    assert "has a context of" in str(last)
+
+
+async def test_an_engine_that_dies_fails_the_chain_and_the_retry_mends_it(launch: Launcher) -> None:
+    engine = launch.engine("dying", time_scale=1)
+    gateway = launch.gateway([engine])
+    Fleet(gateway, {engine.name: engine}).start()
+    async with async_client(gateway) as client:
+        first = asyncio.create_task(ask(client, "s", ProgramCall("a", "Write.", max_tokens=2_000)))
+        second = asyncio.create_task(ask(client, "s", ProgramCall("b", "{{a}}")))
+        await asyncio.to_thread(eventually, lambda: gateway.metric("plait_held_calls") == 1)
+        await asyncio.to_thread(eventually, lambda: engine.metric("plait_engine_calls_running") == 1)
+        engine.kill()
+        results = await asyncio.gather(first, second, return_exceptions=True)
+        assert isinstance(results[0], openai.InternalServerError)
+        assert refusal(results[1]) == (424, "input_failed")
+        engine.start()
+        await asyncio.to_thread(eventually, lambda: gateway.metric("plait_engine_up") == 1)
+        for call in (ProgramCall("a", "Write."), ProgramCall("b", "{{a}}")):
+            assert (await ask(client, "s", call)).choices
+
+
+async def test_a_transform_makes_the_value_and_its_failure_fails_the_variable(team: Fleet, client: AsyncOpenAI) -> None:
+    async def outputs(transform: str, variable: str) -> Any:
+        headers = {"plait-session": "transformed", "plait-output": f"{variable}; transform={transform}"}
+        answer = await client.chat.completions.create(**asking("Write."), extra_headers=headers)
+        assert answer.choices[0].message.content.startswith("This is")
+        return (await asyncio.to_thread(get, team, "transformed", variable)).json()
+
+    assert (await outputs("regex('This is (\\w+)')", "word"))["value"] == "emulated"
+    failed = await outputs("code_block", "code")
+    assert failed["error"]["code"] == "variable_failed"
+    assert "transform code_block" in failed["error"]["message"]
+
+
+async def test_cycles_and_second_producers_are_conflicts(team: Fleet, client: AsyncOpenAI) -> None:
+    held = asyncio.create_task(ask(client, "conflicts", ProgramCall("b", "{{a}}")))
+    await asyncio.to_thread(eventually, lambda: team.gateway.metric("plait_held_calls") == 1)
+    with pytest.raises(openai.ConflictError) as cycle:
+        await ask(client, "conflicts", ProgramCall("a", "{{b}}"))
+    assert cycle.value.code == "cycle"
+    first = ask(client, "conflicts", ProgramCall("a", "one"))
+    second = ask(client, "conflicts", ProgramCall("a", "two"))
+    results = await asyncio.gather(first, second, return_exceptions=True)
+    (conflict,) = [result for result in results if isinstance(result, openai.ConflictError)]
+    assert conflict.code == "double_producer"
+    assert (await held).choices[0].message.content
+
+
+async def test_a_client_that_retries_gets_the_same_answer(team: Fleet, client: AsyncOpenAI) -> None:
+    """The SDK's first attempt runs into its own time limit; its second attaches to the call."""
+    calls, gone = team.gateway.metric("plait_calls_total", outcome="ok"), team.gateway.log().count("client gone")
+    call = ProgramCall("a", "Wait for {{x}}.")
+    other = asyncio.create_task(ask(client, "retried", call))
+    waiting = asyncio.create_task(ask(client.with_options(timeout=0.1, max_retries=20), "retried", call))
+    await asyncio.to_thread(eventually, lambda: team.gateway.log().count("client gone") > gone)
+    await asyncio.to_thread(
+        post, team, "/v1/variables", {"session_id": "retried", "semantic_var_id": "x", "value": "it"}
+    )
+    assert (await waiting).choices[0].message.content == (await other).choices[0].message.content
+    assert team.gateway.metric("plait_calls_total", outcome="ok") == calls + 1
+
+
+# Clients and tenants.
+
+
+async def test_a_client_that_goes_away_takes_only_what_is_its_own(team: Fleet, client: AsyncOpenAI) -> None:
+    def shown() -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {KEYS[0]}"}
+        calls: dict[str, Any] = team.gateway.get("/v1/sessions/gone", headers=headers).json()["calls"]
+        return calls
+
+    own = asyncio.create_task(ask(client, "gone", ProgramCall("own", "{{never}}")))
+    shared = asyncio.create_task(ask(client, "gone", ProgramCall("shared", "{{task}}")))
+    user = asyncio.create_task(ask(client, "gone", ProgramCall("user", "{{shared}}")))
+    await asyncio.to_thread(eventually, lambda: team.gateway.metric("plait_held_calls") == 3)
+    for task in (own, shared):
+        task.cancel()
+    await asyncio.gather(own, shared, return_exceptions=True)
+    await asyncio.to_thread(eventually, lambda: shown()["waiting"] == 2)
+    await asyncio.to_thread(
+        post, team, "/v1/variables", {"session_id": "gone", "semantic_var_id": "task", "value": "x"}
+    )
+    assert (await user).choices[0].message.content
+    assert (await asyncio.to_thread(get, team, "gone", "shared")).json()["state"] == "set"
+
+
+def test_two_tenants_may_use_the_same_names(team: Fleet) -> None:
+    for key, value in zip(KEYS, ("one", "two"), strict=True):
+        post(team, "/v1/variables", {"session_id": "same", "semantic_var_id": "x", "value": value}, key)
+    for key, value in zip(KEYS, ("one", "two"), strict=True):
+        got = post(team, "/v1/get", {"session_id": "same", "semantic_var_id": "x"}, key)
+        assert got.json()["value"] == value
+        with sync_client(team.gateway, api_key=key) as client:
+            headers = {"plait-session": "same", "plait-inputs": "x"}
+            assert client.chat.completions.create(**asking("{{x}}"), extra_headers=headers).choices
+    post(team, "/v1/sessions", {"session_id": "mine"}, KEYS[0])
+    assert post(team, "/v1/get", {"session_id": "mine", "semantic_var_id": "x"}, KEYS[1]).status_code == 404
+
+
+async def test_nothing_is_left_of_a_session_that_was_deleted(team: Fleet, client: AsyncOpenAI) -> None:
+    def held() -> list[float]:
+        names = ("sessions", "semantic_variables", "held_calls", "held_bytes")
+        return [team.gateway.metric(f"plait_{name}") for name in names]
+
+    before = held()
+    await at_once(client, "freed", diamond())
+    waiting = asyncio.create_task(ask(client, "freed", ProgramCall("x", "{{never}}")))
+    await asyncio.to_thread(eventually, lambda: held()[2] == before[2] + 1)
+    assert held() > before
+    headers = {"authorization": f"Bearer {KEYS[0]}"}
+    deleted = await asyncio.to_thread(team.gateway.request, "DELETE", "/v1/sessions/freed", headers=headers)
+    assert deleted.json()["deleted"]
+    with pytest.raises(openai.APIStatusError) as caught:
+        await waiting
+    assert refusal(caught.value) == (410, "session_ended")
+    assert held() == before
+
+
+# The documentation's examples.
+
+DOCS = Path(__file__).parents[1] / "docs" / "semantic_variables.md"
+
+
+@pytest.mark.parametrize("language", ["python", "sh"])
+def test_the_examples_run(fleet: Fleet, tmp_path: Path, language: str) -> None:
+    if language == "sh" and not shutil.which("curl"):
+        pytest.skip("there is no curl here")
+    (code,) = re.findall(rf"```{language}\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    script = tmp_path / "example"
+    script.write_text(code.replace("http://127.0.0.1:8000", fleet.gateway.url))
+    command = [sys.executable if language == "python" else "sh", str(script)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "This is emulated text." in done.stdout
+    assert "error" not in done.stdout

@@ -1,0 +1,1 @@
+"""Small programs that use the gateway, each runnable by itself."""

@@ -1,0 +1,134 @@
+"""A chained call on its way through the gateway: a task from the moment that its inputs have values."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+from starlette.types import Send
+
+from backends.errors import EngineError, PlaitError, ValueTooLargeError
+from gateway.call_reader import OFF_LOOP_BYTES, CallReader
+from gateway.completion_text import TextTap
+from gateway.executor import Executor
+from gateway.held_call import HeldCall, ReadyCall
+from gateway.metrics import Metrics
+from gateway.relay import Delivery, Relay
+from gateway.transforms import TransformError
+
+log = structlog.get_logger(__name__)
+
+
+class BrokenCallError(Exception):
+    """The call has ended without its value, and its client knows what the engine said; the message says why."""
+
+
+class Generated(NamedTuple):
+    """A text, which engine generated it, and the value that was made of it."""
+
+    engine_id: str
+    text: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallRunner:
+    """What calls run with. `tasks` are those of the calls that run, so that the gateway can end them."""
+
+    executor: Executor
+    reader: CallReader
+    relay: Relay
+    metrics: Metrics
+    tasks: set[asyncio.Task[None]]
+
+
+class ChainedCall(ABC):
+    """Runs one call and tells the executor how it ended: whatever happens, that happens once."""
+
+    def __init__(self, runner: CallRunner) -> None:
+        self.runner = runner
+        self.call: HeldCall
+        self._task: asyncio.Task[None] | None = None
+        self._has_ended = False
+
+    @abstractmethod
+    async def run(self, ready: ReadyCall) -> None:
+        """Run the call. Raises `PlaitError` or `BrokenCallError` if an output did not get its value."""
+
+    @abstractmethod
+    def on_failed(self, error: PlaitError) -> None:
+        """The call has ended without an answer of an engine, which its clients may wait for."""
+
+    def on_ready(self, ready: ReadyCall) -> None:
+        """Its inputs have values: it gets a task."""
+        if self.call.inputs:
+            self.runner.metrics.held(ready.ready_s - self.call.arrived_s)
+        self._task = asyncio.create_task(self._run(ready), name=f"call-{self.call.call_id}")
+        self.runner.tasks.add(self._task)
+        self._task.add_done_callback(self.runner.tasks.discard)
+
+    def on_broken(self, error: PlaitError) -> None:
+        """It has ended without its own doing."""
+        self._end(error.message, error)
+        if self._task is not None:
+            self._task.cancel()
+
+    async def generate(self, delivery: Delivery, send: Send) -> Generated:
+        """Deliver a call whose text becomes the next output's value."""
+        tap = TextTap(partial(self.runner.executor.generated, self.call))
+        outcome = await self.runner.relay.run(replace(delivery, text=tap), send)
+        problem = outcome.problem or tap.problem
+        if problem is not None:
+            raise BrokenCallError(f"engine {outcome.engine_id}: {problem}")
+        output, text = self.call.output, self.call.text
+        assert output is not None, "a step is run for each output"
+        try:
+            off_loop = output.transform is not None and len(text) > OFF_LOOP_BYTES
+            value = await asyncio.to_thread(output.value, text) if off_loop else output.value(text)
+            self.runner.executor.produce(self.call, value, _now_s())
+        except (TransformError, ValueTooLargeError) as error:
+            raise BrokenCallError(error.message) from error
+        return Generated(outcome.engine_id, text, value)
+
+    async def _run(self, ready: ReadyCall) -> None:
+        try:
+            await self.run(ready)
+            self._end(None, None)
+        except PlaitError as error:
+            self._end(error.message, error)
+        except BrokenCallError as error:
+            self._end(str(error), None)
+        except asyncio.CancelledError:
+            self._end("the gateway has stopped", EngineError("The gateway has stopped."))
+            raise
+        finally:  # without effect but after what nobody has foreseen
+            self._end("an internal error", EngineError("The call was given up because of an internal error."))
+
+    def _end(self, problem: str | None, error: PlaitError | None) -> None:
+        """Tell the executor and the clients; the first to know counts."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        executor, call = self.runner.executor, self.call
+        if problem is None:
+            executor.finish(call, _now_s())
+        else:
+            executor.fail(call, problem, _now_s())
+        if error is not None:
+            self.on_failed(error)
+        log.info(
+            "chained call",
+            request_id=call.call_id,
+            session=call.session.session_id,
+            outputs=[output.variable for output in call.outputs],
+            problem=problem,
+            held_s=None if call.ready_s is None else round(call.ready_s - call.arrived_s, 4),
+        )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

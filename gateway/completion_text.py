@@ -1,0 +1,79 @@
+"""The text of a completion, read out of an engine's answer on its way to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+
+class _Text(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    text: str | None = None
+    delta: _Text | None = None
+    message: _Text | None = None
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str = ""
+
+
+class _Body(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    error: _Error | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+_UNREADABLE = "its answer is not one of a completion"
+_EXCERPT_CHARACTERS = 300
+
+
+class TextTap:
+    """Reads one answer that has one choice; `on_text` is given its text as it comes."""
+
+    def __init__(self, on_text: Callable[[str], None]) -> None:
+        self._on_text = on_text
+        self._found = False
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the answer, which has ended, has no text to go on with; None if it has."""
+        return self._problem or (None if self._found else "its answer has no text")
+
+    def feed(self, events: bytes) -> None:
+        """Whole events of a stream."""
+        for line in events.splitlines():
+            data = line.removeprefix(b"data:").strip()
+            if data and len(data) < len(line) and data != b"[DONE]":
+                self.whole(data)
+
+    def whole(self, body: bytes) -> None:
+        """A response that is not streamed, or the data of one event."""
+        try:
+            decoded = _DECODER.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._problem = _UNREADABLE
+            return
+        if decoded.error is not None:
+            self._problem = decoded.error.message or _UNREADABLE
+        for choice in decoded.choices[:1]:
+            part = choice.delta or choice.message
+            text = choice.text if part is None else part.content
+            if text is not None:
+                self._found = True
+                if text:
+                    self._on_text(text)
+
+
+def refusal(body: bytes) -> str:
+    """What an engine says in a response that is no completion."""
+    try:
+        error = _DECODER.decode(body).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        error = None
+    text = error.message if error is not None else body.decode(errors="replace")
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."

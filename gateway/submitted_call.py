@@ -1,0 +1,80 @@
+"""A submitted call on its way: one delivery for each output, each behind the one before on the same engine."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+from starlette.types import Message
+
+from backends.errors import PlaitError
+from gateway.annotations import Annotations
+from gateway.call_reader import Incoming
+from gateway.chained_call import CallRunner, ChainedCall
+from gateway.held_call import ReadyCall
+from gateway.submission import Submission
+from policy.types import Slo
+
+SHORTEST_JCT_S = 0.001
+"""What a step is promised of a time that has passed already."""
+
+
+class Asked(NamedTuple):
+    """What a client sent."""
+
+    incoming: Incoming
+    submission: Submission
+    annotations: Annotations
+
+
+class SubmittedCall(ChainedCall):
+    """A call whose client does not wait for it: its outputs are got by name."""
+
+    def __init__(
+        self, runner: CallRunner, incoming: Incoming, submission: Submission, annotations: Annotations
+    ) -> None:
+        super().__init__(runner)
+        self._asked: Asked | None = Asked(replace(incoming, path=submission.path), submission, annotations)
+
+    async def run(self, ready: ReadyCall) -> None:
+        """Fill, generate, and so on."""
+        assert self._asked is not None, "a call runs once"
+        (sent, submission, annotations), self._asked = self._asked, None  # which is remembered for longer
+        values, asked, begun, engine_id = dict(ready.values), "", "", None
+        for number, step in enumerate(submission.steps):
+            filled = step.filled(values)
+            asked, begun = (filled, "") if number == 0 else (asked, begun + filled)
+            body, request = submission.request(step, asked, begun)
+            now_s = asyncio.get_running_loop().time()
+            incoming = replace(
+                sent,
+                body=body,
+                request_id=f"{self.call.call_id}.{number}" if number else self.call.call_id,
+                arrived_s=now_s if number else ready.ready_s,
+            )
+            promised = _promised(annotations, ready, len(submission.steps) - number, now_s)
+            delivery = await self.runner.reader.read(incoming, request, promised)
+            if number == 0:
+                self.runner.executor.start(self.call, now_s)
+            delivery = replace(delivery, continues_on=engine_id)
+            generated = await self.generate(delivery, _nobody)
+            begun, engine_id = begun + generated.text, generated.engine_id
+            values[step.output.variable] = generated.value
+
+    def on_failed(self, error: PlaitError) -> None:
+        """Nobody waits for the call itself; its outputs have failed."""
+
+
+def _promised(annotations: Annotations, ready: ReadyCall, steps_left: int, now_s: float) -> Annotations:
+    """Each step has TTFT and TPOT of its own, and an equal share of what is left of the call's time."""
+    slo = ready.slo or Slo()
+    if slo.jct_s is not None:
+        left_s = slo.jct_s - (now_s - ready.ready_s)
+        slo = replace(slo, jct_s=max(SHORTEST_JCT_S, left_s / steps_left))
+    return msgspec.structs.replace(annotations, slo=slo, objective=ready.objective)
+
+
+async def _nobody(_message: Message) -> None:
+    """ASGI's send, where no client is."""

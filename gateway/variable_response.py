@@ -1,0 +1,133 @@
+"""The answer to a `get`: a variable's value once it is there, whole or as it is generated."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from backends.errors import PlaitError, WaitTimeoutError
+from gateway.asgi import ClientGoneError, send_whole, unless_gone
+from gateway.executor import Executor
+from gateway.getter import Getter
+from gateway.recorded_answer import KEEP_ALIVE
+from gateway.sessions import Session
+from policy.objectives import Mark
+
+Json = dict[str, Any]
+
+
+class VariableResponse(Response):
+    """Waits `timeout_s` for a variable of a session; `mark` is what it should be optimised for."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        session: Session,
+        variable: str,
+        *,
+        mark: Mark | None,
+        timeout_s: float,
+        keep_alive_s: float | None,
+    ) -> None:
+        super().__init__()
+        self._executor = executor
+        self._session = session
+        self._timeout_s = timeout_s
+        self._keep_alive_s = keep_alive_s  # None: not streamed
+        self._deltas: asyncio.Queue[str] = asyncio.Queue()  # the last one is empty
+        self._value: str | None = None
+        self._error: PlaitError | None = None
+        on_delta = None if keep_alive_s is None else self._deltas.put_nowait
+        self._getter = Getter(variable, self._on_value, self._on_failed, mark, on_delta)
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait, and answer; raises `PlaitError` before the first byte."""
+        now_s = asyncio.get_running_loop().time
+        self._executor.get(self._session, self._getter, now_s())
+        try:
+            await unless_gone(receive, self._whole(send) if self._keep_alive_s is None else self._stream(send))
+        except ClientGoneError:
+            return
+        finally:
+            self._executor.release(self._session, self._getter, now_s())
+
+    def _on_value(self, value: str) -> None:
+        self._value = value
+        self._deltas.put_nowait("")
+
+    def _on_failed(self, error: PlaitError) -> None:
+        self._error = error
+        self._deltas.put_nowait("")
+
+    async def _whole(self, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._deltas.get()
+        except TimeoutError:
+            raise self._timeout() from None
+        if self._error is not None:
+            raise self._error
+        await send_whole(send, 200, [(b"content-type", b"application/json")], msgspec.json.encode(self._set()))
+
+    async def _stream(self, send: Send) -> None:
+        if self._error is not None:
+            raise self._error
+        kind = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._send_deltas(send)
+        except TimeoutError:
+            self._error = self._timeout()
+        if self._error is not None:
+            last = _event(self._error.body())
+        else:
+            last = _event(msgspec.json.encode(self._set())) + b"data: [DONE]\n\n"
+        await send({"type": "http.response.body", "body": last})
+
+    async def _send_deltas(self, send: Send) -> None:
+        """Send what is generated until that has ended; the whole value, if nothing of it was to be seen before."""
+        begun = False
+        while True:
+            try:
+                async with asyncio.timeout(self._keep_alive_s):
+                    delta = await self._deltas.get()
+            except TimeoutError:
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                continue
+            text = delta if delta or begun else self._value
+            if text:
+                begun = True
+                await send({"type": "http.response.body", "body": _event(self._delta(text)), "more_body": True})
+            if not delta:
+                return
+
+    def _delta(self, text: str) -> bytes:
+        variable = self._getter.variable
+        return msgspec.json.encode({"object": "semantic_variable.delta", "semantic_var_id": variable, "delta": text})
+
+    def _set(self) -> Json:
+        return described(self._session.session_id, self._getter.variable, "set", self._value)
+
+    def _timeout(self) -> WaitTimeoutError:
+        variable, state = self._getter.variable, self._session.state_of(self._getter.variable)
+        return WaitTimeoutError(f"The variable '{variable}' is {state} after {self._timeout_s:g} s; get it again.")
+
+
+def described(session_id: str, variable: str, state: str, value: str | None) -> Json:
+    """A variable as the API shows it."""
+    return {
+        "object": "semantic_variable",
+        "semantic_var_id": variable,
+        "session_id": session_id,
+        "state": state,
+        "value": value,
+    }
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: %b\n\n" % data

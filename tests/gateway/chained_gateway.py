@@ -1,0 +1,201 @@
+"""A gateway over an engine that answers when a test tells it to, asked over plain ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+from starlette.types import Receive, Scope, Send
+
+from backends.errors import EngineError
+from gateway.app import Gateway
+from gateway.asgi import send_whole
+from gateway.config import parse_config
+from gateway.metrics import Metrics
+from gateway.relay import Delivery, Outcome, Relay
+
+CHAT, SUBMIT, GET = "/v1/chat/completions", "/v1/submit", "/v1/get"
+KEYS = ["one", "two"]
+STREAM_HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+
+
+class Engine:
+    """Stands for relay and engine: holds every delivery until the test ends it, by the text at its end."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, tuple[Delivery, Send, asyncio.Future[Outcome]]] = {}
+        self.delivered: list[str] = []
+
+    async def run(self, delivery: Delivery, send: Send) -> Outcome:
+        text = prompt_of(delivery)
+        self.delivered.append(text)
+        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.running[text] = (delivery, send, ended)
+        try:
+            return await ended
+        finally:
+            del self.running[text]
+
+    async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
+        await self.run(delivery, send)
+
+    async def answer(self, prompt: str, text: str) -> None:
+        """A completion, in two pieces if it is streamed."""
+        delivery, send, ended = self.running[prompt]
+        if delivery.body.request.stream:
+            await send(STREAM_HEAD)
+            for piece in (text[:2], text[2:]):
+                event = b"data: " + json.dumps({"choices": [{"delta": {"content": piece}}]}).encode() + b"\n\n"
+                if delivery.text is not None:
+                    delivery.text.feed(event)
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        else:
+            body = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+            if delivery.text is not None:
+                delivery.text.whole(body)
+            await send_whole(send, 200, [(b"plait-engine", b"e")], body)
+        ended.set_result(Outcome("e", None))
+        await settle()
+
+    async def refuse(self, prompt: str) -> None:
+        _, send, ended = self.running[prompt]
+        await send_whole(send, 400, [], b'{"error":{"message":"too long"}}')
+        ended.set_result(Outcome("e", "refused with status 400: too long"))
+        await settle()
+
+    async def lose(self, prompt: str) -> None:
+        self.running[prompt][2].set_exception(EngineError("engine e: connection lost"))
+        await settle()
+
+
+def prompt_of(delivery: Delivery) -> str:
+    body = json.loads(delivery.body.original)
+    return "|".join(message["content"] for message in body["messages"]) if "messages" in body else str(body["prompt"])
+
+
+class Exchange:
+    """One request under way: what the gateway sent so far, and the client's going away."""
+
+    def __init__(self, gateway: Gateway, method: str, path: str, body: Any, headers: dict[str, str]) -> None:
+        self.messages: list[Any] = []
+        self.begun = asyncio.Event()
+        self._body: bytes | None = b"" if body is None else json.dumps(body).encode()
+        self._gone = asyncio.Event()
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw, "query_string": b""}
+        self.task = asyncio.ensure_future(gateway(scope, self._receive, self._send))
+
+    async def _receive(self) -> Any:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.messages.append(message)
+        self.begun.set()
+
+    async def leave(self) -> None:
+        self._gone.set()
+        await settle()
+
+    @property
+    def status(self) -> int:
+        return int(self.messages[0]["status"])
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        assert len(dict(self.messages[0]["headers"])) == len(self.messages[0]["headers"])
+        return dict(self.messages[0]["headers"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.messages[1:])
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def refusal(self) -> tuple[int, str]:
+        return self.status, self.json["error"]["code"]
+
+    @property
+    def text(self) -> str:
+        return str(self.json["choices"][0]["message"]["content"])
+
+
+async def settle() -> None:
+    """Until everything waits for something that the test has to do."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Served:
+    """A gateway whose one engine is the test's."""
+
+    def __init__(self, **sessions: Any) -> None:
+        sections: dict[str, Any] = {
+            "server": {"api_keys": KEYS},
+            "engines": [{"name": "e", "url": "http://127.0.0.1:1"}],
+            "models": [{"name": "m", "tokenizer": "embedded"}],
+            "sessions": sessions,
+        }
+        self.gateway = Gateway(parse_config(sections, "test"))
+        self.gateway.router.engine_answered("e", {"m": 1_000})
+        self.engine = Engine()
+        chained = self.gateway._chained
+        self.executor = chained.executor
+        self.exchanges: list[Exchange] = []
+        self.metrics: Metrics = chained.runner.metrics
+        chained.runner = replace(chained.runner, relay=cast("Relay", self.engine))
+
+    async def send(
+        self, path: str, body: Any = None, *, key: str = "one", method: str = "POST", **headers: str
+    ) -> Exchange:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        exchange = Exchange(self.gateway, method, path, body, {"authorization": f"Bearer {key}", **named})
+        self.exchanges.append(exchange)
+        await settle()
+        return exchange
+
+    async def chat(self, text: str, *, inputs: str = "", output: str = "", session: str = "s", **more: Any) -> Exchange:
+        """A call; `key` and `objective` are as they say, other fields go into the body."""
+        headers = {"plait_session": session, "key": more.pop("key", "one")}
+        headers |= {"plait_inputs": inputs} if inputs else {}
+        headers |= {"plait_output": output} if output else {}
+        headers |= {"plait_objective": more.pop("objective")} if "objective" in more else {}
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+        return await self.send(CHAT, body, **headers)
+
+    async def get(self, variable: str, **more: Any) -> Exchange:
+        key = more.pop("key", "one")
+        return await self.send(GET, {"session_id": "s", "semantic_var_id": variable, **more}, key=key)
+
+    async def submit(self, prompt: str, *outputs: str, inputs: tuple[str, ...] = (), **more: Any) -> Exchange:
+        named = [{"name": name, "in_out": True} for name in outputs] + [{"name": name} for name in inputs]
+        body = {"session_id": "s", "model": "m", "prompt": prompt, "placeholders": named, **more}
+        return await self.send(SUBMIT, body)
+
+    async def value(self, variable: str, value: str, **headers: str) -> Exchange:
+        body = {"session_id": "s", "semantic_var_id": variable, "value": value}
+        return await self.send("/v1/variables", body, **headers)
+
+
+@asynccontextmanager
+async def served_calls(**sessions: Any) -> AsyncIterator[Served]:
+    """A gateway of its own; afterwards nothing may be running or left behind."""
+    served = Served(**sessions)
+    yield served
+    served.executor.check()
+    await served.gateway._chained.close()
+    await settle()
+    assert (served.engine.running, len(served.executor.sessions)) == ({}, 0)
+    assert served.gateway._chained.runner.tasks == set()
+    assert all(exchange.task.done() for exchange in served.exchanges)

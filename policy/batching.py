@@ -73,11 +73,15 @@ class Batch:
             tokens = max(0, min(tokens, self.left_tokens - self.withheld_tokens))
         if not tokens:
             return 0
-        if candidate.waits and self._facts.blocks_needed(candidate.call, candidate.tokens) > self.open_blocks:
+        if candidate.waits and not self.has_blocks(candidate):
             return 0
         if self._facts.blocks_needed(candidate.call, tokens) <= self.free_blocks:
             return tokens
         return self._most_for_blocks(candidate.call, tokens) if candidate.is_long else 0
+
+    def has_blocks(self, candidate: Candidate) -> bool:
+        """Whether a waiting call's KV has room, all of it."""
+        return self._facts.blocks_needed(candidate.call, candidate.tokens) <= self.open_blocks
 
     def add(self, candidate: Candidate, tokens: int) -> None:
         """Compute so many tokens, as many as `fit` said at most, and keep to what the call was promised for it."""

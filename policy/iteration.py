@@ -6,7 +6,7 @@ AccelGen's algorithm 1, with Preble's hit-ratio groups for the calls that were p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from math import ceil, inf
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -76,8 +76,7 @@ class Iteration:
         self._select(found.normal)
         withheld, batch.withheld_tokens = batch.withheld_tokens, 0
         limit_s = self._quieten(withheld)
-        select_in_order(batch, [one for one in rest if one.call not in self._preempted])
-        left = self._best_effort(found)
+        left = self._best_effort([one for one in rest if one.call not in self._preempted], found)
         budget_tokens = batch.budget.tokens + batch.left_tokens if batch.budget.limit_s < inf else None
         batch.budget.limit_s = limit_s
         promised = [*found.urgent, *found.normal]
@@ -133,6 +132,7 @@ class Iteration:
         else:
             self._decode_some()
         self._pivot_s = batch.budget.time_s(self._pace.pivot_tokens)
+        self._least_s = batch.budget.time_s(self._pace.least_tokens)
         self._bind_to_decodes()
         self._reserve()
 
@@ -238,10 +238,12 @@ class Iteration:
     def _quiet_s(self) -> float:
         """How long an iteration may take in which nothing is urgent: a share of what arrivals can spare.
 
-        It is never shorter than at the pivot, below which throughput would suffer.
+        Where iterations of a fair throughput are too long for them anyway, as long as at the pivot.
         """
         spare_s, share = self._pace.spare_s, self._settings.spare_share
-        return max(share * spare_s, self._pivot_s) if spare_s is not None and share else inf
+        if spare_s is None or not share:
+            return inf
+        return share * spare_s if share * spare_s >= self._least_s else self._pivot_s
 
     def _add_urgent(self, candidates: list[Candidate]) -> None:
         """Urgent calls and prompts begun, in ascending T_r; for an urgent one room is made if that is possible."""
@@ -339,32 +341,41 @@ class Iteration:
                 self._batch.extend(candidate)
         self._select([one for one in candidates if one.call not in picks and one.call not in self._preempted])
 
-    def _best_effort(self, found: Sorted) -> Iterator[LocalCall]:
-        """Add others by the turns of their hit-ratio groups and lost calls by response ratio, one of each in turn.
+    def _best_effort(self, rest: list[Candidate], found: Sorted) -> Iterator[LocalCall]:
+        """Add lost calls, then those without objectives, for whom a share is kept; returns those left, in order.
 
-        When one whose turn it is finds no room, nobody takes what it waits for. Returns those left, in order.
+        Of both those that run go first. When one whose turn it is finds no room, nobody takes what it waits for.
         """
+        batch = self._batch
+        plain = [one for one in rest if not one.is_lost]
         turns = self._scheduler.hit_ratio.turns(found.unpromised, self._facts)
-        lost = (one.call for _, one in found.lost)
+        head = None if self._preempted else next(turns, None)
+        first = [] if head is None else [self._candidate(head)]
+        if plain or first:
+            batch.withheld_tokens = ceil(self._settings.best_effort_share * batch.left_tokens)
+        select_in_order(batch, [one for one in rest if one.is_lost])
+        blocked = first and batch.left_tokens and not batch.has_blocks(first[0])
+        if not self._preempted and not blocked:
+            self._add_lost(found.lost)
+        batch.withheld_tokens = 0
+        select_in_order(batch, plain)
         if self._preempted:
-            return chain(turns, lost)
-        candidates = iter(found.lost)
+            return chain(turns, (one.call for _, one in found.lost))
+        for candidate in chain(first, map(self._candidate, turns)):
+            if not self._add(candidate):
+                turns = chain((candidate.call,), turns)
+                break
+        return chain(turns, (one.call for _, one in found.lost))
+
+    def _add_lost(self, lost: list[tuple[float, Candidate]]) -> None:
+        """By response ratio; one that finds no room is passed by a few that are not far behind."""
         misfits, least_ratio = 0, 0.0
-        for call in chain(turns, repeat(None)):
-            if call is not None and not self._add(self._candidate(call)):
-                return chain((call,), turns, lost)
-            ratio, candidate = next(candidates, (0.0, None))
-            if candidate is None:
-                if call is None:
-                    break
-            elif ratio < least_ratio:
-                candidates = iter(())
-            elif not self._add(candidate):
+        for ratio, candidate in lost:
+            if ratio < least_ratio or misfits > MOST_LOST_MISFITS:
+                return
+            if not self._add(candidate):
                 misfits += 1
                 least_ratio = max(least_ratio, ratio / PASS_RATIO)
-                if misfits > MOST_LOST_MISFITS:
-                    candidates = iter(())
-        return chain(turns, lost)
 
     def _candidate(self, call: LocalCall) -> Candidate:
         cached = self._facts.cached_tokens(call)

@@ -27,6 +27,9 @@ START_OUTPUT_TOKENS = 211.0
 SPARE_CALLS = 128
 """Calls whose time to spare is remembered."""
 
+LEAST_SHARE = 0.7
+"""Ours: of the asymptotic throughput, what the shortest iterations that are worth making still reach."""
+
 FIT_DECAY = 1 - 1 / 256
 """Weight of an iteration in the fitted model, one iteration later: a memory of 256."""
 
@@ -49,6 +52,8 @@ class Pace:
     """What three quarters of recent calls with a TTFT could at least spare of it on an idle engine; None: no calls."""
     pivot_tokens: int = 0
     """S_pf, at most the engine's own maximum."""
+    least_tokens: int = 0
+    """The smallest iteration with a fair throughput."""
 
     def output_tokens(self, objective: Objective | None) -> float:
         """S_g: the mean output of calls with this objective that have ended lately."""
@@ -72,6 +77,7 @@ class Measurements:
         self._fitted = _Fit()
         self._given = False
         self._pivot: Pivot | None = None
+        self._least: Pivot | None = None
         self._durations_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
         self._chunks: deque[int] = deque(maxlen=RECENT_ITERATIONS)
         self._chunk_tokens = 0
@@ -99,7 +105,8 @@ class Measurements:
 
     def expect(self, costs: CostModel) -> None:
         """Use a fitted model instead of measuring one."""
-        self.costs, self._given, self._pivot = costs, True, costs.pivot()
+        self._given = True
+        self._use(costs)
 
     def spared(self, seconds: float) -> None:
         """A call has started that could have waited so long for its first token on an idle engine."""
@@ -127,8 +134,7 @@ class Measurements:
             self._preempted_s.popleft()
         if not self._given:
             self._fitted.add(work, duration_s)
-            self.costs = self._fitted.costs()
-            self._pivot = self.costs.pivot() if self.costs else None
+            self._use(self._fitted.costs())
 
     def follow(self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall]) -> list[LocalCall]:
         """Compare with the calls of the last plan; returns those that have left the engine since."""
@@ -167,8 +173,14 @@ class Measurements:
             tokens_per_s=pivot.tokens / pivot.time_s if pivot and pivot.time_s > 0 else None,
             spare_s=self._sorted_spares_s[len(self._sorted_spares_s) // 4] if self._sorted_spares_s else None,
             pivot_tokens=pivot_tokens,
+            least_tokens=min(self._least.tokens, pivot_tokens) if self._least else 1,
             mean_outputs={kind: self._output_sums[kind] / len(outputs) for kind, outputs in self._outputs.items()},
         )
+
+    def _use(self, costs: CostModel | None) -> None:
+        self.costs = costs
+        self._pivot = costs.pivot() if costs else None
+        self._least = costs.pivot(LEAST_SHARE) if costs else None
 
     def _ended(self, call: LocalCall) -> None:
         self._times_preempted.pop(call, None)

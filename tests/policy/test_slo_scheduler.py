@@ -241,7 +241,7 @@ def test_decodes_do_not_wait_in_vain_nor_without_need() -> None:
     assert names(engine.plan(slo_scheduler())) == [("plain", 1), ("urgent", 200)]
 
 
-def test_what_is_not_urgent_is_cut_to_what_arrivals_can_spare_but_not_below_the_pivot() -> None:
+def test_what_is_not_urgent_is_cut_to_what_arrivals_can_spare() -> None:
     def longest(spare_s: float, share: float = 0.5) -> int:
         scheduler = slo_scheduler(SloSettings(spare_share=share))
         started = prompt("started", 100, 0.02 + spare_s)
@@ -251,8 +251,9 @@ def test_what_is_not_urgent_is_cut_to_what_arrivals_can_spare_but_not_below_the_
         started.computed_tokens, started.output_tokens = 100, 1
         return dict(names(engine.plan(scheduler, 1.0)))["lost"]
 
-    assert longest(0.1) == 900, "the pivot"
     assert longest(0.4) == 1899, "half of 0.4 s, the decode beside it"
+    assert longest(0.1) == 399
+    assert longest(0.06) == 900, "less than 234 tokens, 70 % of the throughput, would be too few: the pivot instead"
     assert longest(9.0) == 3999
     assert longest(0.1, share=0.0) == 3999
 
@@ -274,10 +275,26 @@ def test_a_late_call_that_finds_no_room_is_passed_for_a_while_only() -> None:
     assert plan(60.0) == ["d"]
 
 
-def test_late_calls_and_those_without_objectives_take_turns() -> None:
-    waiting = [*(prompt(f"late-{n}", 100, 0.1) for n in range(3)), *(prompt(f"plain-{n}", 100) for n in range(3))]
-    engine = FakeEngine(max_batch_tokens=400, waiting=waiting)
-    assert [name[:-2] for name, _ in names(engine.plan(slo_scheduler(), 1.0))] == ["plain", "late", "plain", "late"]
+def test_late_calls_go_before_those_without_objectives_who_have_their_tenth() -> None:
+    waiting = [*(prompt(f"plain-{n}", 100) for n in range(3)), *(prompt(f"late-{n}", 100, 0.1) for n in range(3))]
+    engine = FakeEngine(max_batch_tokens=300, waiting=waiting)
+    taken = names(engine.plan(slo_scheduler(), 1.0))
+    assert taken == [("late-0", 100), ("late-1", 100), ("late-2", 70), ("plain-0", 30)]
+
+
+def test_a_late_call_does_not_wait_for_a_long_prompt_without_objectives() -> None:
+    running = prompt("long", 5000)
+    running.computed_tokens = 1000
+    engine = FakeEngine(
+        max_batch_tokens=1000, running=[running], waiting=[prompt("plain", 10), prompt("late", 100, 0.1)]
+    )
+    assert names(engine.plan(slo_scheduler(), 1.0)) == [("late", 100), ("long", 900)]
+
+
+def test_late_calls_do_not_take_the_blocks_that_one_without_objectives_waits_for() -> None:
+    waiting = [prompt("plain", 400), prompt("late", 20, 0.1)]
+    engine = FakeEngine(free_blocks=50, running=[decode("d")], waiting=waiting)
+    assert names(engine.plan(slo_scheduler(), 1.0)) == [("d", 1)]
 
 
 def test_a_job_beyond_its_jct_makes_way() -> None:

@@ -111,8 +111,8 @@ class CostModel:
         mean_sequence = context_tokens + output_tokens / 2
         return output_tokens * (self.forward(1) + self._attention_s(mean_sequence)) / self.efficiency
 
-    def pivot(self, share: float = PIVOT_SHARE) -> Pivot | None:
-        """The fewest new tokens from which on throughput stays within `share` of its asymptote; None if there is none.
+    def pivot(self) -> Pivot | None:
+        """The fewest new tokens from which on throughput stays within 90 % of its asymptote; None if there is none.
 
         Throughput of an iteration of n tokens is n / forward(n), and goes to 1 / slope as n grows. It is within the
         share p where g(n) = slope n - p forward(n) >= 0; g is linear between knots and rises at (1 - p) slope behind
@@ -123,15 +123,15 @@ class CostModel:
         if slope_s <= 0:
             return None  # time does not grow with the tokens, so throughput does without end
         knots = self.forward.knots
-        right_tokens, right_lead = knots[-1][0], slope_s * knots[-1][0] - share * knots[-1][1]
+        right_tokens, right_lead = knots[-1][0], slope_s * knots[-1][0] - PIVOT_SHARE * knots[-1][1]
         if right_lead < 0:
-            return self._pivot_at(right_tokens - right_lead / ((1 - share) * slope_s))
+            return self._pivot_at(right_tokens - right_lead / ((1 - PIVOT_SHARE) * slope_s))
         for tokens, seconds in reversed(knots[:-1]):
-            lead = slope_s * tokens - share * seconds
+            lead = slope_s * tokens - PIVOT_SHARE * seconds
             if lead < 0:
                 return self._pivot_at(tokens - lead * (right_tokens - tokens) / (right_lead - lead))
             right_tokens, right_lead = tokens, lead
-        return self._pivot_at(share * knots[0][1] / slope_s)
+        return self._pivot_at(PIVOT_SHARE * knots[0][1] / slope_s)
 
     def _pivot_at(self, tokens: float) -> Pivot:
         whole = max(1, ceil(tokens - 1e-6))

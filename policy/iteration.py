@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 DECODE_TOKENS = 8
 """A call behind its prompt with no more than this to compute decodes; with more it recomputes what was preempted."""
 
+LEAST_ITERATIONS = 2.0
+"""Shortest iterations that one made short for arrivals takes at least, so that half of it is not overhead."""
+
 PASS_RATIO = 32.0
 """A lost call that finds no room is passed by others of at least this fraction of its response ratio: it grows as the
 call waits, so that none waits for ever."""
@@ -132,7 +135,6 @@ class Iteration:
         else:
             self._decode_some()
         self._pivot_s = batch.budget.time_s(self._pace.pivot_tokens)
-        self._least_s = batch.budget.time_s(self._pace.least_tokens)
         self._bind_to_decodes()
         self._reserve()
 
@@ -229,21 +231,26 @@ class Iteration:
         return ceil(share * self._batch.left_tokens)
 
     def _quieten(self, withheld_tokens: int) -> float:
-        """Keep what follows short for the sake of calls that may arrive meanwhile; returns the limit before."""
-        limit_s, quiet_s = self._batch.budget.limit_s, self._quiet_s()
+        """Keep what follows short for the sake of calls that may arrive meanwhile; returns the limit before.
+
+        What is withheld for it is reduced as its time is.
+        """
+        batch, quiet_s = self._batch, self._quiet_s()
+        limit_s = batch.budget.limit_s
         if quiet_s < limit_s:
-            self._batch.quieten(quiet_s, withheld_tokens)
+            all_s = batch.budget.time_s(batch.left_tokens)
+            batch.quieten(quiet_s, ceil(withheld_tokens * min(1.0, quiet_s / all_s)) if all_s else withheld_tokens)
         return limit_s
 
     def _quiet_s(self) -> float:
         """How long an iteration may take in which nothing is urgent: a share of what arrivals can spare.
 
-        Where iterations of a fair throughput are too long for them anyway, as long as at the pivot.
+        Where that is hardly more than any iteration takes, they cannot be helped: as long as at the pivot.
         """
-        spare_s, share = self._pace.spare_s, self._settings.spare_share
+        spare_s, share = self._scheduler.measurements.spare_s(self._now_s), self._settings.spare_share
         if spare_s is None or not share:
             return inf
-        return share * spare_s if share * spare_s >= self._least_s else self._pivot_s
+        return share * spare_s if share * spare_s >= LEAST_ITERATIONS * self._pace.shortest_s else self._pivot_s
 
     def _add_urgent(self, candidates: list[Candidate]) -> None:
         """Urgent calls and prompts begun, in ascending T_r; for an urgent one room is made if that is possible."""

@@ -27,8 +27,8 @@ START_OUTPUT_TOKENS = 211.0
 SPARE_CALLS = 128
 """Calls whose time to spare is remembered."""
 
-LEAST_SHARE = 0.7
-"""Ours: of the asymptotic throughput, what the shortest iterations that are worth making still reach."""
+SPARE_MEMORY_S = 60.0
+"""Ours: for how long it is remembered that calls with a TTFT come."""
 
 FIT_DECAY = 1 - 1 / 256
 """Weight of an iteration in the fitted model, one iteration later: a memory of 256."""
@@ -48,12 +48,8 @@ class Pace:
     longest_preemption_s: float = 0.0
     tokens_per_s: float | None = None
     mean_outputs: Mapping[Objective | None, float] = field(default_factory=dict)
-    spare_s: float | None = None
-    """What three quarters of recent calls with a TTFT could at least spare of it on an idle engine; None: no calls."""
     pivot_tokens: int = 0
     """S_pf, at most the engine's own maximum."""
-    least_tokens: int = 0
-    """The smallest iteration with a fair throughput."""
 
     def output_tokens(self, objective: Objective | None) -> float:
         """S_g: the mean output of calls with this objective that have ended lately."""
@@ -77,7 +73,6 @@ class Measurements:
         self._fitted = _Fit()
         self._given = False
         self._pivot: Pivot | None = None
-        self._least: Pivot | None = None
         self._durations_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
         self._chunks: deque[int] = deque(maxlen=RECENT_ITERATIONS)
         self._chunk_tokens = 0
@@ -91,7 +86,8 @@ class Measurements:
         self._running: dict[LocalCall, None] = {}
         self._preempted: dict[LocalCall, float] = {}
         self._times_preempted: dict[LocalCall, int] = {}
-        self._spares_s: deque[float] = deque(maxlen=SPARE_CALLS)
+        self._spares_s: deque[tuple[float, float]] = deque()
+        """(when, how much) of the latest calls, and how much in ascending order."""
         self._sorted_spares_s: list[float] = []
 
     @property
@@ -105,15 +101,20 @@ class Measurements:
 
     def expect(self, costs: CostModel) -> None:
         """Use a fitted model instead of measuring one."""
-        self._given = True
-        self._use(costs)
+        self.costs, self._given, self._pivot = costs, True, costs.pivot()
 
-    def spared(self, seconds: float) -> None:
+    def spared(self, now_s: float, seconds: float) -> None:
         """A call has started that could have waited so long for its first token on an idle engine."""
-        if len(self._spares_s) == SPARE_CALLS:
-            self._sorted_spares_s.remove(self._spares_s[0])
-        self._spares_s.append(seconds)
+        self._spares_s.append((now_s, seconds))
         insort(self._sorted_spares_s, seconds)
+        if len(self._spares_s) > SPARE_CALLS:
+            self._sorted_spares_s.remove(self._spares_s.popleft()[1])
+
+    def spare_s(self, now_s: float) -> float | None:
+        """What three quarters of the latest calls with a TTFT could at least spare of it on an idle engine, if any."""
+        while self._spares_s and self._spares_s[0][0] < now_s - SPARE_MEMORY_S:
+            self._sorted_spares_s.remove(self._spares_s.popleft()[1])
+        return self._sorted_spares_s[len(self._sorted_spares_s) // 4] if self._spares_s else None
 
     def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
         """An iteration is over: `work` is (new tokens, context tokens) of each of its calls."""
@@ -134,7 +135,8 @@ class Measurements:
             self._preempted_s.popleft()
         if not self._given:
             self._fitted.add(work, duration_s)
-            self._use(self._fitted.costs())
+            self.costs = self._fitted.costs()
+            self._pivot = self.costs.pivot() if self.costs else None
 
     def follow(self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall]) -> list[LocalCall]:
         """Compare with the calls of the last plan; returns those that have left the engine since."""
@@ -171,16 +173,9 @@ class Measurements:
             preemption_rate=preemptions / max(1, self._generated_tokens),
             longest_preemption_s=max((seconds for _, seconds in self._preempted_s), default=0.0),
             tokens_per_s=pivot.tokens / pivot.time_s if pivot and pivot.time_s > 0 else None,
-            spare_s=self._sorted_spares_s[len(self._sorted_spares_s) // 4] if self._sorted_spares_s else None,
             pivot_tokens=pivot_tokens,
-            least_tokens=min(self._least.tokens, pivot_tokens) if self._least else 1,
             mean_outputs={kind: self._output_sums[kind] / len(outputs) for kind, outputs in self._outputs.items()},
         )
-
-    def _use(self, costs: CostModel | None) -> None:
-        self.costs = costs
-        self._pivot = costs.pivot() if costs else None
-        self._least = costs.pivot(LEAST_SHARE) if costs else None
 
     def _ended(self, call: LocalCall) -> None:
         self._times_preempted.pop(call, None)

@@ -19,7 +19,10 @@ Execution = Literal["chunks", "throughput"]
 """What is still to be computed takes N_ck T_max, as in the paper, or as long as at the pivot's throughput."""
 
 JctSlack = Literal["spread", "whole"]
-"""A job's slack counts as its share for the next iteration, as in the paper, or as a whole."""
+"""A job's slack counts as its share for the next iteration, as in the paper, or as a whole.
+
+As a whole it orders calls and does not shorten iterations: what a job gains by that it loses in throughput.
+"""
 
 
 def execution_times(pace: Pace, execution: Execution = "chunks") -> Callable[[int], float]:
@@ -157,7 +160,7 @@ class Objectives:
                 if left_s < tpot_s:
                     left_s = token_slo_s(tpot_s, left_s, pace.output_tokens(call.objective))
                 tightest_s = min(tightest_s, left_s)
-            if slo.jct_s is not None:
+            if slo.jct_s is not None and self._jct_slack == "spread":
                 tightest_s = min(tightest_s, self._jct_slo_s(call, slo.jct_s, now_s, pace))
         return tightest_s
 

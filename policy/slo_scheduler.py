@@ -1,6 +1,7 @@
 """The `slo` local scheduler: iteration SLOs, dynamic chunking, multi-resource batching and hit-ratio groups, composed.
 
-While no call has an objective it plans as `hit_ratio` does. Each of its methods can be switched off, for ablations.
+While no call has had an objective lately it plans as `hit_ratio` does. Each of its methods can be switched off, for
+ablations.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class SloSettings:
       in time itself, or `never`.
     max_preemptions: how often a call makes room for urgent ones at most.
     pause: whether decodes that can wait are left out of an iteration that would be too long for a first token.
-    spare_share: an iteration in which nothing is urgent takes at most this share of what arrivals can spare of their
-      TTFT (but as long as at the pivot); 0 lets it take as long as the budget allows.
+    spare_share: an iteration in which nothing is urgent takes at most this share of what recent arrivals could spare of
+      their TTFT, if that can be; 0 lets it take as long as the budget allows.
     watermark_blocks: left free for each running decode when a prompt is admitted.
     """
 
@@ -94,11 +95,12 @@ class SloScheduler:
         self.hit_ratio.settle(waiting)
         for call in running:
             if call in self._spares_s:
-                self.measurements.spared(self._spares_s.pop(call))
+                self.measurements.spared(now_s, self._spares_s.pop(call))
         if self._started_long:
             present = set(running)
             self._started_long = [call for call in self._started_long if call in present]
-        if not self.objectives.any(waiting, running):
+        expected = self.settings.spare_share and self.measurements.spare_s(now_s) is not None
+        if not expected and not self.objectives.any(waiting, running):
             return plan_in_order(waiting, running, facts, self.hit_ratio.turns)
         iteration = Iteration(self, now_s, waiting, running, facts)
         plan = iteration.plan()

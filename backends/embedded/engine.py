@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from operator import attrgetter
 
+from backends.attainment import Attainment
 from backends.cache_journal import CacheJournal
 from backends.cache_state import CacheState, IterationState, KvState, QueueState, SchedulerState
 from backends.embedded.block_cache import BlockCache
@@ -38,7 +39,7 @@ class EngineSettings:
     block_tokens: int = 16
     max_batch_tokens: int = 2048
     max_running_calls: int = 256
-    scheduler: str = "fcfs"
+    scheduler: str = "slo"
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +127,9 @@ class Engine:
         self._recent_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
         self._recent_chunks: deque[int] = deque(maxlen=RECENT_ITERATIONS)
         self._recent_queue_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
+        self._attainment = Attainment()
+        self._stepped_s = 0.0
+        """When the last iteration ended: the tokens that calls have until the next step came then."""
 
     # What the local scheduler asks (EngineFacts).
 
@@ -180,6 +184,7 @@ class Engine:
         assert call.max_output_tokens > 0
         self.counters.calls += 1
         insort(self.waiting, call, key=attrgetter("arrived_s"))
+        self._attainment.received(call, call)
 
     def abort(self, call: EngineCall) -> None:
         """Nobody waits for a call any more: its blocks are free at once."""
@@ -197,6 +202,7 @@ class Engine:
             return False
         if call in self._in_flight:
             self._in_flight.remove(call)
+        self._attainment.ended(call, self._stepped_s)
         return True
 
     def step(self, now_s: float) -> Step:
@@ -205,6 +211,7 @@ class Engine:
             return Step((), self._ends_s)
         if self._measuring is not None and self._work:
             self._measuring.observe(self._recent_s[-1], self._work)
+        self._stepped_s = now_s
         outputs = tuple(self._emit(call) for call in self._in_flight)
         self._in_flight = []
         self._ends_s = self._begin(now_s)
@@ -238,7 +245,7 @@ class Engine:
                 mean_chunk_tokens=_mean(chunks),
                 budget_tokens=self.settings.max_batch_tokens,
             ),
-            scheduler=SchedulerState(policy=self.settings.scheduler, preemptions=self.counters.preemptions),
+            scheduler=SchedulerState(self.settings.scheduler, self._attainment.share, self.counters.preemptions),
         )
 
     def _begin(self, now_s: float) -> float | None:
@@ -301,8 +308,10 @@ class Engine:
         if call.tree_chain is not call.chain:
             call.tree_chain.extend((token,))
         self.counters.output_tokens += 1
+        self._attainment.produced(call, 1, self._stepped_s)
         finished = call.output_tokens >= call.max_output_tokens
         if finished:
+            self._attainment.ended(call, self._stepped_s)
             self.running.remove(call)
             self._cache.release(call.blocks)
         return Output(call, token, finished)

@@ -15,6 +15,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.sched.scheduler.Scheduler": (),
     "vllm.v1.core.sched.scheduler.Scheduler.schedule": (),
     "vllm.v1.core.sched.scheduler.Scheduler.add_request": ("request",),
+    "vllm.v1.core.sched.scheduler.Scheduler.finish_requests": ("request_ids", "finished_status"),
     "vllm.v1.core.sched.scheduler.Scheduler.get_request_counts": (),
     "vllm.v1.core.sched.scheduler.Scheduler.update_from_output": ("scheduler_output", "model_runner_output"),
     "vllm.v1.core.sched.scheduler.Scheduler._preempt_request": ("request", "timestamp", "drop_stale_output"),

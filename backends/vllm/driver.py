@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from operator import attrgetter
 from typing import Any, cast
 
+from backends.attainment import Attainment
 from backends.cache_state import CacheState, QueueState, SchedulerState
 from backends.call_annotations import AnnotationReader
 from backends.vllm.cache_state import PoolObserver
 from backends.vllm.calls import EngineCall, SchedulerFacts, engine_call
 from backends.vllm.iterations import Iterations
 from backends.vllm.levers import ForcedLevers
-from backends.vllm.settings import LeverSettings, Settings
+from backends.vllm.settings import LeverSettings, Settings, cost_model
 from policy.local_scheduler import SCHEDULERS, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 _ORDER = attrgetter("order")
@@ -41,6 +42,7 @@ class Driver:
         statuses: Any,
         policy: LocalScheduler | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.annotations = AnnotationReader()
         self.epoch = uuid.uuid4().hex
@@ -55,10 +57,14 @@ class Driver:
         self._ready, self._preempted = statuses.WAITING, statuses.PREEMPTED
         self._policy = policy or _policy(settings)
         self._measuring = self._policy if isinstance(self._policy, MeasuringScheduler) else None
+        costs = cost_model(settings)
+        if self._measuring is not None and costs is not None:
+            self._measuring.expect(costs)
         self._work: dict[int, list[tuple[int, int]]] = {}
-        self._clock = clock
+        self._clock, self._wall_clock = clock, wall_clock
         self._facts = SchedulerFacts(scheduler, observer)
         self._iterations = Iterations()
+        self._attainment = Attainment()
         self._sequence = count()
         self._budget_tokens = self._facts.max_batch_tokens
 
@@ -68,7 +74,9 @@ class Driver:
         """A request has come; its call stays with it."""
         arguments = request.sampling_params.extra_args if request.sampling_params is not None else None
         annotations = self.annotations.read(arguments)
-        request.plait_call = engine_call(request, annotations, self._clock(), next(self._sequence))
+        received_s = self._clock() - self._waited_s(request)
+        call = request.plait_call = engine_call(request, annotations, received_s, next(self._sequence))
+        self._attainment.received(call.call_id, call)
 
     def step(self, schedule: Callable[[], Any]) -> Any:
         """Schedule an iteration by plan; `schedule` is vLLM's own."""
@@ -91,12 +99,22 @@ class Driver:
         self._observe(plan, output, now_s)
         return output
 
-    def ended(self, output: Any) -> None:
-        """An iteration's output has been processed."""
-        duration_s = self._iterations.end(id(output), self._clock())
+    def ended(self, output: Any, results: Any) -> None:
+        """An iteration's output has been processed; `results` are vLLM's EngineCoreOutputs of it by client."""
+        now_s, attainment = self._clock(), self._attainment
+        duration_s = self._iterations.end(id(output), now_s)
         work = self._work.pop(id(output), None)
         if self._measuring is not None and duration_s is not None and work:
             self._measuring.observe(duration_s, work)
+        for of_client in results.values():
+            for one in of_client.outputs:
+                attainment.produced(one.request_id, len(one.new_token_ids), now_s)
+                if one.finished:
+                    attainment.ended(one.request_id, now_s)
+
+    def given_up(self) -> None:
+        """Requests were ended from outside: nobody waits for them, or they have all that was wanted of them."""
+        self._attainment.retain(self._scheduler.requests, self._clock())
 
     # What is asked from outside.
 
@@ -129,10 +147,18 @@ class Driver:
                 mean_queue_s=self._iterations.mean_queue_s,
             ),
             iteration=self._iterations.state(self._budget_tokens),
-            scheduler=SchedulerState(policy=self._settings.scheduler, preemptions=self.preemptions),
+            scheduler=SchedulerState(self._settings.scheduler, self._attainment.share, self.preemptions),
         )
 
     # From vLLM's state to a plan, and back.
+
+    def _waited_s(self, request: Any) -> float:
+        """How long a request has been on its way from the API server: it is handed over between iterations only.
+
+        By the time of day there, which may be another machine's: so never longer than an iteration.
+        """
+        waited_s = self._wall_clock() - float(request.arrival_time)
+        return min(max(0.0, waited_s), self._iterations.last_s)
 
     def _calls(self) -> tuple[list[LocalCall], list[LocalCall], list[Any]]:
         """Running calls with something to compute, waiting ones in order of arrival, and requests not yet ready."""
@@ -187,15 +213,16 @@ class Driver:
         if plan.budget_tokens is not None:
             budget_tokens = min(budget_tokens, max(0, plan.budget_tokens))
         self._budget_tokens = self._scheduler.max_num_scheduled_tokens = budget_tokens
-        left, go_on = budget_tokens, len(plan.preempt)
-        for call, tokens in _picks(plan):
-            left -= tokens
+        picks, go_on = _picks(plan), len(plan.preempt)
+        uses_up = budget_tokens <= sum(tokens for _, tokens in picks)
+        last = _served_last(picks, running) if uses_up else None
+        for call, tokens in picks:
             wanted = call.prompt_tokens + call.output_tokens - call.computed_tokens
             if call.waits:
                 wanted -= self._facts.cached_tokens(call)
             else:
                 go_on += 1
-            if tokens < wanted and left > 0:  # else the budget's end cuts it, and vLLM sees that itself
+            if tokens < wanted and call is not last:  # the last one is cut by the budget's end: vLLM sees that itself
                 self._limit_call(call, tokens)
         go_on += sum(not call.waits for call in _backfill(plan))
         if go_on < len(running):
@@ -253,6 +280,15 @@ def _picks(plan: Plan) -> tuple[tuple[EngineCall, int], ...]:
 
 def _backfill(plan: Plan) -> tuple[EngineCall, ...]:
     return cast("tuple[EngineCall, ...]", plan.backfill)
+
+
+def _served_last(picks: Sequence[tuple[EngineCall, int]], running: Sequence[LocalCall]) -> LocalCall | None:
+    """The pick that vLLM comes to last: it serves running calls in their order, and waiting ones in the plan's."""
+    for call, _ in reversed(picks):
+        if call.waits:
+            return call
+    picked = {id(call) for call, _ in picks}
+    return next((call for call in reversed(running) if id(call) in picked), None)
 
 
 def _is_ending(request: Any) -> bool:

@@ -26,6 +26,11 @@ class Iterations:
         """Mean time that calls lately admitted had waited in the engine."""
         return _mean(self._queued_s)
 
+    @property
+    def last_s(self) -> float:
+        """How long the last one took, 0 before there was one."""
+        return self._durations_s[-1] if self._durations_s else 0.0
+
     def admitted(self, queued_s: float) -> None:
         """A call was scheduled for the first time."""
         self._queued_s.append(queued_s)

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 SCHEDULER = "backends.vllm.scheduler.create_scheduler"
 MIDDLEWARE = "backends.vllm.middleware.CacheStateMiddleware"
 
-USAGE = """usage: plait vllm [--scheduler NAME] [--name NAME] -- <vllm serve arguments>
+USAGE = """usage: plait vllm [--scheduler NAME] [--profile PROFILE] [--name NAME] -- <vllm serve arguments>
 
 Starts vLLM's server with Plait's local scheduler and its cache-state route.
 
-  --scheduler NAME  the local scheduler: fcfs, hit_ratio (default) or longest_prefix
-  --name NAME       the engine's name in its reports
+  --scheduler NAME   the local scheduler: slo (default), hit_ratio, longest_prefix or fcfs
+  --profile PROFILE  what iterations take here: a cost profile's name or .toml file; measured where there is none
+  --name NAME        the engine's name in its reports
 """
 
 
@@ -62,7 +63,7 @@ def _own_settings(own: list[str]) -> dict[str, str]:
     rest = [part for argument in own for part in argument.split("=", 1)]
     while rest:
         option, *rest = rest
-        if option not in {"--scheduler", "--name"}:
+        if option not in {"--scheduler", "--profile", "--name"}:
             raise LaunchError(f"{option} is not an option; what is for vLLM stands behind --")
         if not rest:
             raise LaunchError(f"{option} needs a value")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from backends.vllm.settings import LeverSettings
-from policy.local_scheduler import EngineFacts, LocalCall, LocalScheduler, Plan
+from policy.cost_model import CostModel
+from policy.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 
 class ForcedLevers:
@@ -17,6 +18,17 @@ class ForcedLevers:
         self._settings = settings
         self._iterations = 0
         self._held_until: dict[int, int] = {}
+        self._measuring = inner if isinstance(inner, MeasuringScheduler) else None
+
+    def expect(self, costs: CostModel) -> None:
+        """For the inner scheduler, if it measures."""
+        if self._measuring is not None:
+            self._measuring.expect(costs)
+
+    def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
+        """For the inner scheduler, if it measures."""
+        if self._measuring is not None:
+            self._measuring.observe(duration_s, work)
 
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts

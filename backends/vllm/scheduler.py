@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
         def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any: ...
 
+        def finish_requests(self, *args: Any, **kwargs: Any) -> Any: ...
+
         def get_request_counts(self) -> tuple[int, int]: ...
 
         def _preempt_request(self, *args: Any, **kwargs: Any) -> None: ...
@@ -62,9 +64,15 @@ class PlannedScheduler(_VllmScheduler):
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Process an iteration's output."""
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
-        self.plait.ended(scheduler_output)
+        self.plait.ended(scheduler_output, outputs)
         self.cache_reports.publish()
         return outputs
+
+    def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+        """End requests from outside, as for a client that has gone."""
+        ended = super().finish_requests(*args, **kwargs)
+        self.plait.given_up()
+        return ended
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting) requests, also while some of the waiting ones are held back."""

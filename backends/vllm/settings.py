@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from backends.profiles import load_profile
+from policy.cost_model import CostModel
 from policy.local_scheduler import SCHEDULERS
 
 
@@ -33,10 +35,15 @@ class LeverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`scheduler` is a name in `policy.local_scheduler.SCHEDULERS`; `name` is the engine's own, for its reports."""
+    """`scheduler` is a name in `policy.local_scheduler.SCHEDULERS`; `name` is the engine's own, for its reports.
 
-    scheduler: str = "hit_ratio"
+    `profile` is a cost profile, by its name or the path of its .toml file: a scheduler that plans by how long
+    iterations take then knows so from the start, and measures it where there is none.
+    """
+
+    scheduler: str = "slo"
     name: str = "vllm"
+    profile: str | None = None
     levers: LeverSettings = LeverSettings()
 
 
@@ -51,3 +58,13 @@ def parse_settings(additional_config: Any) -> Settings:
         known = ", ".join(sorted(SCHEDULERS))
         raise SettingsError(f"--additional-config: plait.scheduler: {settings.scheduler!r} is none of {known}")
     return settings
+
+
+def cost_model(settings: Settings) -> CostModel | None:
+    """By the settings' profile, None without one; raises SettingsError for one that is missing or bad."""
+    if settings.profile is None:
+        return None
+    try:
+        return load_profile(settings.profile).cost_model()
+    except ValueError as error:
+        raise SettingsError(f"--additional-config: plait.profile: {error}") from error

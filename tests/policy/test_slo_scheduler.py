@@ -253,9 +253,21 @@ def test_what_is_not_urgent_is_cut_to_what_arrivals_can_spare() -> None:
 
     assert longest(0.4) == 1899, "half of 0.4 s, the decode beside it"
     assert longest(0.1) == 399
-    assert longest(0.06) == 900, "less than 234 tokens, 70 % of the throughput, would be too few: the pivot instead"
+    assert longest(0.03) == 900, "15 ms, when 10 ms is the least: too short to be worth it, so the pivot"
     assert longest(9.0) == 3999
     assert longest(0.1, share=0.0) == 3999
+
+
+def test_an_iteration_stays_short_while_calls_with_a_ttft_have_come_lately() -> None:
+    scheduler, started = slo_scheduler(), prompt("started", 100, 0.42001)
+    engine = FakeEngine(max_batch_tokens=4000, waiting=[started])
+    engine.plan(scheduler)
+    engine.waiting, engine.running = [prompt("plain", 9000)], [started]
+    started.computed_tokens, started.output_tokens = 100, 1
+    engine.plan(scheduler, 1.0)
+    engine.running = []
+    assert names(engine.plan(scheduler, 30.0)) == [("plain", 1900)]
+    assert names(engine.plan(scheduler, 90.0)) == [("plain", 4000)]
 
 
 def test_late_calls_go_by_time_waited_over_kv_time_to_come() -> None:

@@ -76,6 +76,40 @@ def test_chunk_of_each_call(build: Build) -> None:
     assert engine.driver.diverged_picks == 0
 
 
+def urgent_first(waiting: list[LocalCall], running: list[LocalCall]) -> Plan:
+    """Two output tokens or a short prompt go before the long prompt that runs already, which gets the rest of 60."""
+    calls = sorted([*running, *waiting], key=lambda call: call.prompt_tokens)
+    picks, left = [], 60
+    for call in calls:
+        tokens = min(call.prompt_tokens + call.output_tokens - call.computed_tokens, left)
+        left -= tokens
+        if tokens:
+            picks.append((call, tokens))
+    return Plan((), tuple(picks), (), 60)
+
+
+def test_a_running_prompt_leaves_room_for_whom_the_plan_puts_before_it(build: Build) -> None:
+    """Though vLLM serves running calls before waiting ones, and those admitted first before the others."""
+    engine = build(Scripted(lambda waiting, running, _: urgent_first(waiting, running)))
+    engine.add(prompt(400, 1), name="long")
+    assert engine.step() == {"long": 60}
+    engine.add(prompt(20, 2), 3, name="short")
+    assert [engine.step() for _ in range(3)] == [{"long": 40, "short": 20}, *[{"long": 59, "short": 1}] * 2]
+    assert engine.driver.diverged_picks == 0
+
+
+def test_whoever_comes_last_takes_what_others_leave(build: Build) -> None:
+    """Most of the second prompt is in the cache by the time that it is admitted, which the plan could not know."""
+
+    def script(waiting: list[LocalCall], running: list[LocalCall], _: EngineFacts) -> Plan:
+        return Plan((), tuple(zip(waiting, (64, 100, 20), strict=True)), (), 184)
+
+    engine = build(Scripted(script))
+    for name, tokens in {"a": prompt(64, 1), "b": prompt(100, 1), "c": prompt(100, 2)}.items():
+        engine.add(tokens, name=name)
+    assert engine.step() == {"a": 64, "b": 36, "c": 84}
+
+
 def test_a_waiting_call_is_held_back(build: Build) -> None:
     engine = build(Scripted(lambda waiting, running, _: everything([c for c in waiting if c.call_id != "b"], running)))
     for seed, name in enumerate("abc"):

@@ -9,9 +9,11 @@ from backends.vllm.iterations import RECENT_ITERATIONS, Iterations
 
 def test_iterations_in_a_row() -> None:
     iterations = Iterations()
+    assert iterations.last_s == 0.0
     for number, seconds in enumerate((0.1, 0.3)):
         iterations.begin(number, 10.0 * number)
         iterations.end(number, 10.0 * number + seconds)
+        assert iterations.last_s == pytest.approx(seconds)
     state = iterations.state(512)
     assert state.mean_s == pytest.approx(0.2)
     assert state.max_s == pytest.approx(0.3)

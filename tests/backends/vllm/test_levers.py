@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from backends.profiles import load_profile
 from backends.vllm.levers import ForcedLevers
 from backends.vllm.settings import LeverSettings
-from policy.local_scheduler import Fcfs, LocalCall, Plan
+from policy.cost_model import CostModel
+from policy.local_scheduler import Fcfs, LocalCall, MeasuringScheduler, Plan
 
 
 class Facts:
@@ -65,3 +69,32 @@ def test_the_one_with_most_output_is_preempted_now_and_then() -> None:
     assert preempted == [[], [], ["x"], [], [], ["x"]]
     plan = plans(LeverSettings(preempt_every_iterations=1), RUNNING)[0]
     assert "x" not in dict(names(plan))
+
+
+class Measuring(Fcfs):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def expect(self, costs: CostModel) -> None:
+        self.told.append(costs)
+
+    def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
+        self.told.append((duration_s, work))
+
+
+def test_a_scheduler_that_measures_is_told_what_there_is_to_measure() -> None:
+    costs, inner = load_profile("a6000-mistral-7b").cost_model(), Measuring()
+    levers = ForcedLevers(inner, LeverSettings(chunk_tokens=25))
+    assert isinstance(levers, MeasuringScheduler)
+    levers.expect(costs)
+    levers.observe(0.1, [(25, 0)])
+    assert inner.told == [costs, (0.1, [(25, 0)])]
+
+
+def test_one_that_does_not_is_left_alone() -> None:
+    levers = ForcedLevers(Fcfs(), LeverSettings(chunk_tokens=25))
+    levers.expect(load_profile("a6000-mistral-7b").cost_model())
+    levers.observe(0.1, [(25, 0)])
+    assert names(levers.plan(0.0, WAITING, [], Facts())) == [("a", 25), ("b", 25)]

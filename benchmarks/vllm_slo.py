@@ -1,0 +1,165 @@
+"""Short calls with a TTFT objective behind long prompts, on real vLLM servers: its own scheduler against `slo`.
+
+`python -m benchmarks vllm_slo [--runs N] [--json PATH]`. Both servers are up, one has load at a time, and runs take
+turns (stock, slo, slo, stock, ...); both are sent the same calls. A short call's objective is three times its TTFT on
+that server unloaded, measured just before each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.vllm_slo_parts.figures import OBJECTIVE, Run, claims, figures, medians
+from benchmarks.vllm_slo_parts.load import Load
+from benchmarks.vllm_slo_parts.servers import BATCH_TOKENS, OURS, STOCK, BenchServer, is_installed, new_servers
+from benchmarks.vllm_slo_parts.workload import CallSource, Shape
+from e2e.vllm.environment import VLLM
+
+PERIOD = 1.6
+"""Unloaded TTFTs of a long prompt between two of them: the engine then always has one or two and can just keep up."""
+
+UNLOADED_CALLS = 21
+"""One after the other, before each run."""
+
+COLUMNS = {
+    "attainment": ("met", 1, 2),
+    "objective_s": ("objective ms", 1e3, 0),
+    "unloaded_ttft_s": ("unloaded ms", 1e3, 0),
+    "ttft_p50_s": ("p50 ms", 1e3, 0),
+    "ttft_p90_s": ("p90 ms", 1e3, 0),
+    "ttft_max_s": ("max ms", 1e3, 0),
+    "output_tokens_s": ("tokens/s", 1, 1),
+    "long_ttft_s": ("long TTFT s", 1, 2),
+    "long_e2e_s": ("long E2E s", 1, 2),
+    "load_average": ("load", 1, 1),
+}
+"""By figure: its heading, what it is multiplied with, and its digits."""
+
+
+def main() -> int:
+    """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks vllm_slo", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5, help="of each system (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
+    arguments = parser.parse_args()
+    if not is_installed():
+        print("skipped: there is no vLLM; `python e2e/vllm/environment.py` builds its environment")
+        return 0
+    inputs, runs, by_engine = _with_servers(arguments.runs)
+    made = list(claims(runs))
+    print(_table(runs))
+    shown = "none" if by_engine is None else f"{by_engine:.2f}"
+    print(f"\nby the engine's own clock, without HTTP, {OURS} met {shown} of its last calls")
+    for claim in made:
+        print(f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
+    if arguments.json:
+        report = {
+            "experiment": "vllm_slo",
+            "inputs": inputs,
+            "runs": [asdict(run) for run in runs],
+            "medians": {system: medians(runs, system) for system in (STOCK, OURS)},
+            "attainment_by_engine": by_engine,
+            "claims": [asdict(claim) for claim in made],
+        }
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return int(not all(claim.holds for claim in made))
+
+
+def _with_servers(n_runs: int) -> tuple[dict[str, Any], list[Run], float | None]:
+    """Start both servers, measure, stop them; returns inputs, runs and what ours reports of its SLO attainment."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        servers = new_servers(Path(folder))
+        _say("starting two vLLM servers (a minute)")
+        for server in servers.values():
+            server.start()
+            stack.callback(server.stop)
+        for server in servers.values():
+            server.wait_until_ready()
+        shape, runs = asyncio.run(_measure(servers, n_runs))
+        return _inputs(shape, servers), runs, servers[OURS].cache_state().scheduler.slo_attainment
+
+
+async def _measure(servers: dict[str, BenchServer], n_runs: int) -> tuple[Shape, list[Run]]:
+    """Warm both servers up, and run in turns."""
+    loads = {system: Load(server.url) for system, server in servers.items()}
+    period_s = PERIOD * await _warm_up(loads)
+    shape, runs = Shape(round(period_s, 2)), []
+    for number in range(n_runs):
+        for system in (STOCK, OURS) if number % 2 == 0 else (OURS, STOCK):
+            run = await _run(system, loads[system], shape, number)
+            runs.append(run)
+            _say(
+                f"run {len(runs)} of {2 * n_runs}: {system:<5} met {run.attainment:.2f}, objective "
+                f"{run.objective_s * 1e3:.0f} ms, {run.output_tokens_s:.0f} tokens/s, load {run.load_average:.1f}"
+            )
+    for load in loads.values():
+        await load.close()
+    return shape, runs
+
+
+async def _warm_up(loads: dict[str, Load]) -> float:
+    """Have each server compute what it will be asked for; returns a long prompt's least TTFT in seconds, unloaded.
+
+    The least, since whatever else the machine does only lengthens it: the engine is not to be left idle later.
+    """
+    calls = CallSource(Shape(period_s=0.5, longs=4), "warm-up")
+    ttfts_s: list[float] = []
+    for load in loads.values():
+        await load.on_time(calls.run(), OBJECTIVE * await _unloaded_ttft_s(load, calls))
+        ttfts_s += [one.ttft_s for one in await load.one_by_one([calls.long() for _ in range(4)])]
+    return min(ttfts_s)
+
+
+async def _run(system: str, load: Load, shape: Shape, number: int) -> Run:
+    """One run; both systems are sent the same calls in the runs of a number, and no call twice."""
+    source, load_average = CallSource(shape, f"run {number}"), os.getloadavg()[0]
+    calls, unloaded_ttft_s = source.run(), await _unloaded_ttft_s(load, source)
+    served = await load.on_time(calls, OBJECTIVE * unloaded_ttft_s)
+    return figures(system, number, load_average, unloaded_ttft_s, served)
+
+
+async def _unloaded_ttft_s(load: Load, source: CallSource) -> float:
+    """The median TTFT of short calls that have the engine for themselves."""
+    return median(one.ttft_s for one in await load.one_by_one([source.short() for _ in range(UNLOADED_CALLS)]))
+
+
+def _table(runs: Sequence[Run]) -> str:
+    """Each run in the order of running, then the medians."""
+    rows = [(f"{run.system} {run.number}", asdict(run)) for run in runs]
+    rows += [(f"{system} (median)", medians(runs, system)) for system in (STOCK, OURS)]
+    lines = [f"{'':<16}" + "".join(f"{heading:>14}" for heading, _, _ in COLUMNS.values())]
+    for name, row in rows:
+        cells = [f"{row[figure] * factor:>14.{digits}f}" for figure, (_, factor, digits) in COLUMNS.items()]
+        lines.append(f"{name:<16}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def _inputs(shape: Shape, servers: dict[str, BenchServer]) -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "engine": f"vLLM {VLLM} on the CPU, a tiny Llama with random weights in float32",
+        "arguments": {system: " ".join(server.arguments) for system, server in servers.items()},
+        "max_num_batched_tokens": BATCH_TOKENS,
+        "workload": asdict(shape),
+        "objective": f"TTFT of short calls: {OBJECTIVE:g} x the median of {UNLOADED_CALLS} unloaded ones",
+        "cpus": os.cpu_count(),
+    }
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

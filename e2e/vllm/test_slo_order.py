@@ -1,0 +1,181 @@
+"""Calls with a TTFT objective behind long prompts on a real engine: in which order and steps it computes them.
+
+Steps are those of vLLM's own log. How long they take is left open: objectives are set by what the machine does.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from openai import OpenAI
+
+from e2e.sdk import sync_client
+from e2e.servers import eventually
+from e2e.vllm.engines import BATCH_TOKENS, MODEL, VllmServer
+from e2e.vllm.greedy import greedy_outputs
+from e2e.vllm.reference import Reference
+
+LONG_TOKENS: Final = 6000
+SHORT_TOKENS: Final = 64
+LONG: Final = ("long-1", "long-2")
+SHORT: Final = ("short-1", "short-2", "short-3")
+STOCK_STEPS: Final = -(-len(LONG) * LONG_TOKENS // BATCH_TOKENS)
+"""Steps that a stock engine, first come first served, needs for the long prompts before it turns to the short ones."""
+
+_STEP: Final = re.compile(
+    r"Iteration\(\d+\): (\d+) context requests, (\d+) context tokens, "
+    r"(\d+) generation requests, (\d+) generation tokens"
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one iteration computed, of prompts and of outputs."""
+
+    context_calls: int
+    context_tokens: int
+    decoding_calls: int
+    decoded_tokens: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """Long prompts and short ones behind them: texts by call, whose first token came when, and the engine's steps."""
+
+    outputs: dict[str, str]
+    first_tokens: list[str]
+    steps: list[Step]
+    short_waited_s: float
+
+    @property
+    def steps_before_output(self) -> int:
+        """Steps until a call had a token, which is the first input of its next step."""
+        return next(number for number, step in enumerate(self.steps) if step.decoding_calls)
+
+
+@pytest.fixture(scope="module")
+def engine(reference: Reference, python: Path, model: Path, folder: Path) -> Iterator[VllmServer]:
+    """One with the `slo` scheduler; only once the engines of `reference` have stopped."""
+    command = [str(python.with_name("plait")), "vllm", "--scheduler", "slo", "--name", "slo"]
+    engine = VllmServer("slo", [*command, "--", str(model), "--enable-logging-iteration-details"], folder)
+    engine.start()
+    try:
+        engine.wait_until_ready()
+        yield engine
+    finally:
+        engine.stop()
+
+
+@pytest.fixture(scope="module")
+def unpromised(engine: VllmServer) -> Round:
+    """Nothing is said about any call."""
+    return run_round(engine, "unpromised", {})
+
+
+@pytest.fixture(scope="module")
+def promised(engine: VllmServer, unpromised: Round) -> Round:
+    """The short calls shall have their first token in half the time that they have waited without a promise."""
+    return run_round(engine, "promised", {"plait_ttft_ms": unpromised.short_waited_s * 1e3 / 2})
+
+
+def run_round(engine: VllmServer, salt: str, annotations: dict[str, float]) -> Round:
+    """Send the short calls while the first long prompt is computed; `salt` keeps rounds out of each other's cache."""
+    engine.settled_state()
+    before = len(logged_steps(engine))
+    first_tokens: list[str] = []
+    waited_s: list[float] = []
+    with sync_client(engine, timeout=60) as client, ThreadPoolExecutor() as pool:
+
+        def run(name: str) -> str:
+            sent_s, text = time.monotonic(), ""
+            for piece in ask(client, name, salt, annotations):
+                if not text:
+                    first_tokens.append(name)
+                    waited_s.append(time.monotonic() - sent_s)
+                text += piece
+            return text
+
+        calls = {}
+        for already, name in enumerate(LONG, start=1):
+            calls[name] = pool.submit(run, name)
+            eventually(lambda n=already: calls_in(engine) == n)  # type: ignore[misc]
+        calls.update({name: pool.submit(run, name) for name in SHORT})
+        outputs = {name: call.result() for name, call in calls.items()}
+    engine.settled_state()
+    waits = dict(zip(first_tokens, waited_s, strict=True))
+    return Round(outputs, first_tokens, logged_steps(engine)[before:], min(waits[name] for name in SHORT))
+
+
+def ask(client: OpenAI, name: str, salt: str, annotations: dict[str, float]) -> Iterator[str]:
+    """The pieces of a call's output; short calls carry the annotations."""
+    rng = random.Random(name)
+    tokens, own = (LONG_TOKENS, {}) if name in LONG else (SHORT_TOKENS, annotations)
+    extra: dict[str, Any] = {"ignore_eos": True, "cache_salt": salt, "vllm_xargs": own}
+    prompt = [rng.randrange(10, 8000) for _ in range(tokens)]
+    stream = client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=8, temperature=0, stream=True, extra_body=extra
+    )
+    for chunk in stream:
+        yield from (choice.text for choice in chunk.choices if choice.text)
+
+
+def calls_in(engine: VllmServer) -> int:
+    queue = engine.cache_state().queue
+    return queue.running + queue.waiting
+
+
+def logged_steps(engine: VllmServer) -> list[Step]:
+    return [Step(*map(int, found.groups())) for found in _STEP.finditer(engine.log())]
+
+
+def test_without_promises_the_long_prompts_come_first_as_they_do_in_a_stock_engine(unpromised: Round) -> None:
+    assert unpromised.first_tokens[0] == LONG[0]
+    behind = unpromised.steps[:STOCK_STEPS]
+    assert max(step.decoding_calls for step in behind) == 1, "the first long one, while the second is computed"
+
+
+def test_promised_calls_have_their_first_token_before_the_long_prompts_are_through(promised: Round) -> None:
+    assert set(promised.first_tokens[: len(SHORT)]) == set(SHORT)
+    assert promised.steps_before_output < STOCK_STEPS
+    later = promised.steps[promised.steps_before_output :]
+    assert sum(step.context_tokens for step in later) > LONG_TOKENS, "at least one long prompt was still to be computed"
+
+
+def test_they_share_the_step_with_a_long_prompt(promised: Round) -> None:
+    step = promised.steps[promised.steps_before_output - 1]
+    assert step.context_calls > 1
+    assert step.context_tokens > (step.context_calls - 1) * SHORT_TOKENS
+
+
+def test_they_decode_while_the_long_prompts_are_computed(promised: Round) -> None:
+    shared = [step for step in promised.steps if step.context_tokens and step.decoding_calls]
+    assert max(step.decoding_calls for step in shared) == len(SHORT)
+
+
+def test_nothing_is_computed_twice(unpromised: Round, promised: Round) -> None:
+    tokens = len(LONG) * LONG_TOKENS + len(SHORT) * SHORT_TOKENS
+    for done in (unpromised, promised):
+        assert sum(step.context_tokens for step in done.steps) == tokens
+        assert max(step.context_tokens + step.decoded_tokens for step in done.steps) <= BATCH_TOKENS
+
+
+def test_the_order_changes_no_token(unpromised: Round, promised: Round) -> None:
+    assert promised.outputs == unpromised.outputs
+    assert len(set(promised.outputs.values())) == len(promised.outputs), "else equal outputs would mean little"
+
+
+def test_the_engine_reports_whether_promises_were_kept(engine: VllmServer, promised: Round) -> None:
+    assert engine.cache_state().scheduler.slo_attainment is not None
+    assert engine.cache_state().scheduler.policy == "slo"
+
+
+def test_calls_without_a_promise_say_what_a_stock_engine_says(reference: Reference, engine: VllmServer) -> None:
+    assert greedy_outputs(engine) == reference.stock

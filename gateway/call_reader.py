@@ -13,7 +13,7 @@ from gateway.outgoing import OutgoingBody
 from gateway.relay import Delivery
 from gateway.router import Router
 from gateway.tokenization import PromptReader
-from policy.types import Call
+from policy.types import Call, TaskGroup
 
 CHAT_PATH = "/v1/chat/completions"
 TEXT_PATH = "/v1/completions"
@@ -44,9 +44,16 @@ class CallReader:
     isolate_tenants: bool = False
 
     async def read(
-        self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
+        self,
+        incoming: Incoming,
+        request: ChatRequest | CompletionRequest,
+        annotations: Annotations,
+        group: TaskGroup | None = None,
     ) -> Delivery:
-        """The call, ready to be delivered. Raises `CallerError` for one that no engine can take."""
+        """The call, as part of its task `group`, ready to be delivered.
+
+        Raises `CallerError` for one that no engine can take.
+        """
         self.router.check_model(request.model)
         cache_salt = self._cache_salt(request, incoming.tenant)
         if len(incoming.body) > OFF_LOOP_BYTES:
@@ -64,6 +71,8 @@ class CallReader:
             slo=annotations.slo,
             objective=annotations.objective,
             priority=annotations.priority,
+            application=None if annotations.session is None else f"{incoming.tenant}/{annotations.session}",
+            group=group,
         )
         takes_ids = isinstance(request, CompletionRequest) and prompt.exact and not request.echo
         outgoing = OutgoingBody(incoming.body, request, prompt.prompts if takes_ids else None, cache_salt)

@@ -23,8 +23,10 @@ from policy.block_hash import MIN_TREE_BLOCK_TOKENS
 from policy.cost_model import CostModel
 from policy.engine_view import EngineView
 from policy.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LedgerEntry, LoadLedger
+from policy.outstanding import Work
 from policy.placement import POLICIES, Situation
 from policy.prefix_tree import Node, PrefixTree
+from policy.reservation import Reservations
 from policy.residency import Residency, Victim
 from policy.types import Call, Placement
 
@@ -54,13 +56,15 @@ class IllegalTransitionError(RuntimeError):
 class Booking:
     """A call on its engine: what was decided, and what has to be undone or corrected when it ends.
 
-    `taken_tokens` of the engine's free room were booked with it, after its report number `report_number`.
+    `taken_tokens` of the engine's free room were booked with it, after its report number `report_number`. `work` is
+    what it is outstanding with.
     """
 
     call: Call
     placement: Placement
     leaf: Node
     entry: LedgerEntry
+    work: Work
     booked_s: float
     taken_tokens: float
     report_number: int
@@ -130,6 +134,7 @@ class Router:
         self._expected_models = frozenset(expected_models)
         self._eligible: dict[str, list[EngineView]] = {}
         self._placed: Counter[str] = Counter()
+        self.reservations = Reservations(window_s)
 
     # A call's way through the fleet.
 
@@ -139,28 +144,34 @@ class Router:
         self.check_model(call.model)
         engines = self._eligible[call.model]
         path = self.tree.match(call.block_hashes)
-        return self._select(call, Situation(path, engines, self._placed[call.model]))
+        return self._select(call, Situation(path, engines, self._placed[call.model], self.reservations.of(call)))
 
     def book(self, call: Call, placement: Placement, now_s: float) -> Booking:
-        """Enter the decision: the prompt's blocks are expected on the engine, its work is in the window."""
+        """Enter the decision: the prompt's blocks are expected on the engine, its work is in the window, and what was
+        decided for the rest of its task group is reserved.
+        """
         engine = self.engines[placement.engine_id]
         view = engine.view
         leaf = self.tree.insert(call.block_hashes)
         view.residency.book(leaf)
         entry = view.ledger.book(leaf, placement.missed_tokens, call.prompt_tokens, now_s)
+        work = view.expected_work(call, placement.missed_tokens, entry.prefill_s)
         view.outstanding += 1
+        view.work.add(work)
         taken_tokens, victims = 0.0, []
         if view.free_tokens is not None:
             taken_tokens = min(view.free_tokens, placement.missed_tokens)
             view.free_tokens -= taken_tokens
             victims = view.residency.expect_eviction(ceil((placement.missed_tokens - taken_tokens) / self.block_tokens))
         self._placed[call.model] += 1
-        return Booking(call, placement, leaf, entry, now_s, taken_tokens, engine.report_number, victims)
+        self.reservations.book(call, placement, now_s)
+        return Booking(call, placement, leaf, entry, work, now_s, taken_tokens, engine.report_number, victims)
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The engine answered: the prompt has been computed."""
         booking.enter(BookingState.STREAMING)
         booking.first_token_s = now_s
+        booking.work = self.engines[booking.placement.engine_id].view.work.prefilled(booking.work)
         self._end_expectation(booking)
 
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
@@ -193,7 +204,7 @@ class Router:
     ) -> None:
         """A new engine, untried; `kv_tokens` bounds what is believed resident on one that does not report."""
         ledger = LoadLedger(cost_model, self._window_s, self._prior_output_tokens)
-        view = EngineView(engine_id, cost_model, ledger, Residency(engine_id, self.tree))
+        view = EngineView(engine_id, cost_model, ledger, Residency(engine_id, self.tree), kv_tokens=kv_tokens)
         self.engines[engine_id] = FleetEngine(view, health or Health(), kv_tokens)
 
     def engine_answered(self, engine_id: str, models: Mapping[str, int | None]) -> bool:
@@ -233,6 +244,7 @@ class Router:
             residency.store(run.parent, run.hashes)
         engine.reports, engine.epoch, engine.cursor, engine.kind = True, state.epoch, state.cursor, state.kind
         engine.view.free_tokens = float(state.kv_free_tokens)
+        engine.view.kv_tokens = state.kv.total_blocks * state.block_tokens
         engine.last_report = msgspec.structs.replace(state, stored=[], removed=[])
         engine.report_number += 1
         while engine.unconfirmed and engine.unconfirmed[0][0] <= requested_s:
@@ -243,15 +255,17 @@ class Router:
         engine = self.engines[engine_id]
         engine.reports, engine.cursor, engine.epoch, engine.kind = False, None, None, None
         engine.view.free_tokens = engine.last_report = None
+        engine.view.kv_tokens = engine.kv_tokens
         engine.report_number += 1
         while engine.unconfirmed:
             self._assume_stored(engine, engine.unconfirmed.popleft()[1])
 
     def age(self, now_s: float) -> None:
-        """Let calls older than the window go. Called every second or so, off the path of any call."""
+        """Let calls older than the window go, and reservations. Called every second or so, off the path of any call."""
         for engine in self.engines.values():
             for entry in engine.view.ledger.age(now_s):
                 engine.view.residency.unshare(entry.leaf)
+        self.reservations.age(now_s)
 
     def serving(self, model: str) -> int:
         """How many engines that are up serve `model`."""
@@ -279,11 +293,16 @@ class Router:
         for engine in self.engines.values():
             engine.view.residency.check()
             engine.view.ledger.check()
-            assert engine.view.outstanding >= 0
+            engine.view.work.check()
+            assert engine.view.outstanding == engine.view.work.calls >= 0
+        self.reservations.check()
+        assert self.reservations.running <= sum(engine.view.outstanding for engine in self.engines.values())
 
     def _leave(self, engine: FleetEngine, booking: Booking, now_s: float, *, stored: bool = True) -> None:
         """The call no longer runs. Its blocks stay expected until a report that was asked for later confirms them."""
         engine.view.outstanding -= 1
+        engine.view.work.remove(booking.work)
+        self.reservations.leave(booking.call)
         self._end_expectation(booking)
         if not stored:
             engine.view.residency.unbook(booking.leaf)
@@ -315,6 +334,9 @@ class Router:
             ]
             for model in self.models
         }
+        self.reservations.restrict(
+            {model: [view.engine_id for view in views] for model, views in self._eligible.items()}
+        )
 
     def _nobody_serves(self, model: str) -> ModelNotFoundError | NoEngineError:
         if model in self.models | self._expected_models:

@@ -1,0 +1,104 @@
+"""The runs of the experiments, in as many processes as asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from benchmarks.application.clients import Clients, Job
+from benchmarks.application.experiments import EXPERIMENTS, Case, Workloads
+from benchmarks.application.figures import Figures, figures
+from benchmarks.application.systems import systems
+
+SUSTAINED_TOKEN_S = 0.1
+"""A rate is sustained while the mean latency an output token, of calls behind the warm-up, stays within this."""
+RATES_PER_S = tuple(round(0.5 * 2 ** (step / 4), 3) for step in range(29))
+"""Among which the sustained rate is looked for: 0.5 to 64, each 19 % above the one before."""
+WARM_UP_SHARE = 0.25
+"""Of the calls; at first nothing is cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A case under a system, and the kind of jobs that its figures are about."""
+
+    case: Case
+    system: str
+    kind: str
+
+
+Results = dict[Point, Figures]
+Task = tuple[Case, str, int]
+"""A case under a system with one seed."""
+
+
+class Runner:
+    """Runs tasks; the traces are read once."""
+
+    def __init__(self, traces: Path) -> None:
+        self._workloads = Workloads(traces)
+
+    def run(self, case: Case, system: str, seeds: int) -> dict[Point, Figures]:
+        """The figures of a case under a system by kind of job, over `seeds` runs."""
+        if EXPERIMENTS[case.experiment].sustained:
+            rate_per_s, jobs = self._sustained(case, system)
+            return {Point(case, system, "assistant"): figures(jobs, rate_per_s)}
+        jobs = [job for seed in range(seeds) for job in self._jobs(case, system, seed)]
+        by_kind: dict[str, list[Job]] = {}
+        for job in jobs:
+            by_kind.setdefault(job.launch.kind, []).append(job)
+        return {Point(case, system, kind): figures(those) for kind, those in by_kind.items()}
+
+    def _jobs(self, case: Case, system: str, seed: int, rate_per_s: float | None = None) -> list[Job]:
+        clients = Clients(systems()[system], EXPERIMENTS[case.experiment].machine)
+        return clients.run(self._workloads.scenario(case, seed, rate_per_s))
+
+    def _sustained(self, case: Case, system: str) -> tuple[float, list[Job]]:
+        """The highest of `RATES_PER_S` that is sustained, by bisection, and the jobs at it; the lowest if none is."""
+        low, high = 0, len(RATES_PER_S)
+        best = self._warm(case, system, RATES_PER_S[low])
+        while high - low > 1:
+            middle = (low + high) // 2
+            jobs = self._warm(case, system, RATES_PER_S[middle])
+            if sum(job.normalised_s for job in jobs) / len(jobs) <= SUSTAINED_TOKEN_S:
+                low, best = middle, jobs
+            else:
+                high = middle
+        return RATES_PER_S[low], best
+
+    def _warm(self, case: Case, system: str, rate_per_s: float) -> list[Job]:
+        jobs = self._jobs(case, system, 0, rate_per_s)
+        return jobs[round(WARM_UP_SHARE * len(jobs)) :]
+
+
+def sweep(tasks: Sequence[Task], traces: Path, jobs: int, progress: Callable[[int, int], None]) -> Results:
+    """Run every task in `jobs` processes; the results are in the order of the tasks."""
+    done: dict[Task, Results] = {}
+    for number, (task, results) in enumerate(_finished(tasks, traces, jobs), start=1):
+        done[task] = results
+        progress(number, len(tasks))
+    return {point: figures for task in tasks for point, figures in done[task].items()}
+
+
+_runner: Runner | None = None
+
+
+def _finished(tasks: Sequence[Task], traces: Path, jobs: int) -> Iterator[tuple[Task, Results]]:
+    if jobs <= 1:
+        _start(traces)
+        yield from map(_run, tasks)
+        return
+    with get_context("spawn").Pool(jobs, _start, (traces,)) as pool:
+        yield from pool.imap_unordered(_run, tasks)
+
+
+def _start(traces: Path) -> None:
+    global _runner  # noqa: PLW0603 - a worker process keeps the traces that it has read
+    _runner = Runner(traces)
+
+
+def _run(task: Task) -> tuple[Task, Results]:
+    assert _runner is not None
+    return task, _runner.run(*task)

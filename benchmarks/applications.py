@@ -1,0 +1,119 @@
+"""Applications of several LLM calls, in virtual time on real engine cores: run by the gateway or by their clients.
+
+`python -m benchmarks applications [--quick] [--json PATH] [--plots DIR] [--jobs N] [--traces DIR] [--only NAME ...]`:
+chain and map-reduce summaries, a multi-agent workflow, chat beside summaries, assistants with long system prompts;
+the real router, executor and engine cores against client-side chaining on the same engines. Prints Markdown; the same
+seeds give the same figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from backends.profiles import load_profile
+from benchmarks.application.claims import claims, speedup
+from benchmarks.application.clients import NETWORK_S
+from benchmarks.application.experiments import EXPERIMENTS, TRACE_FILES
+from benchmarks.application.plots import plot
+from benchmarks.application.report import markdown
+from benchmarks.application.sweep import SUSTAINED_TOKEN_S, Point, Results, Task, sweep
+from benchmarks.application.systems import LATENCY_TOKENS, OURS, SHIPPED_POLICY
+from benchmarks.mixed_prompts import DEFAULT_TRACES
+from benchmarks.schedulers.claims import Claim
+from benchmarks.schedulers.sweep import Progress
+
+SYSTEMS = {
+    "plait": f"ours: the gateway chains; engines' scheduler slo, placement {SHIPPED_POLICY}",
+    "plait_fcfs": "the gateway chains as ours; the rest as throughput: what chaining alone brings",
+    "latency": f"client-side chaining, FCFS with at most {LATENCY_TOKENS:,} running tokens, least outstanding calls",
+    "throughput": "client-side chaining, FCFS limited by the KV cache only, least outstanding calls",
+    "latency_uncached": "latency without prefix caching",
+    "throughput_uncached": "throughput without prefix caching",
+}
+
+
+def main() -> int:
+    """Run the experiments, print them, write what was asked for; returns 1 if a claim does not hold."""
+    arguments = _arguments()
+    if missing := [name for name in TRACE_FILES if not (arguments.traces / name).is_file()]:
+        print(f"skipped: no {' and no '.join(missing)} in {arguments.traces}")
+        return 0
+    tasks = _tasks(arguments.only or list(EXPERIMENTS), quick=arguments.quick)
+    results = sweep(tasks, arguments.traces, arguments.jobs, Progress())
+    made = claims(results)
+    print(markdown(results, made))
+    if arguments.json:
+        report = _report(arguments.traces.name, tasks, results, made)
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if arguments.plots:
+        print("\n".join(f"wrote {path}" for path in plot(results, arguments.plots)))
+    return int(not all(claim.holds for claim in made))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write the figures here (needs matplotlib)")
+    parser.add_argument("--quick", action="store_true", help="few points and one seed: under a minute on one core")
+    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, metavar="NAME", help=f"of {', '.join(EXPERIMENTS)}")
+    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, help="default: ../shared/traces")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
+    return parser.parse_args()
+
+
+def _tasks(names: Sequence[str], *, quick: bool) -> list[Task]:
+    """Every case of the experiments under each of their systems."""
+    return [
+        (case, system, 1 if quick else EXPERIMENTS[name].seeds)
+        for name in names
+        for case in EXPERIMENTS[name].cases(name, quick=quick)
+        for system in EXPERIMENTS[name].systems
+    ]
+
+
+def _report(traces: str, tasks: Sequence[Task], results: Results, made: Sequence[Claim]) -> dict[str, Any]:
+    return {
+        "experiment": "applications",
+        "inputs": _inputs(traces, tasks),
+        "results": [{**_row(results, point), **asdict(figures)} for point, figures in results.items()],
+        "claims": [asdict(claim) for claim in made],
+    }
+
+
+def _inputs(traces: str, tasks: Sequence[Task]) -> dict[str, Any]:
+    """What the figures depend on."""
+    names = list(dict.fromkeys(case.experiment for case, _, _ in tasks))
+    profiles = dict.fromkeys(EXPERIMENTS[name].machine.profile for name in names)
+    return {
+        "traces": [f"{traces}/{name}" for name in TRACE_FILES],
+        "network_s": NETWORK_S,
+        "network": "a request's way and its answer's, half each; ours pays it once a program",
+        "systems": SYSTEMS,
+        "sustained": f"mean latency an output token within {SUSTAINED_TOKEN_S} s",
+        "experiments": {
+            name: {"machine": asdict(EXPERIMENTS[name].machine), "settings": asdict(EXPERIMENTS[name].settings)}
+            for name in names
+        },
+        "seeds": {name: next(seeds for case, _, seeds in tasks if case.experiment == name) for name in names},
+        "profiles": {
+            name: {"model": source.model, "accelerator": source.accelerator, "extrapolated": source.extrapolated}
+            for name in profiles
+            for source in (load_profile(name).source,)
+        },
+    }
+
+
+def _row(results: Results, point: Point) -> dict[str, Any]:
+    better = None if point.system == OURS else speedup(results, Point(point.case, OURS, point.kind), point.system)
+    return {**asdict(point.case), "system": point.system, "kind": point.kind, "ours_better": better}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -56,7 +56,7 @@ class AnsweredCall(ChainedCall):
         body, request = fill_in(asked.incoming.body, asked.request, ready.values)
         incoming = replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
         promised = msgspec.structs.replace(asked.annotations, slo=ready.slo or Slo(), objective=ready.objective)
-        delivery = await runner.reader.read(incoming, request, promised)
+        delivery = await runner.reader.read(incoming, request, promised, ready.group)
         runner.executor.start(call, asyncio.get_running_loop().time())
         if call.outputs:
             await self.generate(delivery, self.answer.send)

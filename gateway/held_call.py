@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from backends.errors import PlaitError
 from gateway.transforms import Transform
-from policy.types import Objective, Slo
+from policy.types import Objective, Slo, TaskGroup
 
 if TYPE_CHECKING:
     from gateway.sessions import Session
@@ -31,12 +31,16 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCall:
-    """What a call runs with: its inputs' values and what it is promised, from `ready_s` on (DESIGN 4.8)."""
+    """What a call runs with: its inputs' values and what it is promised, from `ready_s` on (DESIGN 4.8).
+
+    `group` is the task group that it is placed with.
+    """
 
     values: Mapping[str, str]
     ready_s: float
     slo: Slo | None = None
     objective: Objective | None = None
+    group: TaskGroup | None = None
 
 
 class CallOwner(Protocol):

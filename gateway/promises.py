@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gateway.held_call import HeldCall, ReadyCall
 from gateway.sessions import Session
 from policy.objectives_slo import jct_shares, slo_of
+from policy.types import TaskGroup
 
 
 def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
@@ -18,12 +19,15 @@ def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[
 def _promised(session: Session, call: HeldCall, share_s: float | None, now_s: float) -> ReadyCall:
     deductions = session.deductions
     deduction = deductions.of(call.call_id)
-    slowest_s = call.predicted_s
-    if deduction.group is not None:
-        slowest_s = max(session.calls[member].predicted_s for member in deductions.members(deduction.group))
+    slowest_s, group, stage = call.predicted_s, None, deduction.group
+    if stage is not None:
+        members = deductions.members(stage)
+        slowest_s = max(session.calls[member].predicted_s for member in members)
+        name = f"{session.tenant.name}/{session.session_id}/{stage.awaited}/{stage.distance}"
+        group = TaskGroup(name, len(members))
     slo = slo_of(deduction, slowest_s, own=call.slo, asked=deductions.asked(call.call_id), share_s=share_s)
     values = {name: session.values[name] for name in call.inputs}
-    return ReadyCall(values, now_s, slo, call.objective or deduction.objective)
+    return ReadyCall(values, now_s, slo, call.objective or deduction.objective, group)
 
 
 def _jct_shares(session: Session, now_s: float) -> dict[str, float]:

@@ -55,7 +55,7 @@ class SubmittedCall(ChainedCall):
                 arrived_s=now_s if number else ready.ready_s,
             )
             promised = _promised(annotations, ready, len(submission.steps) - number, now_s)
-            delivery = await self.runner.reader.read(incoming, request, promised)
+            delivery = await self.runner.reader.read(incoming, request, promised, ready.group)
             if number == 0:
                 self.runner.executor.start(self.call, now_s)
             delivery = replace(delivery, continues_on=engine_id)

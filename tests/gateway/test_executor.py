@@ -340,6 +340,9 @@ def test_a_task_group_has_the_time_of_its_slowest_call(core: Core) -> None:
     slowest_s = (100 + 10) * SECONDS_PER_TOKEN
     assert jct_s(short) == pytest.approx(GROUP_STRETCH * slowest_s)
     assert ready(short).objective is Objective.LATENCY
+    group = ready(short).group
+    assert group is not None
+    assert group.calls == 2, "the gateway places them together"
 
 
 def test_a_get_for_throughput_reaches_what_is_upstream(core: Core) -> None:

@@ -69,10 +69,12 @@ class Measurements:
     """Gathers a `Pace`. Until told otherwise an engine is taken to compute `max_batch_tokens` in no time."""
 
     def __init__(self) -> None:
-        self.costs: CostModel | None = None
+        self._costs: CostModel | None = None
         self._fitted = _Fit()
         self._given = False
         self._pivot: Pivot | None = None
+        self._fits = True
+        """Whether the two are up to date: solving for them waits until somebody plans by them."""
         self._durations_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
         self._chunks: deque[int] = deque(maxlen=RECENT_ITERATIONS)
         self._chunk_tokens = 0
@@ -91,9 +93,18 @@ class Measurements:
         self._sorted_spares_s: list[float] = []
 
     @property
+    def costs(self) -> CostModel | None:
+        """How long iterations take, once known."""
+        if not self._fits:
+            self._costs = self._fitted.costs()
+            self._pivot = self._costs.pivot() if self._costs else None
+            self._fits = True
+        return self._costs
+
+    @property
     def pivot(self) -> Pivot | None:
         """S_pf and T_pf, once known."""
-        return self._pivot
+        return self._pivot if self.costs else None
 
     def times_preempted(self, call: LocalCall) -> int:
         """How often a call of this engine has been preempted."""
@@ -101,7 +112,7 @@ class Measurements:
 
     def expect(self, costs: CostModel) -> None:
         """Use a fitted model instead of measuring one."""
-        self.costs, self._given, self._pivot = costs, True, costs.pivot()
+        self._costs, self._given, self._pivot, self._fits = costs, True, costs.pivot(), True
 
     def spared(self, now_s: float, seconds: float) -> None:
         """A call has started that could have waited so long for its first token on an idle engine."""
@@ -135,8 +146,7 @@ class Measurements:
             self._preempted_s.popleft()
         if not self._given:
             self._fitted.add(work, duration_s)
-            self.costs = self._fitted.costs()
-            self._pivot = self.costs.pivot() if self.costs else None
+            self._fits = False
 
     def follow(self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall]) -> list[LocalCall]:
         """Compare with the calls of the last plan; returns those that have left the engine since."""
@@ -162,13 +172,13 @@ class Measurements:
 
     def pace(self, max_batch_tokens: int) -> Pace:
         """The figures now; before the first iteration T_max is T_pf and L_c is S_pf."""
-        pivot, durations_s, chunks = self._pivot, self._durations_s, self._chunks
+        costs, pivot, durations_s, chunks = self.costs, self.pivot, self._durations_s, self._chunks
         pivot_s = pivot.time_s if pivot else 0.0
         pivot_tokens = min(pivot.tokens, max_batch_tokens) if pivot else max_batch_tokens
         preemptions = len(self._preempted_s)
         return Pace(
             longest_s=max(durations_s, default=pivot_s),
-            shortest_s=self.costs.iteration_time_s(((1, 0),)) if self.costs else 0.0,
+            shortest_s=costs.iteration_time_s(((1, 0),)) if costs else 0.0,
             chunk_tokens=self._chunk_tokens / len(chunks) if chunks else float(pivot_tokens),
             preemption_rate=preemptions / max(1, self._generated_tokens),
             longest_preemption_s=max((seconds for _, seconds in self._preempted_s), default=0.0),

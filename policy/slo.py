@@ -94,7 +94,7 @@ class Objectives:
         """Whether any of these was promised anything."""
         if self._default is not None:
             return any(self.of(call) is not None for some in calls for call in some)
-        return any(call.slo is not None for some in calls for call in some)
+        return any([call.slo is not None for some in calls for call in some])  # noqa: C419 - half the time
 
     def follow(self, now_s: float, running: Sequence[LocalCall], ended: Iterable[LocalCall]) -> None:
         """Note whose first token has come by now, and forget the ended."""

@@ -93,9 +93,8 @@ class SloScheduler:
         ended = self.measurements.follow(now_s, waiting, running)
         self.objectives.follow(now_s, running, ended)
         self.hit_ratio.settle(waiting)
-        for call in running:
-            if call in self._spares_s:
-                self.measurements.spared(now_s, self._spares_s.pop(call))
+        for call in [call for call in running if call in self._spares_s] if self._spares_s else ():
+            self.measurements.spared(now_s, self._spares_s.pop(call))
         if self._started_long:
             present = set(running)
             self._started_long = [call for call in self._started_long if call in present]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.application.clients import Clients, Job
 from benchmarks.application.experiments import EXPERIMENTS, Case, Workloads
 from benchmarks.application.figures import Figures, figures
 from benchmarks.application.systems import systems
+from benchmarks.workers import run_all
 
 SUSTAINED_TOKEN_S = 0.1
 """A rate is sustained while the mean latency an output token, of calls behind the warm-up, stays within this."""
@@ -31,7 +31,7 @@ class Point:
 
 Results = dict[Point, Figures]
 Task = tuple[Case, str, int]
-"""A case under a system with one seed."""
+"""A case under a system, with so many seeds."""
 
 
 class Runner:
@@ -40,8 +40,9 @@ class Runner:
     def __init__(self, traces: Path) -> None:
         self._workloads = Workloads(traces)
 
-    def run(self, case: Case, system: str, seeds: int) -> dict[Point, Figures]:
-        """The figures of a case under a system by kind of job, over `seeds` runs."""
+    def __call__(self, task: Task) -> dict[Point, Figures]:
+        """The figures of a case under a system by kind of job, over so many seeds."""
+        case, system, seeds = task
         if EXPERIMENTS[case.experiment].sustained:
             rate_per_s, jobs = self._sustained(case, system)
             return {Point(case, system, "assistant"): figures(jobs, rate_per_s)}
@@ -76,29 +77,7 @@ class Runner:
 def sweep(tasks: Sequence[Task], traces: Path, jobs: int, progress: Callable[[int, int], None]) -> Results:
     """Run every task in `jobs` processes; the results are in the order of the tasks."""
     done: dict[Task, Results] = {}
-    for number, (task, results) in enumerate(_finished(tasks, traces, jobs), start=1):
+    for number, (task, results) in enumerate(run_all(Runner, traces, tasks, jobs), start=1):
         done[task] = results
         progress(number, len(tasks))
     return {point: figures for task in tasks for point, figures in done[task].items()}
-
-
-_runner: Runner | None = None
-
-
-def _finished(tasks: Sequence[Task], traces: Path, jobs: int) -> Iterator[tuple[Task, Results]]:
-    if jobs <= 1:
-        _start(traces)
-        yield from map(_run, tasks)
-        return
-    with get_context("spawn").Pool(jobs, _start, (traces,)) as pool:
-        yield from pool.imap_unordered(_run, tasks)
-
-
-def _start(traces: Path) -> None:
-    global _runner  # noqa: PLW0603 - a worker process keeps the traces that it has read
-    _runner = Runner(traces)
-
-
-def _run(task: Task) -> tuple[Task, Results]:
-    assert _runner is not None
-    return task, _runner.run(*task)

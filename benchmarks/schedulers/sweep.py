@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from time import monotonic
@@ -16,6 +15,7 @@ from benchmarks.mixed_prompts import LONG_SHARE, PROFILE, Mix, MixedPrompts
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS, run
 from benchmarks.schedulers.metrics import goodput_bound, measure
 from benchmarks.schedulers.systems import Machine, systems
+from benchmarks.workers import run_all
 
 BOUND = "bound"
 """The name under which the relaxation bound is among the results; only its goodput means anything."""
@@ -88,6 +88,10 @@ def machine(profile_name: str = PROFILE) -> Machine:
     return Machine(profile.cost_model(), profile.kv.tokens // BLOCK_TOKENS * BLOCK_TOKENS)
 
 
+Task = tuple[Point, Mix]
+"""A point under a workload."""
+
+
 class Runner:
     """Runs points on one machine; the traces are read once."""
 
@@ -95,8 +99,9 @@ class Runner:
         self.machine = machine()
         self.prompts = MixedPrompts(traces, self.machine.cost_model, self.machine.kv_tokens)
 
-    def metrics(self, point: Point, mix: Mix) -> dict[str, float]:
+    def __call__(self, task: Task) -> dict[str, float]:
         """One run's figures."""
+        point, mix = task
         calls = self.prompts.draw(mix)
         if point.system == BOUND:
             return {"goodput_calls_s": goodput_bound(calls, self.machine.cost_model, self.machine.kv_tokens)}
@@ -125,7 +130,7 @@ def sweep(
         for seed in plan.seeds_of(point)
     ]
     gathered: dict[Point, list[dict[str, float]]] = defaultdict(list)
-    for done, (point, metrics) in enumerate(_finished(tasks, traces, jobs), start=1):
+    for done, ((point, _), metrics) in enumerate(run_all(Runner, traces, tasks, jobs), start=1):
         gathered[point].append(metrics)
         progress(done, len(tasks))
     return {point: _mean_of(gathered[point]) for point in points}
@@ -133,30 +138,6 @@ def sweep(
 
 def _mean_of(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {field: fmean(metrics[field] for metrics in runs) for field in runs[0]}
-
-
-Task = tuple[Point, Mix]
-_runner: Runner | None = None
-
-
-def _finished(tasks: Sequence[Task], traces: Path, jobs: int) -> Iterator[tuple[Point, dict[str, float]]]:
-    if jobs <= 1:
-        _start(traces)
-        yield from map(_run, tasks)
-        return
-    with get_context("spawn").Pool(jobs, _start, (traces,)) as pool:
-        yield from pool.imap_unordered(_run, tasks)
-
-
-def _start(traces: Path) -> None:
-    global _runner  # noqa: PLW0603 - a worker process keeps the traces that it has read
-    _runner = Runner(traces)
-
-
-def _run(task: Task) -> tuple[Point, dict[str, float]]:
-    assert _runner is not None
-    point, mix = task
-    return point, _runner.metrics(point, mix)
 
 
 class Progress:

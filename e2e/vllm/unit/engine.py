@@ -96,6 +96,7 @@ class Engine:
         *,
         name: str | None = None,
         salt: str | None = None,
+        arrival_time: float | None = None,
         **xargs: Any,
     ) -> str:
         name = name or f"call-{next(self._names)}"
@@ -103,6 +104,7 @@ class Engine:
         request = Request(
             request_id=name,
             prompt_token_ids=prompt,
+            arrival_time=arrival_time,
             sampling_params=sampling,
             pooling_params=None,
             cache_salt=salt,

@@ -58,11 +58,17 @@ class Batch:
         self.withheld_tokens = 0
         self.picks: dict[LocalCall, int] = {}
         self._facts = facts
+        self._changes = 0
+        self._left_state: tuple[int, float, int] | None = None
+        self._left_tokens = 0
 
     @property
     def left_tokens(self) -> int:
-        """Tokens of prompts that it still has room for."""
-        return self._room(self._facts.max_batch_tokens, 0)
+        """Tokens of prompts that it still has room for; asked for again and again while nothing changes."""
+        state = (self._changes, self.budget.limit_s, self.floor_tokens)
+        if state != self._left_state:
+            self._left_state, self._left_tokens = state, self._room(self._facts.max_batch_tokens, 0)
+        return self._left_tokens
 
     def fit(self, candidate: Candidate) -> int:
         """How many of the candidate's tokens fit; its KV is taken whole, but for a long prompt's."""
@@ -85,6 +91,7 @@ class Batch:
 
     def add(self, candidate: Candidate, tokens: int) -> None:
         """Compute so many tokens, as many as `fit` said at most, and keep to what the call was promised for it."""
+        self._changes += 1
         self.free_blocks -= self._facts.blocks_needed(candidate.call, tokens)
         if candidate.waits:
             self.open_blocks -= self._facts.blocks_needed(candidate.call, candidate.tokens)
@@ -97,18 +104,21 @@ class Batch:
 
     def add_decodes(self, decodes: Sequence[Candidate], tokens: int, blocks: int) -> None:
         """Compute all of these, which take `tokens` and `blocks` together."""
+        self._changes += 1
         self.free_blocks -= blocks
         self.budget.take_decodes(tokens, sum(one.context_tokens for one in decodes))
         self.picks.update((one.call, one.tokens) for one in decodes)
 
     def remove(self, candidate: Candidate) -> None:
         """Leave out a running call that was added."""
+        self._changes += 1
         tokens = self.picks.pop(candidate.call)
         self.free_blocks += self._facts.blocks_needed(candidate.call, tokens)
         self.budget.give_back(tokens, candidate.context_tokens)
 
     def extend(self, candidate: Candidate) -> None:
         """Compute more of a call that was cut, as far as there is room."""
+        self._changes += 1
         given = self.picks[candidate.call]
         self.budget.give_back(given, candidate.context_tokens)
         tokens = max(given, self._room(candidate.tokens, candidate.context_tokens))

@@ -99,14 +99,25 @@ class ModelBudget:
         high = min(wanted_tokens, self._max_tokens - self.tokens)
         if high <= 0:
             return 0
-        if self.limit_s == inf or self.time_s(high, context_tokens) <= self.limit_s:
+        limit_s = self.limit_s
+        high_s = self.time_s(high, context_tokens) if limit_s < inf else 0.0
+        if high_s <= limit_s:
             return high
-        if self.time_s(1, context_tokens) > self.limit_s:  # mostly so, once it is full
+        low_s = self.time_s(1, context_tokens)
+        if low_s > limit_s:  # mostly so, once it is full
             return 0
         low = 1
+        # Time is mostly linear in tokens: where a line meets the limit, or next to it, little is left to bisect.
+        guess = low + int((high - low) * (limit_s - low_s) / (high_s - low_s))
+        for middle in (guess, guess + 1):
+            if low < middle < high:
+                if self.time_s(middle, context_tokens) <= limit_s:
+                    low = middle
+                else:
+                    high = middle
         while low < high - 1:
             middle = (low + high) // 2
-            if self.time_s(middle, context_tokens) <= self.limit_s:
+            if self.time_s(middle, context_tokens) <= limit_s:
                 low = middle
             else:
                 high = middle

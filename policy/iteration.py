@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from policy.batching import Batch, Candidate, select_by_distance, select_in_order
+from policy.best_effort import BestEffort
 from policy.in_order import MAX_BACKFILL_CALLS
 from policy.plan import EngineFacts, LocalCall, Plan
 from policy.waiting import Moment, Sorted, SortRules, sort_waiting
@@ -24,13 +25,6 @@ DECODE_TOKENS = 8
 
 LEAST_ITERATIONS = 2.0
 """Shortest iterations that one made short for arrivals takes at least, so that half of it is not overhead."""
-
-PASS_RATIO = 32.0
-"""A lost call that finds no room is passed by others of at least this fraction of its response ratio: it grows as the
-call waits, so that none waits for ever."""
-
-MOST_LOST_MISFITS = 8
-"""Lost calls found not to fit before the others are left alone."""
 
 _REMAINING = attrgetter("remaining_s")
 
@@ -349,51 +343,16 @@ class Iteration:
         self._select([one for one in candidates if one.call not in picks and one.call not in self._preempted])
 
     def _best_effort(self, rest: list[Candidate], found: Sorted) -> Iterator[LocalCall]:
-        """Add lost calls, then those without objectives, for whom a share is kept; returns those left, in order.
-
-        Of both those that run go first. When one whose turn it is finds no room, nobody takes what it waits for.
-        """
-        batch = self._batch
-        plain = [one for one in rest if not one.is_lost]
+        """What remains, for calls that nothing can be kept to; returns those left, in order."""
+        settings = self._settings
         turns = self._scheduler.hit_ratio.turns(found.unpromised, self._facts)
-        head = None if self._preempted else next(turns, None)
-        first = [] if head is None else [self._candidate(head)]
-        if plain or first:
-            batch.withheld_tokens = ceil(self._settings.best_effort_share * batch.left_tokens)
-        select_in_order(batch, [one for one in rest if one.is_lost])
-        blocked = first and batch.left_tokens and not batch.has_blocks(first[0])
-        if not self._preempted and not blocked:
-            self._add_lost(found.lost)
-        batch.withheld_tokens = 0
-        select_in_order(batch, plain)
-        if self._preempted:
-            return chain(turns, (one.call for _, one in found.lost))
-        for candidate in chain(first, map(self._candidate, turns)):
-            if not self._add(candidate):
-                turns = chain((candidate.call,), turns)
-                break
+        remains = BestEffort(
+            self._batch, self._facts, turns, share=settings.best_effort_share, long_tokens=settings.long_tokens
+        )
+        if not self._preempted:
+            return remains.fill(rest, found.lost)
+        remains.go_on(rest)
         return chain(turns, (one.call for _, one in found.lost))
-
-    def _add_lost(self, lost: list[tuple[float, Candidate]]) -> None:
-        """By response ratio; one that finds no room is passed by a few that are not far behind."""
-        misfits, least_ratio = 0, 0.0
-        for ratio, candidate in lost:
-            if ratio < least_ratio or misfits > MOST_LOST_MISFITS:
-                return
-            if not self._add(candidate):
-                misfits += 1
-                least_ratio = max(least_ratio, ratio / PASS_RATIO)
-
-    def _candidate(self, call: LocalCall) -> Candidate:
-        cached = self._facts.cached_tokens(call)
-        tokens = call.uncomputed_tokens - cached
-        return Candidate(call, tokens, cached, waits=True, is_long=tokens >= self._settings.long_tokens)
-
-    def _add(self, candidate: Candidate) -> bool:
-        tokens = self._batch.fit(candidate)
-        if tokens:
-            self._batch.add(candidate, tokens)
-        return tokens > 0
 
     def _planned(self, promised: list[Candidate], rest: Iterator[LocalCall], budget_tokens: int | None) -> Plan:
         batch = self._batch

@@ -33,7 +33,7 @@ class SloSettings:
     order: by T_r, with urgent calls and preemption for them, or by `arrival`.
     selection: `distance` to what is left of compute and KV within `window_s`, or in `order`.
     long_prompts: whether a new one waits until those that run are `completed`, are `prefilled`, or not at all.
-    lost: whether a call that cannot meet its TTFT any more is served like one without an SLO, or still comes first.
+    lost: whether a call that cannot meet its TTFT or JCT any more goes behind those that can, or keeps its place.
     execution, jct_slack: how T_e and the slack of a JCT are reckoned (`policy.slo`).
     best_effort_share, lost_share: shares of the budget that are kept for calls without an SLO, or for lost ones only.
     floor_share: of the engine's maximum, for prompts while decodes by themselves take longer than their SLO.

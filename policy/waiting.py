@@ -81,11 +81,8 @@ def sort_waiting(waiting: Sequence[LocalCall], moment: Moment, facts: EngineFact
     entries: list[Entry] = []
     lost: list[tuple[LocalCall, int, int]] = []
     found = Sorted()
-    unpromised, cached_tokens, near_s = (
-        found.unpromised,
-        facts.cached_tokens,
-        max(pace.longest_s, moment.budget.time_s()),
-    )
+    unpromised, cached_tokens = found.unpromised, facts.cached_tokens
+    near_s = max(pace.longest_s, moment.budget.time_s())
     now_s, timing, lost_matters = moment.now_s, objectives.timer(moment.now_s, pace), rules.demote_lost
     for position, call in enumerate(waiting):
         slo = objectives.of(call)

@@ -1,4 +1,6 @@
-"""What the gateway says about a call: flat `plait_*` keys in the body's `vllm_xargs`, all of them optional.
+"""What the gateway says about a call: flat `plait_*` keys among the body's extra parameters, all of them optional.
+
+vLLM takes these in `vllm_xargs`, SGLang in `custom_params`.
 
 A bad value is ignored and counted: an annotation can make a call wait or hurry, but never fail.
 """
@@ -15,7 +17,7 @@ from typing import Any, TypeVar
 from policy.types import Objective, Slo
 
 _log = logging.getLogger("vllm.plait")
-"""Below vLLM's own logger, whose handlers print it."""
+"""Below vLLM's own logger, whose handlers print it; in other engines, those of the root do."""
 
 
 @dataclass(frozen=True, slots=True)

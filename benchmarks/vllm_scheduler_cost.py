@@ -5,7 +5,8 @@ the same state, take turns step by step, so that whatever else the machine does 
 the differences in process CPU time, and both medians.
 
 Every step is one of an engine under load: 64 calls decode, the rest of the budget prefills, and the waiting calls
-(2,000 prompt tokens each, the first half of most of them cached) are looked through for admission.
+(2,000 prompt tokens each, the first half of most of them cached) are looked through for admission. For `slo` every call
+has a TTFT and a TPOT; the stock scheduler is sent them too, and ignores them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ BATCH_TOKENS = 2048
 WARM_UP_STEPS = 20
 TARGETS_MS = {256: 0.5, 2000: 10.0}
 """The most that may be added to a step, in milliseconds, by number of waiting calls."""
+POLICIES = ("fcfs", "hit_ratio", "longest_prefix", "slo")
+TTFTS_S = (1.0, 60.0)
+TPOT_MS = 187.5
+"""Objectives as those of `plan_cost`."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def main() -> None:
     arguments = parser.parse_args()
     costs = []
     print(f"{'policy':<16}{'waiting':>8}{'running':>8}{'stock':>10}{'planned':>10}{'added':>10}{'p95':>10}   ms a step")
-    for policy in ("fcfs", "hit_ratio", "longest_prefix"):
+    for policy in POLICIES:
         for waiting in TARGETS_MS:
             cost = measure(policy, waiting, arguments.steps, asynchronous=arguments.asynchronous)
             costs.append(cost)
@@ -74,7 +79,8 @@ def main() -> None:
 def measure(policy: str, waiting: int, steps: int, *, asynchronous: bool) -> Cost:
     """Two engines in the same state, stepped in turns; one of them planned by `policy`."""
     settings: tuple[dict[str, Any] | None, ...] = (None, {"scheduler": policy})
-    engines = [_LoadedEngine(plait, waiting, asynchronous=asynchronous) for plait in settings]
+    promised = policy == "slo"
+    engines = [_LoadedEngine(plait, waiting, promised=promised, asynchronous=asynchronous) for plait in settings]
     times_ms: tuple[list[float], list[float]] = ([], [])
     gc.disable()
     for step in range(steps + WARM_UP_STEPS):
@@ -92,7 +98,7 @@ def measure(policy: str, waiting: int, steps: int, *, asynchronous: bool) -> Cos
 class _LoadedEngine:
     """An engine whose waiting calls are made up again after each step."""
 
-    def __init__(self, plait: dict[str, Any] | None, waiting: int, *, asynchronous: bool) -> None:
+    def __init__(self, plait: dict[str, Any] | None, waiting: int, *, promised: bool, asynchronous: bool) -> None:
         from e2e.vllm.unit.engine import Engine, Setup  # noqa: PLC0415 - only where vLLM is
 
         setup = Setup(
@@ -104,13 +110,14 @@ class _LoadedEngine:
             max_running=RUNNING + 8,
             plait=plait,
         )
-        self._engine, self._waiting, self._dice = Engine(setup), waiting, random.Random(1)
+        self._engine, self._waiting, self._promised = Engine(setup), waiting, promised
+        self._dice = random.Random(1)
         self._prefixes = [self._tokens(SHARED_TOKENS) for _ in range(32)]
         for prefix in self._prefixes:
-            self._engine.add([*prefix, 1], 1)
+            self._add([*prefix, 1], 1)
         self._engine.run()
         for _ in range(RUNNING):
-            self._engine.add(self._tokens(100), 4000)
+            self._add(self._tokens(100), 4000)
         while self._engine.scheduler.waiting or any(call.is_prefill_chunk for call in self._engine.scheduler.running):
             self._engine.step()
         self._refill()
@@ -131,7 +138,11 @@ class _LoadedEngine:
     def _refill(self) -> None:
         while len(self._engine.scheduler.waiting) < self._waiting:
             prefix = self._dice.choice(self._prefixes) if self._dice.random() < 0.8 else []
-            self._engine.add([*prefix, *self._tokens(PROMPT_TOKENS - len(prefix))], 1)
+            self._add([*prefix, *self._tokens(PROMPT_TOKENS - len(prefix))], 1)
+
+    def _add(self, prompt: list[int], output_tokens: int) -> None:
+        objectives: dict[str, Any] = {"plait_ttft_ms": self._dice.uniform(*TTFTS_S) * 1e3, "plait_tpot_ms": TPOT_MS}
+        self._engine.add(prompt, output_tokens, **(objectives if self._promised else {}))
 
     def _tokens(self, count: int) -> list[int]:
         return [self._dice.randrange(1000) for _ in range(count)]

@@ -50,10 +50,20 @@ class BlockCache:
                 high = middle
         return low
 
-    def idle(self, hashes: Sequence[int]) -> int:
-        """How many of these cached blocks no call uses: acquiring them takes as many free blocks."""
+    def idle(self, hashes: Sequence[int], most: int) -> int:
+        """How many of a chain's first `most` blocks, all cached, no call uses: to acquire them takes as many free ones.
+
+        Who uses a block uses those before it, so a bisection finds the first that nobody does.
+        """
         references, by_hash = self._references, self._by_hash
-        return sum(not references[by_hash[block_hash]] for block_hash in hashes)
+        low, high = 0, most
+        while low < high:
+            middle = (low + high) // 2
+            if references[by_hash[hashes[middle]]]:
+                low = middle + 1
+            else:
+                high = middle
+        return most - low
 
     def exclusive(self, blocks: Sequence[int]) -> int:
         """How many of these blocks one call alone uses: releasing them frees as many."""

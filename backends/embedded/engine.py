@@ -157,10 +157,10 @@ class Engine:
         """Free blocks that computing `new_tokens` more of a call takes, cached ones it would pin included."""
         assert isinstance(call, EngineCall)
         if call.blocks:
-            return self._blocks_for(call.computed_tokens + new_tokens) - len(call.blocks)
+            return -(-(call.computed_tokens + new_tokens) // self.settings.block_tokens) - len(call.blocks)
         matched = self._matched_blocks(call)
-        new_blocks = self._blocks_for(matched * self.settings.block_tokens + new_tokens) - matched
-        return new_blocks + self._cache.idle(call.chain.hashes[:matched])
+        new_blocks = self._blocks_for(new_tokens)
+        return new_blocks + self._cache.idle(call.chain.hashes, matched)
 
     def blocks_freed(self, call: LocalCall) -> int:
         """Blocks that preempting a running call would set free."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from backends.call_annotations import Annotations
+from backends.prefix_search import cached_blocks
 from backends.vllm.cache_state import PoolObserver
 from policy.local_scheduler import LocalCall
 
@@ -152,20 +153,11 @@ class SchedulerFacts:
         """Find where the hit ends, first where it was or where the gateway expects it."""
         block_tokens, copies = self._observer.block_tokens, self._copies
         most = self._most_hit_blocks(call)
-        low, high = 0, most
-        probe = (call.hit_tokens or call.hint_tokens) // block_tokens
-        while low < high:
-            if not low < probe <= high:
-                probe = (low + high + 1) // 2
-            if self._key(call, probe - 1) in copies:
-                low = probe
-                probe += 1
-            else:
-                high = probe - 1
-                probe = (low + high + 1) // 2
-        call.hit_tokens = low * block_tokens
-        call.last_hit = self._key(call, low - 1) if low else None
-        call.first_miss = self._key(call, low) if low < most else None
+        guess = (call.hit_tokens or call.hint_tokens) // block_tokens
+        hit = cached_blocks(most, guess, lambda index: self._key(call, index) in copies)
+        call.hit_tokens = hit * block_tokens
+        call.last_hit = self._key(call, hit - 1) if hit else None
+        call.first_miss = self._key(call, hit) if hit < most else None
 
     def _most_hit_blocks(self, call: EngineCall) -> int:
         """Blocks that can be hit at all: the last token is always computed."""

@@ -1,15 +1,12 @@
-"""Which names of vLLM the plugin relies on, and whether the installed version has them.
-
-Versions differ in these, not in their numbers: what is looked for is every class, method, parameter and attribute that
-is called or replaced. A version that lacks one is refused, with the list.
-"""
+"""Which names of vLLM the plugin relies on; a version that lacks one is refused, with the list."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from backends.required_names import missing_attributes, missing_names
 
 METHODS: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.sched.scheduler.Scheduler": (),
@@ -66,46 +63,7 @@ def check_names(methods: Mapping[str, tuple[str, ...]] = METHODS) -> None:
 
 def check_attributes(scheduler: Any) -> None:
     """Raise UnsupportedVllmError if a scheduler lacks an attribute that is needed."""
-    _refuse(f"{type(scheduler).__name__}.{path}" for path in ATTRIBUTES if not _has(scheduler, path))
-
-
-def load(name: str) -> Any:
-    """The class of a dotted name in `METHODS`. Not imported: the check is to come before an import that fails."""
-    return _find(name)
-
-
-def missing_names(methods: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """The dotted names that cannot be found, and `name(parameter)` for parameters that a function does not take."""
-    for name, parameters in methods.items():
-        found = _find(name)
-        if found is None:
-            yield name
-        elif parameters:
-            taken = [parameter for parameter in inspect.signature(found).parameters if parameter != "self"]
-            if tuple(taken[: len(parameters)]) != parameters:
-                yield f"{name}({', '.join(parameters)})"
-
-
-def _find(name: str) -> Any:
-    """The object of a dotted name: a module's path, then attributes; None if it is not there."""
-    parts = name.split(".")
-    for end in range(len(parts) - 1, 0, -1):
-        try:
-            found: Any = importlib.import_module(".".join(parts[:end]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[end:]:
-            found = getattr(found, part, None)
-        return found
-    return None
-
-
-def _has(target: Any, path: str) -> bool:
-    for part in path.split("."):
-        if not hasattr(target, part):
-            return False
-        target = getattr(target, part)
-    return True
+    _refuse(missing_attributes(scheduler, ATTRIBUTES))
 
 
 def _refuse(missing: Iterable[str]) -> None:

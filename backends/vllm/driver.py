@@ -16,12 +16,13 @@ from typing import Any, cast
 from backends.attainment import Attainment
 from backends.cache_state import CacheState, QueueState, SchedulerState
 from backends.call_annotations import AnnotationReader
+from backends.forced_levers import local_scheduler
+from backends.iterations import Iterations
+from backends.scheduler_settings import cost_model
 from backends.vllm.cache_state import PoolObserver
 from backends.vllm.calls import EngineCall, SchedulerFacts, engine_call
-from backends.vllm.iterations import Iterations
-from backends.vllm.levers import ForcedLevers
-from backends.vllm.settings import LeverSettings, Settings, cost_model
-from policy.local_scheduler import SCHEDULERS, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from backends.vllm.settings import WHERE, Settings
+from policy.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 _ORDER = attrgetter("order")
 
@@ -55,9 +56,9 @@ class Driver:
         self._scheduler = scheduler
         self._settings = settings
         self._ready, self._preempted = statuses.WAITING, statuses.PREEMPTED
-        self._policy = policy or _policy(settings)
+        self._policy = policy or local_scheduler(settings)
         self._measuring = self._policy if isinstance(self._policy, MeasuringScheduler) else None
-        costs = cost_model(settings)
+        costs = cost_model(settings, WHERE)
         if self._measuring is not None and costs is not None:
             self._measuring.expect(costs)
         self._work: dict[int, list[tuple[int, int]]] = {}
@@ -266,11 +267,6 @@ def served_model(vllm_config: Any) -> str:
     """The name that clients know the model by: the first, where it has several."""
     names = vllm_config.model_config.served_model_name
     return str(names if isinstance(names, str) else names[0])
-
-
-def _policy(settings: Settings) -> LocalScheduler:
-    policy = SCHEDULERS[settings.scheduler]()
-    return policy if settings.levers == LeverSettings() else ForcedLevers(policy, settings.levers)
 
 
 def _picks(plan: Plan) -> tuple[tuple[EngineCall, int], ...]:

@@ -7,21 +7,15 @@ import os
 import sys
 from collections.abc import Sequence
 
+from backends.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
+
 SCHEDULER = "backends.vllm.scheduler.create_scheduler"
 MIDDLEWARE = "backends.vllm.middleware.CacheStateMiddleware"
 
-USAGE = """usage: plait vllm [--scheduler NAME] [--profile PROFILE] [--name NAME] -- <vllm serve arguments>
+USAGE = f"""usage: plait vllm [--scheduler NAME] [--profile PROFILE] [--name NAME] -- <vllm serve arguments>
 
 Starts vLLM's server with Plait's local scheduler and its cache-state route.
-
-  --scheduler NAME   the local scheduler: slo (default), hit_ratio, longest_prefix or fcfs
-  --profile PROFILE  what iterations take here: a cost profile's name or .toml file; measured where there is none
-  --name NAME        the engine's name in its reports
-"""
-
-
-class LaunchError(ValueError):
-    """The command line cannot be started like this."""
+{OPTIONS}"""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -38,9 +32,9 @@ def main(arguments: Sequence[str]) -> None:
 
 def serve_command(arguments: Sequence[str]) -> list[str]:
     """The command that serves, run by this Python, in whose environment vLLM is; raises LaunchError."""
-    own, served = _split(arguments)
-    settings = _own_settings(own)
-    taken = {argument.partition("=")[0].replace("_", "-") for argument in served}
+    settings, served = split_arguments(arguments, "vLLM")
+    served = served[1:] if served[:1] == ["serve"] else served
+    taken = taken_options(served)
     if "--scheduler-cls" in taken:
         raise LaunchError("--scheduler-cls is what Plait sets; leave it out")
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *_with_settings(served, settings)]
@@ -48,27 +42,6 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
     if "--enable-prompt-tokens-details" not in taken:
         command.append("--enable-prompt-tokens-details")  # else no answer says how much was cached
     return command
-
-
-def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    if "--" not in arguments:
-        raise LaunchError("what is for vLLM stands behind --")
-    cut = list(arguments).index("--")
-    served = list(arguments[cut + 1 :])
-    return list(arguments[:cut]), served[1:] if served[:1] == ["serve"] else served
-
-
-def _own_settings(own: list[str]) -> dict[str, str]:
-    settings = {}
-    rest = [part for argument in own for part in argument.split("=", 1)]
-    while rest:
-        option, *rest = rest
-        if option not in {"--scheduler", "--profile", "--name"}:
-            raise LaunchError(f"{option} is not an option; what is for vLLM stands behind --")
-        if not rest:
-            raise LaunchError(f"{option} needs a value")
-        settings[option[2:]], *rest = rest
-    return settings
 
 
 def _with_settings(served: list[str], settings: dict[str, str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from backends.vllm.compatibility import load
+from backends.required_names import load
 
 if TYPE_CHECKING:
     from backends.vllm.driver import Driver

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from backends.required_names import load
 from backends.vllm import plugin
 from backends.vllm.cache_state import PoolObserver
-from backends.vllm.compatibility import UnsupportedVllmError, check_attributes, check_names, load
+from backends.vllm.compatibility import UnsupportedVllmError, check_attributes, check_names
 from backends.vllm.driver import Driver, served_model
 from backends.vllm.settings import parse_settings
 

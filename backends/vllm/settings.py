@@ -5,66 +5,20 @@ That option travels with vLLM's configuration to wherever the engine core runs, 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final
 
-import msgspec
+from backends.scheduler_settings import SchedulerSettings, convert_settings
 
-from backends.profiles import load_profile
-from policy.cost_model import CostModel
-from policy.local_scheduler import SCHEDULERS
+WHERE: Final = "--additional-config: plait"
 
 
-class SettingsError(ValueError):
-    """The `plait` part of `--additional-config` is wrong; the message names the key."""
+class Settings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
+    """As of any engine; one without a name is called for what it is."""
 
-
-class LeverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Levers pulled by force, for tests that have to see each of them move the engine; none is, by default.
-
-    order: `reverse` admits the latest arrival first.
-    budget_tokens: tokens an iteration may compute. chunk_tokens: tokens of one prompt in an iteration.
-    hold_back_iterations: iterations that each waiting call is held back for while others run.
-    preempt_every_iterations: in each so manieth iteration, the running call with the most output is preempted.
-    """
-
-    order: Literal["arrival", "reverse"] = "arrival"
-    budget_tokens: int | None = None
-    chunk_tokens: int | None = None
-    hold_back_iterations: int = 0
-    preempt_every_iterations: int = 0
-
-
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`scheduler` is a name in `policy.local_scheduler.SCHEDULERS`; `name` is the engine's own, for its reports.
-
-    `profile` is a cost profile, by its name or the path of its .toml file: a scheduler that plans by how long
-    iterations take then knows so from the start, and measures it where there is none.
-    """
-
-    scheduler: str = "slo"
     name: str = "vllm"
-    profile: str | None = None
-    levers: LeverSettings = LeverSettings()
 
 
 def parse_settings(additional_config: Any) -> Settings:
     """The settings in vLLM's `additional_config`; raises SettingsError."""
     given = additional_config.get("plait", {}) if isinstance(additional_config, dict) else {}
-    try:
-        settings = msgspec.convert(given, Settings)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"--additional-config: plait: {error}") from error
-    if settings.scheduler not in SCHEDULERS:
-        known = ", ".join(sorted(SCHEDULERS))
-        raise SettingsError(f"--additional-config: plait.scheduler: {settings.scheduler!r} is none of {known}")
-    return settings
-
-
-def cost_model(settings: Settings) -> CostModel | None:
-    """By the settings' profile, None without one; raises SettingsError for one that is missing or bad."""
-    if settings.profile is None:
-        return None
-    try:
-        return load_profile(settings.profile).cost_model()
-    except ValueError as error:
-        raise SettingsError(f"--additional-config: plait.profile: {error}") from error
+    return convert_settings(given, Settings, WHERE)

@@ -138,6 +138,10 @@ class VllmServer(Server):
         """Prompt tokens it had to compute so far, by its own count."""
         return self.metric("vllm:prompt_tokens_by_source_total", source="local_compute")
 
+    def cached_prompt_tokens(self) -> float:
+        """Prompt tokens it found in its cache so far, by its own count."""
+        return self.metric("vllm:prompt_tokens_by_source_total", source="local_cache_hit")
+
 
 def _rests(state: CacheState) -> bool:
     return state.queue.running == state.queue.waiting == 0

@@ -66,6 +66,10 @@ class VllmFleet:
         """Prompt tokens that the engines had to compute so far, by their own count."""
         return sum(engine.computed_prompt_tokens() for engine in self.engines.values())
 
+    def cached_prompt_tokens(self) -> float:
+        """Prompt tokens that the engines found in their caches so far, by their own count."""
+        return sum(engine.cached_prompt_tokens() for engine in self.engines.values())
+
 
 def new_gateway(name: str, engines: Mapping[str, VllmServer], model: Path, folder: Path, policy: str = "e2") -> Server:
     """A gateway over these engines that places by `policy`; not started yet."""

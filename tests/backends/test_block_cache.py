@@ -77,7 +77,7 @@ class EngineUse(RuleBasedStateMachine):
     def admit(self, chain: Prefix, most: int) -> Running:
         matched = self.cache.match(names(chain)[:most])
         found = names(chain)[:matched]
-        assert self.cache.idle(found) == sum(content in self.lru.idle for content in found)
+        assert self.cache.idle(found, len(found)) == sum(content in self.lru.idle for content in found)
         blocks = self.cache.acquire(found)
         for content in found:
             self.lru.use(content)

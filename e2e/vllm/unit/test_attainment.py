@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends.profiles import load_profile
-from backends.vllm.settings import SettingsError
+from backends.scheduler_settings import SettingsError
 from e2e.vllm.unit.engine import Build, Engine
 from policy.local_scheduler import SloScheduler
 

@@ -9,10 +9,11 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from backends.required_names import missing_names
+from backends.scheduler_settings import SettingsError
 from backends.vllm import compatibility
 from backends.vllm.compatibility import UnsupportedVllmError
 from backends.vllm.scheduler import create_scheduler
-from backends.vllm.settings import SettingsError
 from e2e.vllm.unit.engine import Build
 
 
@@ -21,7 +22,7 @@ def _other_touch(self: BlockPool, block: object) -> None:
 
 
 def test_the_installed_version_has_every_name() -> None:
-    assert list(compatibility.missing_names(compatibility.METHODS)) == []
+    assert list(missing_names(compatibility.METHODS)) == []
 
 
 def test_missing_names_are_listed(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The check for the names that the plugin relies on, here on the standard library's."""
+"""A vLLM that lacks a name is refused, with all that is missing."""
 
 from __future__ import annotations
 
@@ -7,22 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from backends.vllm.compatibility import ATTRIBUTES, UnsupportedVllmError, check_attributes, check_names, missing_names
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "missing"),
-    [
-        ("json.decoder.JSONDecoder.decode", ("s",), []),
-        ("json.decoder.JSONDecoder", (), []),
-        ("json.decoder.JSONDecoder.decode", ("text",), ["json.decoder.JSONDecoder.decode(text)"]),
-        ("json.decoder.JSONDecoder.decode_all", (), ["json.decoder.JSONDecoder.decode_all"]),
-        ("json.decoders.JSONDecoder.decode", (), ["json.decoders.JSONDecoder.decode"]),
-        ("no_such_package.thing", (), ["no_such_package.thing"]),
-    ],
-)
-def test_names_and_parameters(name: str, parameters: tuple[str, ...], missing: list[str]) -> None:
-    assert list(missing_names({name: parameters})) == missing
+from backends.vllm.compatibility import ATTRIBUTES, UnsupportedVllmError, check_attributes, check_names
 
 
 def test_the_refusal_lists_all_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from backends.vllm.launch import MIDDLEWARE, SCHEDULER, LaunchError, main, serve_command
+from backends.launch_arguments import LaunchError
+from backends.vllm.launch import MIDDLEWARE, SCHEDULER, main, serve_command
 
 OURS = ["--scheduler-cls", SCHEDULER, "--middleware", MIDDLEWARE]
 DETAILS = "--enable-prompt-tokens-details"

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from backends.vllm.settings import LeverSettings
+from backends.scheduler_settings import LeverSettings, SchedulerSettings
 from policy.cost_model import CostModel
-from policy.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from policy.local_scheduler import SCHEDULERS, EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+
+
+def local_scheduler(settings: SchedulerSettings) -> LocalScheduler:
+    """The one that is asked for, its levers pulled where the settings say so."""
+    policy = SCHEDULERS[settings.scheduler]()
+    return policy if settings.levers == LeverSettings() else ForcedLevers(policy, settings.levers)
 
 
 class ForcedLevers:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from backends.forced_levers import ForcedLevers
 from backends.profiles import load_profile
-from backends.vllm.levers import ForcedLevers
-from backends.vllm.settings import LeverSettings
+from backends.scheduler_settings import LeverSettings
 from policy.cost_model import CostModel
 from policy.local_scheduler import Fcfs, LocalCall, MeasuringScheduler, Plan
 

@@ -1,0 +1,41 @@
+"""The command line of an engine's launcher: Plait's own options, then `--` and what is for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+OPTIONS = """
+  --scheduler NAME   the local scheduler: slo (default), hit_ratio, longest_prefix or fcfs
+  --profile PROFILE  what iterations take here: a cost profile's name or .toml file; measured where there is none
+  --name NAME        the engine's name in its reports
+"""
+
+
+class LaunchError(ValueError):
+    """The command line cannot be started like this."""
+
+
+def split_arguments(arguments: Sequence[str], engine: str) -> tuple[dict[str, str], list[str]]:
+    """Plait's settings, by name, and the arguments for the engine called so; raises LaunchError."""
+    if "--" not in arguments:
+        raise LaunchError(f"what is for {engine} stands behind --")
+    cut = list(arguments).index("--")
+    return _settings(list(arguments[:cut]), engine), list(arguments[cut + 1 :])
+
+
+def taken_options(served: Sequence[str]) -> set[str]:
+    """The options that are given among an engine's arguments, as they are written in full."""
+    return {argument.partition("=")[0].replace("_", "-") for argument in served if argument.startswith("--")}
+
+
+def _settings(own: list[str], engine: str) -> dict[str, str]:
+    settings = {}
+    rest = [part for argument in own for part in argument.split("=", 1)]
+    while rest:
+        option, *rest = rest
+        if option not in {"--scheduler", "--profile", "--name"}:
+            raise LaunchError(f"{option} is not an option; what is for {engine} stands behind --")
+        if not rest:
+            raise LaunchError(f"{option} needs a value")
+        settings[option[2:]], *rest = rest
+    return settings

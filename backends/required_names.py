@@ -1,0 +1,53 @@
+"""Which names of an engine a plugin relies on, and whether the installed version has them.
+
+Versions differ in these, not in their numbers: what is looked for is every class, method, parameter and attribute that
+is called or replaced.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+def load(name: str) -> Any:
+    """The object of a dotted name: a module's path, then attributes; None if it is not there."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part, None)
+        return found
+    return None
+
+
+def missing_names(methods: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """The dotted names that cannot be found, and `name(parameter)` for parameters that a function does not take."""
+    for name, parameters in methods.items():
+        found = load(name)
+        if found is None:
+            yield name
+        elif parameters:
+            taken = [parameter for parameter in inspect.signature(found).parameters if parameter != "self"]
+            if tuple(taken[: len(parameters)]) != parameters:
+                yield f"{name}({', '.join(parameters)})"
+
+
+def missing_attributes(target: Any, paths: Sequence[str]) -> Iterator[str]:
+    """The dotted paths that an object lacks, each behind the name of its class."""
+    for path in paths:
+        if not _has(target, path):
+            yield f"{type(target).__name__}.{path}"
+
+
+def _has(target: Any, path: str) -> bool:
+    for part in path.split("."):
+        if not hasattr(target, part):
+            return False
+        target = getattr(target, part)
+    return True

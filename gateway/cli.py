@@ -1,6 +1,6 @@
 """The `plait` command. What a subcommand needs is imported only when it is the one asked for.
 
-An engine's environment, where `plait vllm` runs, has none of the gateway's dependencies.
+An engine's environment, where `plait vllm` or `plait sglang` runs, has none of the gateway's dependencies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ COMMANDS = {
 }
 """Modules of `gateway.commands`, each with `add_arguments(parser)` and `run(arguments)`."""
 
-LAUNCHERS = {"vllm": "start vLLM with Plait's scheduler and cache-state route: plait vllm -- <vllm serve arguments>"}
+LAUNCHERS = {
+    "vllm": "start vLLM with Plait's scheduler and cache-state route: plait vllm -- <vllm serve arguments>",
+    "sglang": "start SGLang with Plait's scheduler and cache-state route: plait sglang -- <launch_server arguments>",
+}
 """Engines whose adapter has a `launch.main(arguments)`: what stands behind `--` is the engine's own."""
 
 

@@ -1,0 +1,128 @@
+"""What SGLang's radix cache really holds, as tree blocks: followed by the events it keeps of its pages.
+
+SGLang names a page by a hash of its own, chained over the tokens and the cache salt before it. A page is stored behind
+its parent and evicted before it, so that a tree block is whole exactly while its last page is there. Only pages on the
+accelerator count, and only ones that tokens determine: others (behind an image, say) are not reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from backends.cache_journal import CacheJournal
+from policy.block_hash import chain, root_hash, tree_block_tokens
+
+ACCELERATOR: Final = "GPU"
+"""The medium of pages that a call can be served from at once."""
+
+_root_hash = lru_cache(maxsize=4096)(root_hash)
+
+
+@dataclass(slots=True, eq=False)
+class _Page:
+    """A page in the cache. `before` is the chain's hash before its tree block, None if that is not known.
+
+    `previous` is the page before it in the same tree block, `filled` how many tokens of that there are at its end, and
+    `tree_block` the hash of one that it ends.
+    """
+
+    before: int | None
+    previous: _Page | None = None
+    tokens: Sequence[int] = ()
+    filled: int = 0
+    tree_block: int | None = None
+    copies: int = 1
+
+
+class CacheObserver:
+    """Takes the cache's events; `journal` has the tree blocks. `model` is what calls without a LoRA name."""
+
+    def __init__(self, *, page_tokens: int, model: str) -> None:
+        self.journal = CacheJournal()
+        self.page_tokens = page_tokens
+        self.granularity_tokens = tree_block_tokens(page_tokens)
+        self.model = model
+        self._pages: dict[int, _Page] = {}
+
+    def root(self, cache_salt: str | None) -> int:
+        """The hash before a prompt's first block."""
+        return _root_hash(self.model, cache_salt or "")
+
+    def observe(self, events: Iterable[Any]) -> None:
+        """The cache has stored pages, removed some, or been cleared, in this order."""
+        for event in events:
+            name = type(event).__name__
+            if name == "AllBlocksCleared":
+                self._clear()
+            elif event.medium not in {None, ACCELERATOR}:
+                continue
+            elif name == "BlockStored":
+                self._stored(event)
+            elif name == "BlockRemoved":
+                for key in event.block_hashes:
+                    self._removed(key)
+
+    def _stored(self, event: Any) -> None:
+        size, tokens, parent = event.block_size, event.token_ids, event.parent_block_hash
+        if tokens and isinstance(tokens[0], tuple):  # a draft model's pages name each token with the one behind it
+            tokens = [first for first, _ in tokens]
+        for index, key in enumerate(event.block_hashes):
+            page = self._pages.get(key)
+            if page is None:
+                self._pages[key] = self._page(parent, tokens[index * size : (index + 1) * size], event)
+            else:
+                page.copies += 1
+            parent = key
+
+    def _page(self, parent_key: int | None, tokens: Sequence[int], event: Any) -> _Page:
+        """A new page; the tree block that it ends is in the journal."""
+        before, previous = self._behind(parent_key, event)
+        if before is None or len(tokens) != self.page_tokens:
+            return _Page(None)
+        page = _Page(before, previous, tokens, self.page_tokens + (previous.filled if previous is not None else 0))
+        if page.filled == self.granularity_tokens:
+            try:
+                (page.tree_block,) = chain(_tokens_until(page), self.granularity_tokens, before)
+            except OverflowError:  # not tokens, but what stands for an image there
+                return _Page(None)
+            self.journal.store(page.tree_block, None if before == self._root_of(event) else before)
+        return page
+
+    def _behind(self, parent_key: int | None, event: Any) -> tuple[int | None, _Page | None]:
+        """The hash before the tree block that goes on behind a page, and its page that is there, if any."""
+        if parent_key is None:
+            return self._root_of(event), None
+        parent = self._pages.get(parent_key)
+        if parent is None:
+            return None, None
+        return (parent.before, parent) if parent.tree_block is None else (parent.tree_block, None)
+
+    def _root_of(self, event: Any) -> int:
+        return _root_hash(event.lora_name or self.model, event.cache_salt or "")
+
+    def _removed(self, key: int) -> None:
+        page = self._pages.get(key)
+        if page is None:
+            return
+        page.copies -= 1
+        if page.copies == 0:
+            del self._pages[key]
+            if page.tree_block is not None:
+                self.journal.remove(page.tree_block)
+
+    def _clear(self) -> None:
+        for page in self._pages.values():
+            if page.tree_block is not None:
+                self.journal.remove(page.tree_block)
+        self._pages.clear()
+
+
+def _tokens_until(page: _Page) -> list[int]:
+    """The tokens of a tree block up to the end of one of its pages."""
+    pages = [page]
+    while (previous := pages[-1].previous) is not None:
+        pages.append(previous)
+    return [token for part in reversed(pages) for token in part.tokens]

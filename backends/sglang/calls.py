@@ -1,0 +1,152 @@
+"""SGLang's requests as the local scheduler sees them, and SGLang's KV cache as the facts that it plans from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from backends.cache_state import KvState
+from backends.call_annotations import Annotations
+from backends.prefix_search import cached_blocks
+from backends.sglang.cache_state import CacheObserver
+from policy.block_hash import chain
+from policy.local_scheduler import LocalCall
+
+
+@dataclass(slots=True, eq=False)
+class EngineCall(LocalCall):
+    """A request in SGLang. `order` sorts calls by arrival; `tree_blocks` are the hashes of its prompt's tree blocks.
+
+    The hit that was found last is remembered, for where to look for the next. `seen_tokens` of its output were counted.
+    """
+
+    order: tuple[float, int] = field(kw_only=True)
+    received_s: float = field(kw_only=True)
+    tree_blocks: Sequence[int] = field(kw_only=True)
+    hit_blocks: int = field(default=0, kw_only=True)
+    waits: bool = field(default=True, kw_only=True)
+    admitted: bool = field(default=False, kw_only=True)
+    seen_tokens: int = field(default=0, kw_only=True)
+
+    def follow_waiting(self, request: Any) -> None:
+        """One that was preempted starts anew, its output being part of what is to be computed."""
+        self.waits = True
+        self.prompt_tokens = len(request.origin_input_ids)
+        self.computed_tokens = 0
+        self.output_tokens = len(request.output_ids)
+
+    def follow_prefill(self, request: Any) -> None:
+        """Its prompt is computed in chunks."""
+        self.waits = False
+        self.computed_tokens = request.prefix_len
+        self.output_tokens = len(request.output_ids)
+
+    def follow_decode(self, request: Any, in_flight: int) -> None:
+        """Output that is still being computed counts as there: so many tokens."""
+        self.waits = False
+        self.output_tokens = len(request.output_ids) + in_flight
+        self.computed_tokens = self.prompt_tokens + self.output_tokens - 1
+
+
+def engine_call(
+    request: Any, annotations: Annotations, now_s: float, sequence: int, observer: CacheObserver
+) -> EngineCall:
+    """The call for a request that SGLang has just received, the `sequence`th of this engine."""
+    arrived_s = now_s - annotations.age_s
+    granularity = observer.granularity_tokens
+    tree_blocks = _tree_blocks(request, observer)
+    return EngineCall(
+        call_id=request.rid,
+        arrived_s=arrived_s,
+        prompt_tokens=len(request.origin_input_ids),
+        slo=annotations.slo,
+        objective=annotations.objective,
+        priority=annotations.priority,
+        order=(arrived_s, sequence),
+        received_s=now_s,
+        tree_blocks=tree_blocks,
+        hit_blocks=min(len(tree_blocks), (annotations.cached_tokens or 0) // granularity),
+    )
+
+
+def _tree_blocks(request: Any, observer: CacheObserver) -> Sequence[int]:
+    """None for a prompt whose cached pages have names that its tokens alone do not give.
+
+    The last token is always computed: a block that it ends cannot be hit whole.
+    """
+    named = request.lora_id is None and request.extra_key is None and request.multimodal_inputs is None
+    if not named:
+        return ()
+    try:
+        return chain(request.origin_input_ids[:-1], observer.granularity_tokens, observer.root(request.cache_salt))
+    except OverflowError:
+        return ()
+
+
+class SchedulerFacts:
+    """The EngineFacts of one SGLang scheduler; KV blocks are its pages.
+
+    SGLang itself also keeps room for the output of the calls that it admits, and checks again before it does.
+    """
+
+    def __init__(self, scheduler: Any, observer: CacheObserver) -> None:
+        limit = scheduler.max_prefill_tokens
+        self.max_batch_tokens: int = min(scheduler.chunked_prefill_size or limit, limit)
+        self.max_running_calls: int = scheduler.max_running_requests
+        self._scheduler = scheduler
+        self._observer = observer
+        self._granularity = observer.granularity_tokens
+        self._page_tokens: int = scheduler.page_size
+        self._users: Counter[int] = Counter()
+        self._running: dict[EngineCall, None] = {}
+
+    def follow_running(self, running: Sequence[EngineCall]) -> None:
+        """These calls run now: their prompts' tree blocks are in use."""
+        before, self._running = self._running, dict.fromkeys(running)
+        for call in self._running.keys() - before.keys():
+            self._users.update(call.tree_blocks)
+        for call in before.keys() - self._running.keys():
+            self._users.subtract(call.tree_blocks)
+            for block in call.tree_blocks:
+                if not self._users[block]:
+                    del self._users[block]
+
+    @property
+    def free_blocks(self) -> int:
+        """Pages that no running call uses."""
+        kv = self.kv_state()
+        return kv.free_blocks + kv.cached_blocks
+
+    def kv_state(self) -> KvState:
+        """The pages as they are now."""
+        scheduler, page = self._scheduler, self._page_tokens
+        free, cached = scheduler.token_to_kv_pool_allocator.available_size(), scheduler.tree_cache.evictable_size()
+        return KvState(scheduler.max_total_num_tokens // page, int(free // page), int(cached // page))
+
+    def cached_tokens(self, call: LocalCall) -> int:
+        """Tokens of a waiting call that are in the cache now, in whole tree blocks."""
+        call = cast("EngineCall", call)
+        blocks, journal = call.tree_blocks, self._observer.journal
+        call.hit_blocks = cached_blocks(len(blocks), call.hit_blocks, lambda index: blocks[index] in journal)
+        return call.hit_blocks * self._granularity
+
+    def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
+        """Free pages that computing `new_tokens` more of a call takes, cached ones it would pin included."""
+        call = cast("EngineCall", call)
+        if not call.waits:
+            return self._pages(call.computed_tokens + new_tokens) - self._pages(call.computed_tokens)
+        cached_tokens = self.cached_tokens(call)
+        in_use = cached_blocks(call.hit_blocks, call.hit_blocks, lambda index: call.tree_blocks[index] in self._users)
+        return self._pages(cached_tokens + new_tokens) - in_use * self._granularity // self._page_tokens
+
+    def blocks_freed(self, call: LocalCall) -> int:
+        """Pages that preempting a running call would set free: all but those that others use too."""
+        call = cast("EngineCall", call)
+        users, blocks = self._users, call.tree_blocks
+        shared = cached_blocks(len(blocks), 0, lambda index: users[blocks[index]] > 1)
+        return self._pages(call.computed_tokens) - shared * self._granularity // self._page_tokens
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self._page_tokens)

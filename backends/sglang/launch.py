@@ -1,0 +1,76 @@
+"""`plait sglang -- <launch_server arguments>`: SGLang's own server, with Plait's plugin in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from backends.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
+from backends.sglang.settings import VARIABLE
+
+PLUGIN: Final = "plait"
+"""The name of the entry point."""
+ALLOW_LIST: Final = "SGLANG_PLUGINS"
+"""SGLang's variable: which plugins it loads, all where it is not set."""
+
+ADDED: Final = ("--enable-cache-report", "--enable-mixed-chunk")
+"""So that answers say how much was cached, and that decodes go on while prompts are computed."""
+
+USAGE = f"""usage: plait sglang [--scheduler NAME] [--profile PROFILE] [--name NAME] -- <launch_server arguments>
+
+Starts SGLang's server with Plait's local scheduler and its cache-state route.
+{OPTIONS}"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Replace this process by SGLang's server; `arguments` are those after `plait sglang`.
+
+    A SGLang that the plugin does not know is refused here, with what is missing; SGLang itself would go on without it.
+    """
+    if "-h" in arguments[:1] or "--help" in arguments[:1]:
+        sys.stdout.write(USAGE)
+        return
+    try:
+        command = serve_command(arguments)
+        environment = serve_environment(arguments, os.environ)
+    except LaunchError as error:
+        raise SystemExit(f"plait sglang: {error}\n\n{USAGE}") from error
+    os.environ.update(environment)
+    _check()
+    os.execve(command[0], command, os.environ)  # noqa: S606 - it is what the command is for, and no shell is involved
+
+
+def serve_command(arguments: Sequence[str]) -> list[str]:
+    """The command that serves, run by this Python, in whose environment SGLang is; raises LaunchError."""
+    _, served = split_arguments(arguments, "SGLang")
+    taken = taken_options(served)
+    added = [option for option in ADDED if option not in taken]
+    return [sys.executable, "-m", "sglang.launch_server", *served, *added]
+
+
+def serve_environment(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """What is to be set in its environment: our settings beside those that stand there; raises LaunchError."""
+    settings, _ = split_arguments(arguments, "SGLang")
+    try:
+        given = json.loads(environment.get(VARIABLE) or "{}")
+    except ValueError as error:
+        raise LaunchError(f"{VARIABLE} is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise LaunchError(f"{VARIABLE} is not an object")
+    changed = {VARIABLE: json.dumps({**given, **settings})}
+    allowed = [name.strip() for name in environment.get(ALLOW_LIST, "").split(",") if name.strip()]
+    if allowed and PLUGIN not in allowed:
+        changed[ALLOW_LIST] = ",".join([*allowed, PLUGIN])
+    return changed
+
+
+def _check() -> None:
+    from backends.sglang.plugin import check  # noqa: PLC0415 - help needs no SGLang
+
+    try:
+        check()
+    except (RuntimeError, ValueError) as error:
+        raise SystemExit(f"plait sglang: {error}") from error

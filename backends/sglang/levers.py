@@ -1,0 +1,58 @@
+"""A plan in SGLang's terms: what is set for one prefill pass so that it does what was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from backends.sglang.calls import EngineCall
+from backends.sglang.prefill_pass import NO_LIMITS, PrefillPass
+from policy.local_scheduler import EngineFacts, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Levers:
+    """`shown` are the waiting calls that SGLang gets to see, in order; without `goes_on` the prompt in chunks waits.
+
+    `prompt_tokens` may be computed of prompts in the pass, none if it is 0; `decodes` says whether decodes go along.
+    """
+
+    shown: Sequence[EngineCall] = ()
+    goes_on: bool = False
+    prompt_tokens: int = 0
+    decodes: bool = True
+    limits: PrefillPass = NO_LIMITS
+
+
+def levers_of(plan: Plan, in_chunks: EngineCall | None, facts: EngineFacts, page_tokens: int) -> Levers:
+    """What to set for a plan; `in_chunks` is the running call whose prompt is not computed yet.
+
+    SGLang counts a prompt's tokens in whole pages, and has one prompt in chunks at most.
+    """
+    picks = cast("Sequence[tuple[EngineCall, int]]", plan.picks)
+    backfill = cast("Sequence[EngineCall]", plan.backfill)
+    prompts = [(call, tokens) for call, tokens in picks if call.waits or call is in_chunks]
+    more = [call for call in backfill if call.waits or call is in_chunks]
+    decodes = len(prompts) + len(more) < len(picks) + len(backfill)
+    tokens = sum(-(-tokens // page_tokens) * page_tokens for _, tokens in prompts)
+    if more:
+        budget_tokens = facts.max_batch_tokens if plan.budget_tokens is None else plan.budget_tokens
+        decode_tokens = sum(tokens for call, tokens in picks if not (call.waits or call is in_chunks))
+        tokens = max(tokens, min(budget_tokens, facts.max_batch_tokens) - decode_tokens)
+    if tokens <= 0:
+        return Levers(decodes=decodes)
+    named = [*(call for call, _ in prompts), *more]
+    goes_on = in_chunks in named
+    limits = {call.call_id: tokens for call, tokens in prompts if tokens < _wanted(call, facts)}
+    return Levers(
+        shown=[call for call in named if call.waits],
+        goes_on=goes_on,
+        prompt_tokens=tokens,
+        decodes=decodes,
+        limits=PrefillPass(limits, may_cut=in_chunks is None or goes_on),
+    )
+
+
+def _wanted(call: EngineCall, facts: EngineFacts) -> int:
+    return call.uncomputed_tokens - (facts.cached_tokens(call) if call.waits else 0)

@@ -1,0 +1,65 @@
+"""SGLang's entry point into Plait: SGLang calls `register` in each process that it starts.
+
+What `register` raises SGLang logs, and goes on without the plugin; `/cache_state` then says so. It is in the API server
+whatever happens, which therefore comes first.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from typing import Any, Final
+
+from backends.required_names import load
+from backends.sglang.compatibility import check_names
+from backends.sglang.settings import read_settings
+
+SCHEDULER: Final = "sglang.srt.managers.scheduler"
+API_SERVER: Final = "sglang.srt.entrypoints.http_server._setup_and_run_http_server"
+KV_CACHE: Final = "sglang.srt.mem_cache.kv_cache_builder.build_kv_cache"
+
+
+def register() -> None:
+    """Register the hooks that the process is for; raises UnsupportedSglangError or SettingsError."""
+    is_api_server = multiprocessing.parent_process() is None
+    if is_api_server:
+        _hook(API_SERVER, _before_serving, "BEFORE")
+    elif SCHEDULER not in sys.modules:
+        return  # neither does it schedule: the detokenizer, say
+    check()
+    if not is_api_server:
+        from backends.sglang.scheduler import scheduler_class  # noqa: PLC0415 - only once SGLang is known to fit
+
+        _hook(f"{SCHEDULER}.Scheduler", scheduler_class(load(f"{SCHEDULER}.Scheduler")), "REPLACE")
+        _hook(KV_CACHE, _with_events, "AROUND")
+
+
+def check() -> None:
+    """Raise UnsupportedSglangError or SettingsError if the plugin cannot work here as it is told to."""
+    check_names()
+    read_settings()
+
+
+def _hook(target: str, hook: Any, kind: str) -> None:
+    registry = load("sglang.srt.plugins.hook_registry.HookRegistry")
+    registry.register(target, hook, getattr(load("sglang.srt.plugins.hook_registry.HookType"), kind))
+
+
+def _before_serving(*_: Any, **__: Any) -> None:
+    from backends.sglang.route import add_route  # noqa: PLC0415 - only the API server has use for it
+
+    add_route(_problem())
+
+
+def _problem() -> str | None:
+    """Why the plugin is not active in this process either."""
+    try:
+        check()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _with_events(build: Any, *args: Any, **kwargs: Any) -> Any:
+    """The KV cache is to keep its events on every rank, whoever publishes them."""
+    return build(*args, **{**kwargs, "enable_kv_cache_events": True})

@@ -1,0 +1,98 @@
+"""What a plan allows SGLang's prefill pass: how many tokens, who may be cut where, and whether decodes go along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from backends.required_names import load
+
+if TYPE_CHECKING:
+
+    class _SglangAdder:
+        """What of SGLang's PrefillAdder the limits below call on."""
+
+        page_size: int
+        rem_chunk_tokens: int | None
+        chunked_req_limit: int | None
+        new_chunked_req: Any
+
+        def add_chunked_req(self, req: Any) -> Any: ...
+
+        def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any: ...
+
+        def ceil_paged_tokens(self, tokens: int) -> int: ...
+
+        def budget_state(self) -> Any: ...
+
+else:
+    _SglangAdder = object
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPass:
+    """`limits` are the most tokens of some requests, by their ids; without `may_cut` no prompt is begun in part.
+
+    SGLang keeps account of one prompt in chunks: while that is held back, no other may be cut.
+    """
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+    may_cut: bool = True
+
+
+NO_LIMITS = PrefillPass()
+
+
+class LimitedAdder(_SglangAdder):
+    """Before SGLang's adder in the method resolution order; `plait_pass` is what its plan allows."""
+
+    plait_pass = NO_LIMITS
+
+    def add_chunked_req(self, req: Any) -> Any:
+        """The next chunk of the prompt that is computed in chunks; it ends where a page does."""
+        limit = self.plait_pass.limits.get(req.rid)
+        if limit is not None:
+            end = (req.prefix_len + limit) // self.page_size * self.page_size
+            limit = end - req.prefix_len if end > req.prefix_len else limit
+            self.chunked_req_limit = min(limit, self.chunked_req_limit or limit)
+        return super().add_chunked_req(req)
+
+    def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any:
+        """Admit a request, up to its limit; one that could only be cut is passed over where another one is already."""
+        room = self.rem_chunk_tokens
+        if room is None:
+            return super().add_one_req(req, has_chunked_req, truncation_align_size)
+        limit = min(room, max(self.page_size, self.plait_pass.limits.get(req.rid, room)))
+        uncached = len(req.full_untruncated_fill_ids) - req.prefix_len
+        cut_already = has_chunked_req or self.new_chunked_req is not None or not self.plait_pass.may_cut
+        if cut_already and self.ceil_paged_tokens(uncached) > limit:
+            return _results().CONTINUE
+        self.rem_chunk_tokens = limit
+        result = super().add_one_req(req, has_chunked_req, truncation_align_size)
+        self.rem_chunk_tokens += room - limit
+        if limit < room and result is _results().OTHER:  # it has used up its limit, which is not all there is
+            return self.budget_state()
+        return result
+
+
+def limited(base: type, allowed: PrefillPass) -> Callable[..., Any]:
+    """Makes SGLang's adder, or one derived from it, with our limits."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        adder = _limited_class(base)(*args, **kwargs)
+        adder.plait_pass = allowed
+        return adder
+
+    return make
+
+
+@cache
+def _limited_class(base: type) -> Any:
+    return type(f"Limited{base.__name__}", (LimitedAdder, base), {})
+
+
+@cache
+def _results() -> Any:
+    return load("sglang.srt.managers.schedule_policy.AddReqResult")

@@ -1,0 +1,63 @@
+"""`GET /cache_state` in SGLang's API server. Its key is asked for as on SGLang's own routes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from backends.cache_state import CacheState
+from backends.cache_state_route import ANSWER_DEADLINE_S, PATH, Receive, ReportQuery, Scope, Send, answer
+from backends.errors import EngineTimeoutError, UnsupportedError
+from backends.required_names import load
+from backends.sglang.report_query import STATE_KEY, query_id
+
+ASKING_INTERVAL_S = 0.02
+"""While a report is waited for: as often as a gateway asks a busy engine, and 0.2 % of an idle scheduler's time."""
+
+
+class CacheStateRoute:
+    """An ASGI application; `problem` is why the plugin is not active, if it is known in the API server already."""
+
+    def __init__(self, problem: str | None = None) -> None:
+        self._problem = problem
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """One request, by the rules of ASGI."""
+        await answer(scope, send, self._report)
+
+    async def _report(self, _scope: Scope, query: ReportQuery) -> bytes:
+        """The scheduler's report, as soon as it tells something new, or at the end of the wait."""
+        ends_s = asyncio.get_running_loop().time() + query.wait_s
+        while True:
+            report = await self._ask(query)
+            if query.since is None or asyncio.get_running_loop().time() >= ends_s:
+                return report
+            state = msgspec.msgpack.decode(report, type=CacheState)
+            if state.snapshot or state.cursor != query.since:
+                return report
+            await asyncio.sleep(ASKING_INTERVAL_S)
+
+    async def _ask(self, query: ReportQuery) -> bytes:
+        """The report as it is now; raises UnsupportedError where the scheduler does not say that it has the plugin."""
+        manager = load("sglang.srt.entrypoints.http_server.get_global_state")().tokenizer_manager
+        manager.auto_create_handle_loop()
+        request = load("sglang.srt.managers.io_struct.GetInternalStateReq")(rid=query_id(query.since, query.epoch))
+        # Never given up: SGLang would take its late answer for that of the next request.
+        asked = asyncio.ensure_future(manager.get_internal_state_communicator(request))
+        try:
+            async with asyncio.timeout(ANSWER_DEADLINE_S):
+                (first, *_) = await asyncio.shield(asked)
+        except TimeoutError as error:
+            raise EngineTimeoutError(f"the scheduler did not answer within {ANSWER_DEADLINE_S:g} s") from error
+        report: Any = first.internal_state.get(STATE_KEY)
+        if report is None:
+            reason = self._problem or "its log says why it was not loaded there"
+            raise UnsupportedError(f"Plait's plugin is not active in this engine's scheduler: {reason}")
+        return bytes(report)
+
+
+def add_route(problem: str | None) -> None:
+    """Add the route to SGLang's API server."""
+    load("sglang.srt.entrypoints.http_server.app").router.add_route(PATH, CacheStateRoute(problem), methods=None)

@@ -1,0 +1,144 @@
+"""SGLang's scheduler with our hooks before it: what the plugin puts in its place in every rank's process."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from backends.required_names import load
+from backends.sglang.cache_state import CacheObserver
+from backends.sglang.compatibility import UnsupportedSglangError, check_attributes
+from backends.sglang.driver import Driver
+from backends.sglang.event_tap import EventTap
+from backends.sglang.prefill_pass import limited
+from backends.sglang.report_query import STATE_KEY, parse_query
+from backends.sglang.settings import read_settings
+from backends.sglang.step_clock import Tick
+
+if TYPE_CHECKING:
+
+    class _SglangScheduler:
+        """What of SGLang's scheduler the hooks below call on."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def _poll_timeout_aborts(self) -> list[Any]: ...
+
+        def process_input_requests(self, recv_reqs: list[Any]) -> None: ...
+
+        def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None: ...
+
+        def get_new_batch_prefill(self, running_batch: Any) -> Any: ...
+
+        def get_prefill_adder_class(self) -> Any: ...
+
+        def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+        def process_batch_result(self, batch: Any, result: Any) -> None: ...
+
+        def abort_request(self, recv_req: Any) -> None: ...
+
+        def get_internal_state(self, recv_req: Any) -> Any: ...
+
+else:
+    _SglangScheduler = object
+
+
+class PlannedScheduler(_SglangScheduler):
+    """Hooks before SGLang's scheduler in the method resolution order; `plait` is its Driver."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        check_attributes(self)
+        _check_options(self)
+        self.plait = _driver(self)
+
+    def _poll_timeout_aborts(self) -> list[Any]:
+        """What the leading rank adds to the requests of a step, which all ranks get."""
+        tick = self.plait.tick()
+        added = super()._poll_timeout_aborts()
+        return added if tick is None else [*added, tick]
+
+    def process_input_requests(self, recv_reqs: list[Any]) -> None:
+        """A step's requests have come."""
+        for tick in (request for request in recv_reqs if isinstance(request, Tick)):
+            self.plait.ticked(tick)
+        super().process_input_requests([request for request in recv_reqs if not isinstance(request, Tick)])
+
+    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+        """A request waits from now on, or does so again."""
+        if is_retracted:
+            self.plait.preemptions += 1
+        else:
+            self.plait.received(req)
+        super()._add_request_to_queue(req, is_retracted)
+
+    def get_new_batch_prefill(self, running_batch: Any) -> Any:
+        """Schedule prompts, and the decodes that are mixed in; without any, SGLang runs the decodes alone."""
+        return self.plait.step(running_batch, super().get_new_batch_prefill)
+
+    def get_prefill_adder_class(self) -> Any:
+        """What makes the object that admits requests in a prefill pass, anew for each."""
+        return limited(super().get_prefill_adder_class(), self.plait.prefill_pass)
+
+    def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Have the model compute a batch."""
+        self.plait.begins(batch)
+        return super().run_batch(batch, *args, **kwargs)
+
+    def process_batch_result(self, batch: Any, result: Any) -> None:
+        """Its result is there."""
+        super().process_batch_result(batch, result)
+        self.plait.ended(batch)
+
+    def abort_request(self, recv_req: Any) -> None:
+        """End requests from outside, as for a client that has gone."""
+        super().abort_request(recv_req)
+        self.plait.given_up()
+
+    def get_internal_state(self, recv_req: Any) -> Any:
+        """SGLang's own state, or our report if that is asked for."""
+        query = parse_query(recv_req.rid)
+        if query is None:
+            return super().get_internal_state(recv_req)
+        report = msgspec.msgpack.encode(self.plait.report(query.since, query.epoch))
+        return load("sglang.srt.managers.io_struct.GetInternalStateReqOutput")(internal_state={STATE_KEY: report})
+
+
+@cache
+def scheduler_class(base: type) -> Any:
+    """SGLang's scheduler class, with our hooks."""
+    return type(f"Planned{base.__name__}", (PlannedScheduler, base), {})
+
+
+def _check_options(scheduler: Any) -> None:
+    """Raise UnsupportedSglangError for what is started in a way that we do not schedule."""
+    parallel = load("sglang.srt.runtime_context.get_parallel")()
+    fcfs = load("sglang.srt.managers.schedule_policy.CacheAgnosticPolicy.FCFS")
+    refused = {
+        "--pp-size above 1": parallel.pp_size > 1,
+        "--dp-size above 1: give the gateway engines of their own instead": parallel.dp_size > 1,
+        "disaggregated prefill and decode": scheduler.disaggregation_mode.value != "null",
+        "diffusion language models": scheduler.dllm_config is not None,
+        "hierarchical sparse attention": scheduler.hisparse_coordinator is not None,
+        "a chunked prefill that is turned off": not scheduler.chunked_prefill_size,
+        "--schedule-policy other than fcfs: Plait orders the calls itself": scheduler.policy.policy is not fcfs,
+        "--enable-priority-scheduling: Plait orders the calls itself": scheduler.enable_priority_scheduling,
+    }
+    found = [option for option, present in refused.items() if present]
+    if found:
+        raise UnsupportedSglangError(
+            f"Plait does not schedule {'; '.join(found)}. Start SGLang without it, or without Plait "
+            "(SGLANG_PLUGINS=none)."
+        )
+
+
+def _driver(scheduler: Any) -> Driver:
+    model = load("sglang.srt.runtime_context.get_serving")().served_model_name
+    observer = CacheObserver(page_tokens=scheduler.page_size, model=model)
+    published = scheduler.kv_events_publisher.enable_kv_cache_events
+    events = EventTap(scheduler.tree_cache, observer, published=published)
+    release = load("sglang.srt.managers.schedule_batch.release_req")
+    return Driver(scheduler, observer, events, read_settings(), release=release)

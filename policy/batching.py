@@ -45,8 +45,9 @@ class Batch:
     """An iteration as it fills up.
 
     `floor_tokens` may be computed even beyond the time limit; `withheld_tokens` of what is left are for others.
-    `open_blocks` are those of the `free_blocks` that no prompt begun will need: a prompt starts only where all of it
-    has room, or several would soon stand in each other's way and one be computed again.
+    `started` are the waiting calls that it admits. `open_blocks` are those of the `free_blocks` that no prompt begun
+    will need: a prompt starts only where all of it has room, or several would soon stand in each other's way and one
+    be computed again.
     """
 
     def __init__(self, budget: Budget, facts: EngineFacts, seats: int) -> None:
@@ -57,6 +58,7 @@ class Batch:
         self.floor_tokens = 0
         self.withheld_tokens = 0
         self.picks: dict[LocalCall, int] = {}
+        self.started: list[Candidate] = []
         self._facts = facts
         self._changes = 0
         self._left_state: tuple[int, float, int] | None = None
@@ -95,7 +97,8 @@ class Batch:
         self.free_blocks -= self._facts.blocks_needed(candidate.call, tokens)
         if candidate.waits:
             self.open_blocks -= self._facts.blocks_needed(candidate.call, candidate.tokens)
-        self.seats -= candidate.waits
+            self.seats -= 1
+            self.started.append(candidate)
         self.budget.take(tokens, candidate.context_tokens)
         self.floor_tokens = max(0, self.floor_tokens - tokens)
         self.picks[candidate.call] = tokens

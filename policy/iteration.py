@@ -5,7 +5,7 @@ AccelGen's algorithm 1, with Preble's hit-ratio groups for the calls that were p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from math import ceil, inf
 from operator import attrgetter
@@ -80,7 +80,7 @@ class Iteration:
         if withheld and batch.left_tokens:
             self._use_up([*first, *promised])
         self._release_long(found.held, promised)
-        self._note_spares(chain(promised, (one for _, one in found.lost)))
+        self._note_spares()
         return self._planned(promised, left, budget_tokens)
 
     def _sort_running(self, running: Sequence[LocalCall]) -> None:
@@ -192,18 +192,17 @@ class Iteration:
         running = chain(self._prefills, self._decodes)
         return any(self._scheduler.runs_long(candidate.call) for candidate in running)
 
-    def _note_spares(self, candidates: Iterable[Candidate]) -> None:
+    def _note_spares(self) -> None:
         """What calls that start could have spared of their TTFT, had they found the engine idle."""
-        costs, picks = self._scheduler.measurements.costs, self._batch.picks
+        costs = self._scheduler.measurements.costs
         if costs is None:
             return
-        for one in candidates:
-            if one.call in picks:
-                slo = self._objectives.of(one.call)
-                if slo is not None and slo.ttft_s is not None:
-                    spare_s = slo.ttft_s - costs.prefill_time_s(one.tokens, one.context_tokens)
-                    if spare_s > 0:
-                        self.spares_s[one.call] = spare_s
+        for one in self._batch.started:
+            slo = self._objectives.of(one.call)
+            if slo is not None and slo.ttft_s is not None:
+                spare_s = slo.ttft_s - costs.prefill_time_s(one.tokens, one.context_tokens)
+                if spare_s > 0:
+                    self.spares_s[one.call] = spare_s
 
     def _release_long(self, held: list[Candidate], promised: list[Candidate]) -> None:
         """Compute is left and every long prompt begun will be through: to wait would only leave it idle."""
@@ -357,7 +356,7 @@ class Iteration:
     def _planned(self, promised: list[Candidate], rest: Iterator[LocalCall], budget_tokens: int | None) -> Plan:
         batch = self._batch
         picks = batch.picks
-        self.started_long = [one.call for one in promised if one.is_long and one.call in picks]
+        self.started_long = [one.call for one in batch.started if one.is_long and one.remaining_s < inf]
         left = (call for call in chain((one.call for one in promised), rest) if call not in picks)
         backfill = () if self._preempted or batch.seats <= 0 else islice(left, MAX_BACKFILL_CALLS)
         if budget_tokens is not None:

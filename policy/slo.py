@@ -111,10 +111,11 @@ class Objectives:
         execution_s = execution_times(pace, self._execution)
 
         def timing(call: LocalCall, slo: Slo, tokens: int) -> tuple[float, float | None]:
+            ttft_s = slo.ttft_s
             if call.output_tokens:
                 due_s = self.due_s(call, slo, now_s)
             else:  # the many that wait for their first token
-                due_s = None if slo.ttft_s is None else slo.ttft_s - (now_s - call.arrived_s)
+                due_s = None if ttft_s is None else ttft_s - (now_s - call.arrived_s)
             remaining_s = inf if due_s is None else due_s - execution_s(tokens)
             if slo.jct_s is not None:
                 jct_remaining_s = self._jct_remaining_s(call, slo.jct_s, now_s, tokens, pace, runs=runs)

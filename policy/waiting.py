@@ -85,7 +85,7 @@ def sort_waiting(waiting: Sequence[LocalCall], moment: Moment, facts: EngineFact
     near_s = max(pace.longest_s, moment.budget.time_s())
     now_s, timing, lost_matters = moment.now_s, objectives.timer(moment.now_s, pace), rules.demote_lost
     for position, call in enumerate(waiting):
-        slo = objectives.of(call)
+        slo = call.slo or objectives.of(call)
         if slo is None:
             unpromised.append(call)
             continue

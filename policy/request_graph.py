@@ -21,6 +21,7 @@ from policy.request_graph_state import (
     DoubleProducerError,
     DuplicateCallError,
     IllegalTransitionError,
+    InputFailed,
     VariableEvent,
     VariableInUseError,
     VariableState,
@@ -91,9 +92,9 @@ class RequestGraph(RequestGraphView):
         self._end(node, CallEvent.FINISH)
         return Effects(ended=(Ended(call_id, node.state, None),))
 
-    def fail(self, call_id: str, what: str) -> Effects:
+    def fail(self, call_id: str, what: object) -> Effects:
         """A call has ended without all of its outputs: they fail, and so does every call that waits for them, and so
-        on. `what` says why, and is the root of everybody's cause.
+        on. `what` says why, as a text or a value that has one, and is the root of everybody's cause.
         """
         return self._break_off(call_id, CallEvent.FAIL, what)
 
@@ -154,7 +155,7 @@ class RequestGraph(RequestGraphView):
         """A call with an input that has failed: it is never linked, and takes those with it who wait for it."""
         self._promise(node, outputs)
         node.enter(CallEvent.FAIL)
-        cause = Cause(f"its input {failed} failed", node.call_id, self.cause(failed))
+        cause = Cause(InputFailed(failed), node.call_id, self.cause(failed))
         return self._collapse(node, cause, (), added=node.call_id)
 
     def _set(self, variable: VariableNode) -> Effects:
@@ -188,7 +189,7 @@ class RequestGraph(RequestGraphView):
                 del self._variables[variable.name]  # nobody names it any more
         return cut
 
-    def _break_off(self, call_id: str, event: CallEvent, what: str) -> Effects:
+    def _break_off(self, call_id: str, event: CallEvent, what: object) -> Effects:
         node = self._call(call_id)
         return self._collapse(node, Cause(what, call_id), self._end(node, event))
 
@@ -210,5 +211,5 @@ class RequestGraph(RequestGraphView):
             for variable in todo.popleft().unset:
                 for call in tuple(variable.consumers):
                     cut += self._end(call, CallEvent.FAIL)
-                    fall(call, Cause(f"its input {variable.name} failed", call.call_id, variable.cause))
+                    fall(call, Cause(InputFailed(variable.name), call.call_id, variable.cause))
         return Effects(added=added, variables_failed=tuple(failed), ended=tuple(ended), cut=tuple(cut))

@@ -6,7 +6,7 @@ A call that has ended leaves the graph at once, so its last three states are see
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -82,18 +82,43 @@ def next_state(table: Mapping[tuple[State, Event], State], state: State, event: 
     return after
 
 
+FURTHEST_CAUSES: Final = 5
+"""How many causes at the far end of a chain are at hand without walking along all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputFailed:
+    """What happens to a call for want of a variable that has failed."""
+
+    variable: str
+
+    def __str__(self) -> str:
+        return f"its input {self.variable} failed"
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cause:
     """Why something failed: `what` happened, `where` (the id of a call), and because of what (Parrot, section 7: who
     gets a variable whose intermediate steps have failed is told why).
 
-    Iterating gives the chain, this cause first and the root last. Chains share their tails and may be as long as the
-    graph is deep, so nothing here recurses.
+    `what` is a text or a value that has one: `InputFailed`, and at the root whatever the one knew who told of it.
+    Iterating gives the chain, this cause first and the root last; `length` is how many they are, and `furthest` are the
+    last `FURTHEST_CAUSES` behind this one. Chains share their tails and may be as long as the graph is deep, so nothing
+    here recurses.
     """
 
-    what: str
+    what: object
     where: str
     because_of: Cause | None = None
+    length: int = field(init=False, default=1)
+    furthest: tuple[Cause, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        behind = self.because_of
+        if behind is not None:
+            short = len(behind.furthest) < FURTHEST_CAUSES
+            object.__setattr__(self, "length", behind.length + 1)
+            object.__setattr__(self, "furthest", (behind, *behind.furthest) if short else behind.furthest)
 
     def __iter__(self) -> Iterator[Cause]:
         cause: Cause | None = self
@@ -105,15 +130,12 @@ class Cause:
         return ", because ".join(f"{cause.where}: {cause.what}" for cause in self)
 
     def __repr__(self) -> str:
-        return f"Cause({self.what!r}, {self.where!r}{'' if self.because_of is None else ', ...'})"
+        return f"Cause({str(self.what)!r}, {self.where!r}{'' if self.because_of is None else ', ...'})"
 
     @property
     def root(self) -> Cause:
         """What it all began with."""
-        cause = self
-        while cause.because_of is not None:
-            cause = cause.because_of
-        return cause
+        return self.furthest[-1] if self.furthest else self
 
 
 class GraphError(Exception):

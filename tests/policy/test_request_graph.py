@@ -20,6 +20,7 @@ from policy.request_graph import CLIENT, RequestGraph
 from policy.request_graph_effects import NO_EFFECTS, Effects, Failed, Link
 from policy.request_graph_state import (
     CALL_TRANSITIONS,
+    FURTHEST_CAUSES,
     VARIABLE_TRANSITIONS,
     CallState,
     Cause,
@@ -28,6 +29,7 @@ from policy.request_graph_state import (
     DuplicateCallError,
     GraphError,
     IllegalTransitionError,
+    InputFailed,
     UnknownCallError,
     UnknownVariableError,
     VariableInUseError,
@@ -36,7 +38,7 @@ from policy.request_graph_state import (
 
 
 def trail(cause: Cause | None) -> list[tuple[str, str]]:
-    return [] if cause is None else [(link.where, link.what) for link in cause]
+    return [] if cause is None else [(link.where, str(link.what)) for link in cause]
 
 
 def run(graph: RequestGraph, call_id: str, *outputs: str) -> list[Effects]:
@@ -367,7 +369,8 @@ def test_a_long_chain_in_any_order_runs_and_fails_without_recursion() -> None:
     assert len(effects.ended) == 4_999
     last = effects.ended[-1].cause
     assert last is not None
-    assert len(list(last)) == 4_999
+    assert len(list(last)) == last.length == 4_999
+    assert [cause.where for cause in last.furthest] == ["c5", "c4", "c3", "c2", "c1"]
     assert last.root.what == "no engine"
     assert repr(last) == "Cause('its input v4999 failed', 'c4999', ...)"
     assert graph.waiting_calls == 0
@@ -507,8 +510,13 @@ class Session(RuleBasedStateMachine):
     def caused(self, cause: Cause | None) -> None:
         """Each link of the chain names an input that the next one's call was to produce."""
         for link, before in pairwise(cause or ()):
-            name = link.what.removeprefix("its input ").removesuffix(" failed")
+            assert isinstance(link.what, InputFailed)
+            name = link.what.variable
             assert {(link.where, name), (name, before.where)} <= self.named
+        if cause is not None:
+            chain = list(cause)
+            assert (cause.length, list(cause.furthest)) == (len(chain), chain[1:][-FURTHEST_CAUSES:])
+            assert cause.root is chain[-1]
 
     @precondition(lambda self: len(self.model.live) < len(CALLS))
     @rule(data=st.data(), inputs=NAMES)

@@ -5,7 +5,8 @@ Both the gateway and the embedded engine answer with these; library errors are t
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -29,10 +30,14 @@ class PlaitError(Exception):
         self.code = code if code is not None else self.default_code
         self.retry_after_s = retry_after_s
 
+    @property
+    def error_object(self) -> dict[str, Any]:
+        """OpenAI's error object, ready for JSON."""
+        return {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+
     def body(self) -> bytes:
-        """OpenAI's error object as JSON; inside a stream the same object is the data of an event."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        """The error object as the body of an answer; inside a stream it is the data of an event."""
+        return msgspec.json.encode({"error": self.error_object})
 
 
 class CallerError(PlaitError):
@@ -105,10 +110,21 @@ class ValueTooLargeError(CallerError):
 
 
 class FailedDependencyError(CallerError):
-    """What the request needs has failed; the message names the chain of causes."""
+    """What the request needs has failed, because of `causes`, the nearest first and the root last, ready for JSON."""
 
     status = 424
     kind = "failed_dependency"
+
+    def __init__(
+        self, message: str, causes: Sequence[Any], *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.causes = tuple(causes)
+
+    @property
+    def error_object(self) -> dict[str, Any]:
+        """OpenAI's error object with the causes beside it."""
+        return {**super().error_object, "causes": self.causes}
 
 
 class LimitError(CallerError):

@@ -120,14 +120,16 @@ def test_several_outputs_are_generated_in_turn(session: Session) -> None:
     assert second.get()
 
 
-def test_a_branch_that_fails_says_why_and_leaves_the_other_alone(session: Session) -> None:
+def test_a_branch_that_fails_says_why_and_leaves_the_other_alone(fleet: Fleet, session: Session) -> None:
     good = go_on.on(session)("well")
     bad = as_json(good)
-    last = compare(go_on(bad), good)
+    middle = go_on(bad)
+    last = compare(middle, good)
     with pytest.raises(VariableFailedError) as caught:
         last.get()
-    assert "json" in caught.value.causes[-1]
-    assert len(caught.value.causes) == 3, "compare, go_on, as_json"
+    *between, root = caught.value.causes
+    assert (root.transform, root.variable, root.engine in fleet.engines) == ("json", bad.name, True)
+    assert [cause.variable for cause in between] == [last.name, middle.name], "compare, go_on, as_json"
     assert go_on(good).get()
 
 

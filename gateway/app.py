@@ -29,6 +29,7 @@ from gateway.openai_api import CompletionApi
 from gateway.relay import EngineLink, Relay
 from gateway.router import Router
 from gateway.semantic_api import SemanticApi
+from gateway.timer import at_loop_time
 from gateway.tokenization import PromptReader
 
 
@@ -45,7 +46,7 @@ class Gateway:
         self._links = {engine.name: _link(config, engine.url, engine.api_key) for engine in config.engines}
         prompts = PromptReader(config, self.router.block_tokens)
         reader = CallReader(self.router, prompts, config.server.isolate_tenants)
-        executor = Executor(config.sessions, reader.predicted_s)
+        executor = Executor(config.sessions, reader.predicted_s, at_loop_time)
         self._metrics = Metrics(self.router, executor)
         relay = Relay(self.router, self._links, self._metrics, forward_client_key=self._keys.is_open)
         self._chained = ChainedCalls(executor, reader, relay, self._metrics, keep_alive_s=config.sessions.keep_alive_s)

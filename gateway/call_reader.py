@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.errors import ContextLengthError
 from backends.openai_protocol import ChatRequest, CompletionRequest
 from gateway.annotations import Annotations
 from gateway.asgi import Headers
+from gateway.held_call import CHARACTERS_PER_TOKEN
 from gateway.outgoing import OutgoingBody
 from gateway.relay import Delivery
 from gateway.router import Router
@@ -50,7 +51,8 @@ class CallReader:
         annotations: Annotations,
         group: TaskGroup | None = None,
     ) -> Delivery:
-        """The call, as part of its task `group`, ready to be delivered.
+        """The call, as part of its task `group`, ready to be delivered. What the group shares comes guessed from the
+        length of texts, and goes on in the call's own tokens.
 
         Raises `CallerError` for one that no engine can take.
         """
@@ -72,7 +74,7 @@ class CallReader:
             objective=annotations.objective,
             priority=annotations.priority,
             application=None if annotations.session is None else f"{incoming.tenant}/{annotations.session}",
-            group=group,
+            group=None if group is None else _measured(group, prompt.tokens, len(incoming.body)),
         )
         takes_ids = isinstance(request, CompletionRequest) and prompt.exact and not request.echo
         outgoing = OutgoingBody(incoming.body, request, prompt.prompts if takes_ids else None, cache_salt)
@@ -102,3 +104,9 @@ class CallReader:
                 f"{prompt_tokens} of prompt and {request.output_limit or 1} of output. Shorten one of them.",
                 param="messages" if isinstance(request, ChatRequest) else "prompt",
             )
+
+
+def _measured(group: TaskGroup, prompt_tokens: int, body_bytes: int) -> TaskGroup:
+    """The group with what it shares in tokens of a prompt whose body is so long."""
+    tokens_per_guess = prompt_tokens * CHARACTERS_PER_TOKEN / body_bytes
+    return replace(group, shared_tokens=int(group.shared_tokens * tokens_per_guess))

@@ -18,10 +18,11 @@ from backends.openai_protocol import ChatRequest, CompletionRequest
 from gateway.annotations import Annotations
 from gateway.asgi import unless_gone
 from gateway.call_reader import CallReader, Incoming
-from gateway.chained_call import BrokenCallError, CallRunner, ChainedCall
+from gateway.chained_call import CallRunner, ChainedCall
 from gateway.executor import Executor
 from gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, Output, ReadyCall
 from gateway.metrics import Metrics
+from gateway.prompt_outline import outline_of
 from gateway.recorded_answer import RecordedAnswer
 from gateway.relay import Relay
 from gateway.sessions import Session
@@ -61,10 +62,12 @@ class AnsweredCall(ChainedCall):
         if call.outputs:
             await self.generate(delivery, self.answer.send)
             self._keep_answer()
-            return
-        outcome = await runner.relay.run(delivery, self.answer.send)
-        if outcome.problem is not None:
-            raise BrokenCallError(f"engine {outcome.engine_id}: {outcome.problem}")
+        else:
+            await self.deliver(delivery, self.answer.send)
+
+    def take_back(self) -> bool:
+        """Unless a client has been sent some of it."""
+        return self.answer.take_back()
 
     def on_failed(self, error: PlaitError) -> None:
         """Its clients get the error."""
@@ -166,6 +169,7 @@ def _held_call(session: Session, owner: AnsweredCall, asked: Asked) -> HeldCall:
         objective=annotations.objective,
         prompt_tokens=len(incoming.body) // CHARACTERS_PER_TOKEN,
         output_tokens=request.output_limit,
+        outline=outline_of(request, annotations.inputs),
         held_bytes=len(incoming.body),
         fingerprint=None if wanted is None else _fingerprint(asked),
     )

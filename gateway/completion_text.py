@@ -19,6 +19,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
 class _Error(msgspec.Struct, frozen=True):
     message: str = ""
+    code: int | str | None = None
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -32,12 +33,16 @@ _EXCERPT_CHARACTERS = 300
 
 
 class TextTap:
-    """Reads one answer that has one choice; `on_text` is given its text as it comes."""
+    """Reads one answer that has one choice; `on_text` is given its text as it comes.
+
+    `engine_failed` once the answer holds an error that is the engine's, which vLLM tells of in mid-stream by a status.
+    """
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self._on_text = on_text
         self._found = False
         self._problem: str | None = None
+        self.engine_failed = False
 
     @property
     def problem(self) -> str | None:
@@ -60,6 +65,7 @@ class TextTap:
             return
         if decoded.error is not None:
             self._problem = decoded.error.message or _UNREADABLE
+            self.engine_failed = isinstance(decoded.error.code, int) and decoded.error.code >= 500
         for choice in decoded.choices[:1]:
             part = choice.delta or choice.message
             text = choice.text if part is None else part.content

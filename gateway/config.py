@@ -124,13 +124,18 @@ class SessionsConfig(Section, frozen=True, kw_only=True):
 
     ttl_s: seconds until a session in which nothing happens ends, unless it was made with another time (default 3600).
     keep_alive_s: seconds after which a streamed call that waits for its inputs is answered with a comment, and again
-    after each such time (default 5). max_sessions (default 10000), max_variables (default 200000), max_waiting_calls:
-    calls that wait for inputs (default 20000). max_value_bytes: longest value of a variable (default 1 MiB).
-    max_held_bytes: values, and bodies of calls that have not ended, together (default 256 MiB).
+    after each such time (default 5). gather_ms: milliseconds that a call which could run at once, makes a variable and
+    was promised nothing waits for the calls that tell what it is for (default 10, 0: none). max_attempts: how often in
+    all a call is sent to an engine when engines fail it (default 2). max_sessions (default 10000), max_variables
+    (default 200000), max_waiting_calls: calls that wait for inputs (default 20000). max_value_bytes: longest value of a
+    variable (default 1 MiB). max_held_bytes: values, and bodies of calls that have not ended, together (default 256
+    MiB).
     """
 
     ttl_s: Seconds = 3600.0
     keep_alive_s: Seconds = 5.0
+    gather_ms: NotNegative = 10
+    max_attempts: Positive = 2
     max_sessions: Positive = 10_000
     max_variables: Positive = 200_000
     max_waiting_calls: Positive = 20_000

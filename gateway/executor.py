@@ -10,28 +10,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from backends.errors import FailedDependencyError, PlaitError, SessionEndedError
+from backends.errors import PlaitError, SessionEndedError
 from gateway.config import SessionsConfig
+from gateway.failure_cause import FailureCause
+from gateway.gathering import Gathering
 from gateway.getter import Getter
 from gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, ReadyCall
 from gateway.promises import promised
-from gateway.session_errors import chain_text, input_failed, refused, variable_failed
+from gateway.session_errors import cancelled, input_failed, refused, variable_failed
 from gateway.sessions import Session, Sessions
+from gateway.timer import At
 from policy.request_graph_effects import Effects
 from policy.request_graph_state import Cause, GraphError, VariableState
+from policy.variable_prefix import NO_OUTLINE
 
 Prediction = Callable[[str, int, int | None], float]
 """Seconds that a call takes alone, from its model, its prompt tokens and its limit of output tokens."""
 
 
 class Executor:
-    """The sessions' calls and variables. `predicted_s` weighs calls against each other, for what they are promised."""
+    """The sessions' calls and variables. `predicted_s` weighs calls against each other, for what they are promised.
 
-    def __init__(self, limits: SessionsConfig, predicted_s: Prediction) -> None:
+    `at` has an event happen at a time.
+    """
+
+    def __init__(self, limits: SessionsConfig, predicted_s: Prediction, at: At) -> None:
         self.sessions = Sessions(limits)
         self.variables_set = 0
         self.variables_failed = 0
         self._predicted_s = predicted_s
+        self._gathering = Gathering(limits.gather_ms / 1e3, at, self._run)
         self._to_look_at: list[HeldCall] = []
         self._cancelling = False
 
@@ -76,10 +84,13 @@ class Executor:
     def generated(self, call: HeldCall, text: str) -> None:
         """More text of what the call makes now; those who want to see it grow get it, unless it is transformed."""
         call.pieces.append(text)
-        if call.output is not None and call.output.transform is None:
-            for getter in call.session.getters.get(call.output.variable, ()):
-                if getter.on_delta is not None:
-                    getter.on_delta(text)
+        self._show(call, text)
+
+    def begin_anew(self, call: HeldCall) -> None:
+        """What was generated of the call's current output is void: it will be generated again."""
+        if call.pieces:
+            call.pieces.clear()
+            self._show(call, None)
 
     def produce(self, call: HeldCall, value: str, now_s: float) -> None:
         """A running call's current output has its value. Raises `ValueTooLargeError`."""
@@ -102,7 +113,7 @@ class Executor:
         if self._has(call):
             self._apply(call.session, call.session.graph.finish(call.call_id), now_s)
 
-    def fail(self, call: HeldCall, what: str, now_s: float) -> None:
+    def fail(self, call: HeldCall, what: FailureCause | str, now_s: float) -> None:
         """A call has ended without all of its outputs, because of `what`; its owner knows and is not told."""
         if self._has(call):
             effects = call.session.graph.fail(call.call_id, what)
@@ -146,7 +157,7 @@ class Executor:
             return
         session.getters.setdefault(variable, []).append(getter)
         if getter.mark is not None:
-            session.deductions.get(variable, getter.mark)
+            self._run(session, self._gathering.joined(session, session.deductions.get(variable, getter.mark)), now_s)
         call = session.outputs.get(variable)
         if call is None or getter.on_delta is None or not call.pieces:
             return
@@ -176,6 +187,7 @@ class Executor:
         error = SessionEndedError(f"The session '{session.session_id}' {why}.")
         calls, getters = self.sessions.end(session)
         for call in calls:
+            self._gathering.drop(call)
             call.owner.on_broken(error)
         for getter in getters:
             getter.on_failed(error)
@@ -196,10 +208,10 @@ class Executor:
     def _apply(self, session: Session, effects: Effects, now_s: float) -> None:
         """Bring everything up to date with the graph, and then tell those whom it concerns."""
         session.touched_s = now_s
-        session.deductions.apply(effects)
+        changed = session.deductions.apply(effects)
         added = session.calls.get(effects.added or "")
         if added is not None and added.objective is not None:
-            session.deductions.annotate(added.call_id, added.objective)
+            changed += session.deductions.annotate(added.call_id, added.objective)
         self.variables_set += effects.variable_set is not None
         self.variables_failed += len(effects.variables_failed)
         session.outputs |= dict.fromkeys((failed.variable for failed in effects.variables_failed), None)
@@ -207,17 +219,23 @@ class Executor:
         for call, _ in ended:
             self._drop(call)
         session.account()
-        ready = self._ready(session, effects.ready, now_s)
+        calls = [*self._gathering.joined(session, changed), *self._ready(session, effects, now_s)]
+        ready = promised(session, calls, now_s)
         self._answer_getters(session, effects)
         for call, cause in ended:
             if cause is not None:
                 call.owner.on_broken(_broken(call, cause))
-        for call, start in ready:
-            if self._has(call):
-                call.owner.on_ready(start)
+        self._tell_ready(ready)
         if effects.ended:
             producers = (session.calls.get(link.producer) for link in effects.cut)
             self._cancel_unwanted([call for call in producers if call is not None], now_s)
+
+    def _show(self, call: HeldCall, text: str | None) -> None:
+        """Tell those who watch the current output, unless it is transformed, of more text (None: it begins anew)."""
+        if call.output is not None and call.output.transform is None:
+            for getter in call.session.getters.get(call.output.variable, ()):
+                if getter.on_delta is not None:
+                    getter.on_delta(text)
 
     def _answer_getters(self, session: Session, effects: Effects) -> None:
         told: list[tuple[Getter, str | PlaitError]] = []
@@ -233,16 +251,25 @@ class Executor:
             else:
                 getter.on_failed(answer)
 
-    def _ready(self, session: Session, call_ids: Iterable[str], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
-        """The calls that may be started, each with what it is promised from now on (DESIGN 4.8)."""
-        calls = [session.calls[call_id] for call_id in call_ids]
+    def _ready(self, session: Session, effects: Effects, now_s: float) -> list[HeldCall]:
+        """The calls that may be started, and do not gather; they count from now on (DESIGN 4.8)."""
+        calls = [session.calls[call_id] for call_id in effects.ready]
         for call in calls:
             call.ready_s = now_s
             if call.inputs:
                 characters = sum(len(session.values[name]) for name in call.inputs)
                 tokens = call.prompt_tokens + characters // CHARACTERS_PER_TOKEN
                 call.predicted_s = self._predicted_s(call.model, tokens, call.output_tokens)
-        return promised(session, calls, now_s)
+        return [call for call in calls if call.call_id != effects.added or not self._gathering.takes(call, now_s)]
+
+    def _run(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> None:
+        """Have ready calls run with what they are promised."""
+        self._tell_ready(promised(session, calls, now_s))
+
+    def _tell_ready(self, ready: Iterable[tuple[HeldCall, ReadyCall]]) -> None:
+        for call, start in ready:
+            if self._has(call):
+                call.owner.on_ready(start)
 
     def _cancel_unwanted(self, calls: Iterable[HeldCall], now_s: float) -> None:
         """Cancel those of `calls` that nobody waits for, and so on upstream: no client, no call, no get."""
@@ -295,9 +322,11 @@ class Executor:
         del call.session.calls[call.call_id]
         call.session.account(-call.held_bytes)
         call.pieces.clear()
+        call.outline = NO_OUTLINE
+        self._gathering.drop(call)
 
 
 def _broken(call: HeldCall, cause: Cause) -> PlaitError:
     if cause.because_of is None:
-        return FailedDependencyError(f"The call {call.call_id} was cancelled: {chain_text(cause)}.", code="cancelled")
+        return cancelled(call.call_id, cause)
     return input_failed(cause)

@@ -15,14 +15,15 @@ class Getter:
     """One wait for one variable: `mark` is what the caller asks for (None: nothing).
 
     One of `on_value` and `on_failed` is called, once, unless the getter is released before; `on_delta` is given the
-    text as it is generated, if that is the value. `since_s` is when the job began that an end-to-end time counts from.
+    text as it is generated, if that is the value, and None where all of it is void and comes anew. `since_s` is when
+    the job began that an end-to-end time counts from.
     """
 
     variable: str
     on_value: Callable[[str], None]
     on_failed: Callable[[PlaitError], None]
     mark: Mark | None = None
-    on_delta: Callable[[str], None] | None = None
+    on_delta: Callable[[str | None], None] | None = None
     since_s: float | None = None
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from backends.errors import PlaitError
 from gateway.transforms import Transform
 from policy.types import Objective, Slo, TaskGroup
+from policy.variable_prefix import NO_OUTLINE, Outline
 
 if TYPE_CHECKING:
     from gateway.sessions import Session
@@ -58,8 +59,9 @@ class HeldCall:
     """One call. `outputs` are in the order in which it makes them; `slo` and `objective` are its own annotations.
 
     `prompt_tokens`, without its inputs, and `output_tokens` (None: not limited) are guesses that weigh it against
-    others. `held_bytes` is what it keeps in memory; `fingerprint` is equal for a request and its repetition, None if
-    it may not be repeated. `clients` have asked for it and are there; `pieces` are the current output's text so far.
+    others; `outline` is what is known of its prompt until it has ended. `held_bytes` is what it keeps in memory;
+    `fingerprint` is equal for a request and its repetition, None if it may not be repeated. `clients` have asked for it
+    and are there; `pieces` are the current output's text so far.
     """
 
     call_id: str
@@ -71,6 +73,7 @@ class HeldCall:
     objective: Objective | None = None
     prompt_tokens: int = 0
     output_tokens: int | None = None
+    outline: Outline = NO_OUTLINE
     held_bytes: int = 0
     fingerprint: bytes | None = None
     clients: int = 1

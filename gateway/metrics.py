@@ -66,6 +66,12 @@ class Metrics:
             buckets=HOLD_BUCKETS_S,
             registry=self._registry,
         )
+        self._retries = Counter(
+            "plait_retries",
+            "Chained calls that were tried again because this engine failed them",
+            by_engine,
+            registry=self._registry,
+        )
         self._registry.register(_FleetCollector(router))
         if executor is not None:
             self._registry.register(_SessionCollector(executor))
@@ -95,6 +101,10 @@ class Metrics:
     def held(self, hold_s: float) -> None:
         """A call with inputs became ready."""
         self._hold.observe(hold_s)
+
+    def tried_again(self, model: str, engine_id: str) -> None:
+        """A chained call that an engine has failed is about to be tried again."""
+        self._retries.labels(model, engine_id).inc()
 
     def text(self) -> bytes:
         """The exposition."""

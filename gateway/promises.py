@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
-from gateway.held_call import HeldCall, ReadyCall
+from gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, ReadyCall
 from gateway.sessions import Session
 from policy.objectives_slo import jct_shares, slo_of
+from policy.objectives_stage import Stage
 from policy.types import TaskGroup
+from policy.variable_prefix import shared_segments
+
+Group = tuple[TaskGroup, float]
+"""A task group, and the longest predicted time of one of its calls, alone on an engine."""
 
 
 def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
-    """Each of the calls, which are ready as of now, and what it runs with. Its times count from now."""
+    """Each of the calls, which are ready, and what it runs with. Its times count from when it was."""
     shares = _jct_shares(session, now_s) if calls and session.getters else {}
-    return [(call, _promised(session, call, shares.get(call.call_id), now_s)) for call in calls]
+    group_of = cache(partial(_group, session))
+    return [(call, _promised(session, call, group_of, shares.get(call.call_id))) for call in calls]
 
 
-def _promised(session: Session, call: HeldCall, share_s: float | None, now_s: float) -> ReadyCall:
-    deductions = session.deductions
-    deduction = deductions.of(call.call_id)
-    slowest_s, group, stage = call.predicted_s, None, deduction.group
-    if stage is not None:
-        members = deductions.members(stage)
-        slowest_s = max(session.calls[member].predicted_s for member in members)
-        name = f"{session.tenant.name}/{session.session_id}/{stage.awaited}/{stage.distance}"
-        group = TaskGroup(name, len(members))
-    slo = slo_of(deduction, slowest_s, own=call.slo, asked=deductions.asked(call.call_id), share_s=share_s)
+def _promised(session: Session, call: HeldCall, group_of: Callable[[Stage], Group], share_s: float | None) -> ReadyCall:
+    deduction = session.deductions.of(call.call_id)
+    group, slowest_s = (None, call.predicted_s) if deduction.group is None else group_of(deduction.group)
+    asked = session.deductions.asked(call.call_id)
+    slo = slo_of(deduction, slowest_s, own=call.slo, asked=asked, share_s=share_s)
     values = {name: session.values[name] for name in call.inputs}
-    return ReadyCall(values, now_s, slo, call.objective or deduction.objective, group)
+    assert call.ready_s is not None
+    return ReadyCall(values, call.ready_s, slo, call.objective or deduction.objective, group)
+
+
+def _group(session: Session, stage: Stage) -> Group:
+    """The task group of a stage, one of whose calls is ready: all that they share has values by now."""
+    members = [session.calls[call_id] for call_id in session.deductions.members(stage)]
+    shared = shared_segments(call.outline for call in members)
+    shared_tokens = members[0].outline.tokens(shared, lambda name: len(session.values[name]) // CHARACTERS_PER_TOKEN)
+    name = f"{session.tenant.name}/{session.session_id}/{stage.awaited}/{stage.distance}"
+    return TaskGroup(name, len(members), shared_tokens), max(call.predicted_s for call in members)
 
 
 def _jct_shares(session: Session, now_s: float) -> dict[str, float]:

@@ -14,12 +14,17 @@ KEEP_ALIVE = b": waiting\n\n"
 
 
 class RecordedAnswer:
-    """One answer as ASGI messages. `send` is what its writer calls; any number of clients `follow` it."""
+    """One answer as ASGI messages. `send` is what its writer calls; any number of clients `follow` it.
 
-    __slots__ = ("_ended", "_error", "_messages", "_waiting", "size_bytes")
+    A failure, which is a status of 500 or above, is held back from them until `fail` says that it stands.
+    """
+
+    __slots__ = ("_ended", "_error", "_held_back", "_messages", "_seen", "_waiting", "size_bytes")
 
     def __init__(self) -> None:
         self.size_bytes = 0
+        self._held_back = False
+        self._seen = False  # by any client, more of it than comments
         self._messages: list[Message] = []
         self._ended = False
         self._error: PlaitError | None = None
@@ -28,16 +33,27 @@ class RecordedAnswer:
     async def send(self, message: Message) -> None:
         """ASGI's send: takes a message of the response; does not wait for any client."""
         self._messages.append(message)
-        if message["type"] == "http.response.body":
+        if message["type"] == "http.response.start":
+            self._held_back = message["status"] >= 500
+        else:
             self.size_bytes += len(message.get("body", b""))
             self._ended = not message.get("more_body", False)
         self._wake()
 
     def fail(self, error: PlaitError) -> None:
-        """There will be no more; without effect on an answer that has ended."""
+        """There will be no more. An answer that has ended stays as it is."""
         if not self._ended:
             self._ended, self._error = True, error
-            self._wake()
+        self._held_back = False
+        self._wake()
+
+    def take_back(self) -> bool:
+        """Forget what was recorded, so that it can be recorded anew; False if a client has been sent some of it."""
+        if self._seen:
+            return False
+        self._messages.clear()
+        self._ended, self._held_back, self.size_bytes = False, False, 0
+        return True
 
     @property
     def ended(self) -> bool:
@@ -69,7 +85,7 @@ class RecordedAnswer:
                     await _keep_alive(send, headers, begun=begun)
                     begun = True
                     continue
-                message = messages[index]
+                message, self._seen = messages[index], True
                 index += 1
                 if begun and index == 1:
                     refused = message["status"] != 200
@@ -82,7 +98,7 @@ class RecordedAnswer:
 
     async def _arrival(self, messages: list[Message], index: int) -> None:
         """Return when message number `index` is there; raises what the answer failed with."""
-        while len(messages) <= index:
+        while len(messages) <= index or self._held_back:
             if self._error is not None:
                 raise self._error
             waiter = asyncio.get_running_loop().create_future()

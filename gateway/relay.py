@@ -52,7 +52,8 @@ class Delivery:
     """A request to be placed and sent. `arrived_s` is the call's zero: its arrival, or when it was ready.
 
     `session` is echoed. `text` reads the completion's text, where somebody wants it. A call that `continues_on` an
-    engine has most of its prompt in that engine's cache.
+    engine has most of its prompt in that engine's cache; one that `avoids` engines has failed there, and goes to them
+    only where there is no other.
     """
 
     call: Call
@@ -63,14 +64,23 @@ class Delivery:
     session: str | None = None
     text: TextTap | None = None
     continues_on: str | None = None
+    avoids: frozenset[str] = frozenset()
+
+
+Problem = EngineError | str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a delivered call ended: `problem` is None if the engine answered it in full."""
+    """How a delivered call ended: `problem` is None if the engine answered it in full, with a text where one is read.
+
+    It is an error where the engine is at fault, so that another may do better. The client `is_told` of it, unless
+    nothing was sent at all.
+    """
 
     engine_id: str
-    problem: str | None
+    problem: Problem = None
+    is_told: bool = True
 
 
 @dataclass(slots=True)
@@ -81,6 +91,10 @@ class _Attempt:
     outcome: str = "client_gone"
     usage: CallUsage | None = None
     delivered: bool = False
+
+    def engine_error(self, problem: str) -> EngineError:
+        """For what the engine has said itself."""
+        return EngineError(f"engine {self.booking.placement.engine_id}: {problem}")
 
 
 class Relay:
@@ -96,28 +110,29 @@ class Relay:
 
     async def deliver(self, delivery: Delivery, receive: Receive, send: Send) -> None:
         """Place, send, stream back. Raises `PlaitError` only while nothing has been sent to the client."""
-        await unless_gone(receive, self.run(delivery, send))
+        outcome = await unless_gone(receive, self.run(delivery, send))
+        if isinstance(outcome.problem, EngineError) and not outcome.is_told:
+            raise outcome.problem
 
     async def run(self, delivery: Delivery, send: Send) -> Outcome:
         """As `deliver`, for a call that is not its client's alone: `send` goes on whoever leaves.
 
-        Tries engines until one takes the call: one that cannot be reached is set aside and has run nothing.
+        Tries engines until one takes the call: one that cannot be reached is set aside and has run nothing. Raises
+        `PlaitError` if none is left.
         """
         for _ in range(len(self._links)):
             booking = self._router.book(delivery.call, self._placement(delivery), _now_s())
             self._metrics.placed(booking)
-            attempt = _Attempt(booking)
+            attempt, engine_id = _Attempt(booking), booking.placement.engine_id
             try:
-                problem = await self._attempt(attempt, delivery, send)
+                return Outcome(engine_id, await self._attempt(attempt, delivery, send))
             except EngineUnreachableError as error:
                 attempt.outcome = "unreachable"
-                self._router.engine_unreachable(booking.placement.engine_id)
-                log.warning("engine unreachable", engine=booking.placement.engine_id, error=error.message)
-            except EngineError:
+                self._router.engine_unreachable(engine_id)
+                log.warning("engine unreachable", engine=engine_id, error=error.message)
+            except EngineError as error:
                 attempt.outcome = "engine_error"
-                raise
-            else:
-                return Outcome(booking.placement.engine_id, problem)
+                return Outcome(engine_id, error, is_told=False)
             finally:
                 self._close(attempt, delivery)
         raise NoEngineError(f"No engine that serves '{delivery.call.model}' can be reached.", retry_after_s=1.0)
@@ -125,15 +140,15 @@ class Relay:
     def _placement(self, delivery: Delivery) -> Placement:
         """The router's choice; what continues another call goes where that ran, while the engine takes calls."""
         router, call = self._router, delivery.call
-        chosen = router.select(call)
+        chosen = router.select(call, delivery.avoids)
         engine = router.engines.get(delivery.continues_on or chosen.engine_id)
-        if engine is None or engine.view.engine_id == chosen.engine_id:
+        if engine is None or engine.view.engine_id in (chosen.engine_id, *delivery.avoids):
             return chosen
         if engine.health.state is not HealthState.UP or call.model not in engine.models:
             return chosen
         return e2(call, Situation(router.tree.match(call.block_hashes), [engine.view], turn=0))
 
-    async def _attempt(self, attempt: _Attempt, delivery: Delivery, send: Send) -> str | None:
+    async def _attempt(self, attempt: _Attempt, delivery: Delivery, send: Send) -> Problem:
         """One engine's answer to the client; returns why it is not a whole completion, if it is not."""
         placement = attempt.booking.placement
         link, kind = self._links[placement.engine_id], self._router.engines[placement.engine_id].kind
@@ -153,13 +168,16 @@ class Relay:
             if delivery.text is not None and attempt.delivered:
                 delivery.text.whole(answer)
             await send_whole(send, response.status, headers, answer)
-            return None if attempt.delivered else f"refused with status {response.status}: {refusal(answer)}"
+            if attempt.delivered:
+                return _text_problem(attempt, delivery)
+            refused = f"refused with status {response.status}: {refusal(answer)}"
+            return attempt.engine_error(refused) if response.status >= 500 else refused
         finally:
             response.abort()
 
     async def _stream(
         self, attempt: _Attempt, delivery: Delivery, piece: bytes, response: Response, send: Send
-    ) -> str | None:
+    ) -> Problem:
         """Pass whole events on; an engine lost on the way becomes an error event, and then the stream ends."""
         tap, text = UsageTap(withhold=delivery.body.withholds_usage), delivery.text
         try:
@@ -174,12 +192,12 @@ class Relay:
             attempt.outcome = "engine_error"
             log.warning("stream broke", engine=attempt.booking.placement.engine_id, error=error.message)
             await send({"type": "http.response.body", "body": b"data: %b\n\n" % error.body()})
-            return error.message
+            return error
         finally:
             attempt.usage = tap.usage
         attempt.outcome = "ok"
         await send({"type": "http.response.body", "body": tap.end()})
-        return None
+        return _text_problem(attempt, delivery)
 
     def _close(self, attempt: _Attempt, delivery: Delivery) -> None:
         """Settle or release the booking, count it, log it."""
@@ -216,6 +234,14 @@ class Relay:
         elif self._forward_client_key:
             headers += [item for item in delivery.headers if item[0] == b"authorization"]
         return headers
+
+
+def _text_problem(attempt: _Attempt, delivery: Delivery) -> Problem:
+    """Why an answer that has come in full has no text, where one is read."""
+    text = delivery.text
+    if text is None or text.problem is None:
+        return None
+    return attempt.engine_error(text.problem) if text.engine_failed else text.problem
 
 
 def _response_headers(response: Response, booking: Booking, session: str | None) -> list[tuple[bytes, bytes]]:

@@ -138,13 +138,19 @@ class Router:
 
     # A call's way through the fleet.
 
-    def select(self, call: Call) -> Placement:
-        """Choose an engine; raises `ModelNotFoundError` or `NoEngineError`. Changes nothing."""
+    def select(self, call: Call, avoid: Collection[str] = ()) -> Placement:
+        """Choose an engine; raises `ModelNotFoundError` or `NoEngineError`. Changes nothing.
+
+        A call that has to `avoid` engines is placed by itself, and on one of them only if there is no other.
+        """
         assert call.block_tokens == self.block_tokens
         self.check_model(call.model)
-        engines = self._eligible[call.model]
+        engines, reservation = self._eligible[call.model], self.reservations.of(call)
+        if avoid:
+            engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
+            reservation = None
         path = self.tree.match(call.block_hashes)
-        return self._select(call, Situation(path, engines, self._placed[call.model], self.reservations.of(call)))
+        return self._select(call, Situation(path, engines, self._placed[call.model], reservation))
 
     def book(self, call: Call, placement: Placement, now_s: float) -> Booking:
         """Enter the decision: the prompt's blocks are expected on the engine, its work is in the window, and what was

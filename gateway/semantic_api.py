@@ -23,11 +23,11 @@ from gateway.auth import KeyRing
 from gateway.call_reader import Incoming
 from gateway.chained_calls import ChainedCalls
 from gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall
-from gateway.session_errors import chain_text
+from gateway.prompt_outline import outline_of
 from gateway.sessions import Session
 from gateway.submission import SessionId, Submission, VariableName
 from gateway.submitted_call import SubmittedCall
-from gateway.variable_response import VariableResponse, described
+from gateway.variable_response import VariableResponse, described, described_failure
 from policy.objectives import Mark
 from policy.request_graph import CLIENT
 from policy.types import Objective, Slo
@@ -126,13 +126,12 @@ class SemanticApi:
         name = body.semantic_var_id or f"v_{uuid.uuid4().hex}"
         if body.value is not None:
             self._executor.set_value(session, name, body.value, _now_s())
-        return _json(described(session.session_id, name, session.state_of(name), session.values.get(name)))
+        return _json(_described_variable(session, name))
 
     async def _variable(self, request: Request) -> Response:
         tenant = self._keys.check(request.scope["headers"])
         session = self._executor.sessions.find(tenant, request.path_params["session_id"], _now_s())
-        name = request.path_params["variable"]
-        return _json(described(session.session_id, name, session.state_of(name), session.values.get(name)))
+        return _json(_described_variable(session, request.path_params["variable"]))
 
     async def _get(self, request: Request) -> Response:
         tenant, body = await self._read(request, GetBody)
@@ -180,8 +179,9 @@ class SemanticApi:
             submission.body.model,
             slo=annotations.slo,
             objective=annotations.objective,
-            prompt_tokens=len(submission.body.prompt) // CHARACTERS_PER_TOKEN,
+            prompt_tokens=submission.characters // CHARACTERS_PER_TOKEN,
             output_tokens=submission.output_tokens,
+            outline=outline_of(submission.opening, submission.inputs),
             held_bytes=len(incoming.body),
             fingerprint=sha256(b"submit" + incoming.body).digest(),
         )
@@ -219,13 +219,18 @@ def _described_session(session: Session) -> dict[str, Any]:
     }
 
 
+def _described_variable(session: Session, name: str) -> dict[str, Any]:
+    state, value, cause = session.state_of(name), session.values.get(name), session.graph.cause(name)
+    return described(session.session_id, name, state, value, cause)
+
+
 def _state(session: Session, variable: str) -> dict[str, Any]:
-    producer, cause = session.graph.producer(variable), session.graph.cause(variable)
+    producer = session.graph.producer(variable)
     return {
         "semantic_var_id": variable,
         "state": session.state_of(variable),
         "producer": "client" if producer == CLIENT else producer,
-        "error": None if cause is None else chain_text(cause),
+        "error": described_failure(variable, session.graph.cause(variable)),
     }
 
 

@@ -16,6 +16,7 @@ from itertools import count
 
 from backends.embedded.engine import Engine, EngineCall, Output
 from gateway.router import Booking, CallUsage, Router
+from gateway.timer import Event
 from policy.block_hash import HashChain
 from policy.types import Call, Objective, PlacementReason, Slo, TaskGroup
 
@@ -87,9 +88,6 @@ class CallRecord:
         """Prompt tokens that were not in the cache."""
         return self.prompt_tokens - self.cached_tokens
 
-
-Event = Callable[[float], None]
-"""What happens at a time; it is given the time."""
 
 Ended = Callable[[CallRecord], None]
 """Told of a call that has ended, at its `finished_s`."""

@@ -42,11 +42,9 @@ class SubmittedCall(ChainedCall):
         """Fill, generate, and so on."""
         assert self._asked is not None, "a call runs once"
         (sent, submission, annotations), self._asked = self._asked, None  # which is remembered for longer
-        values, asked, begun, engine_id = dict(ready.values), "", "", None
+        values, texts, engine_id = dict(ready.values), dict[str, str](), None
         for number, step in enumerate(submission.steps):
-            filled = step.filled(values)
-            asked, begun = (filled, "") if number == 0 else (asked, begun + filled)
-            body, request = submission.request(step, asked, begun)
+            body, request = submission.request(step, values, texts)
             now_s = asyncio.get_running_loop().time()
             incoming = replace(
                 sent,
@@ -58,10 +56,12 @@ class SubmittedCall(ChainedCall):
             delivery = await self.runner.reader.read(incoming, request, promised, ready.group)
             if number == 0:
                 self.runner.executor.start(self.call, now_s)
-            delivery = replace(delivery, continues_on=engine_id)
-            generated = await self.generate(delivery, _nobody)
-            begun, engine_id = begun + generated.text, generated.engine_id
-            values[step.output.variable] = generated.value
+            generated = await self.generate(replace(delivery, continues_on=engine_id), _nobody)
+            engine_id, texts[step.name], values[step.output.variable] = generated
+
+    def take_back(self) -> bool:
+        """Nobody has seen more of the answer than who watches a variable, and is told if it becomes another."""
+        return True
 
     def on_failed(self, error: PlaitError) -> None:
         """Nobody waits for the call itself; its outputs have failed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ def fill_in(
     if not values:
         return body, request
     name, filled = (
-        ("messages", [_message(message, values) for message in request.messages])
+        ("messages", [filled_message(message, values) for message in request.messages])
         if isinstance(request, ChatRequest)
         else ("prompt", _texts(request.prompt, values))
     )
@@ -38,21 +38,36 @@ def replaced(text: str, values: Mapping[str, str]) -> str:
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text) if "{{" in text else text
 
 
-def _message(message: Any, values: Mapping[str, str]) -> Any:
+def filled_message(message: Mapping[str, Any], values: Mapping[str, str]) -> Mapping[str, Any]:
+    """A chat's message with its texts replaced: its content, or the texts among the content's parts."""
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [_part(part, values) for part in content]}
     return {**message, "content": replaced(content, values)} if isinstance(content, str) else message
 
 
+def message_texts(message: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of a chat's message that `filled_message` replaces."""
+    content = message.get("content")
+    parts: list[Any] = content if isinstance(content, list) else [content]
+    for part in parts:
+        key = _text_key(part)
+        if key is not None or isinstance(part, str):
+            yield part if key is None else part[key]
+
+
 def _part(part: Any, values: Mapping[str, str]) -> Any:
     if isinstance(part, str):
         return replaced(part, values)
+    key = _text_key(part)
+    return part if key is None else {**part, key: replaced(part[key], values)}
+
+
+def _text_key(part: Any) -> str | None:
+    """Where a part has its text; None if it is of another kind."""
     kind = part.get("type", "text") if isinstance(part, dict) else None
     key = TEXT_KEYS.get(kind) if isinstance(kind, str) else None
-    if key is None or not isinstance(part.get(key), str):
-        return part
-    return {**part, key: replaced(part[key], values)}
+    return key if key is not None and isinstance(part.get(key), str) else None
 
 
 def _texts(prompt: Any, values: Mapping[str, str]) -> Any:

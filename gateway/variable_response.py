@@ -14,8 +14,11 @@ from gateway.asgi import ClientGoneError, send_whole, unless_gone
 from gateway.executor import Executor
 from gateway.getter import Getter
 from gateway.recorded_answer import KEEP_ALIVE
+from gateway.session_errors import text_changed, variable_failed
 from gateway.sessions import Session
+from gateway.shown_text import ShownText, TextChangedError
 from policy.objectives import Mark
+from policy.request_graph_state import Cause
 
 Json = dict[str, Any]
 
@@ -38,7 +41,7 @@ class VariableResponse(Response):
         self._session = session
         self._timeout_s = timeout_s
         self._keep_alive_s = keep_alive_s  # None: not streamed
-        self._deltas: asyncio.Queue[str] = asyncio.Queue()  # the last one is empty
+        self._deltas: asyncio.Queue[str | None] = asyncio.Queue()  # None: the text begins anew; the last one is empty
         self._value: str | None = None
         self._error: PlaitError | None = None
         on_delta = None if keep_alive_s is None else self._deltas.put_nowait
@@ -83,6 +86,8 @@ class VariableResponse(Response):
                 await self._send_deltas(send)
         except TimeoutError:
             self._error = self._timeout()
+        except TextChangedError:
+            self._error = text_changed(self._getter.variable)
         if self._error is not None:
             last = _event(self._error.body())
         else:
@@ -90,25 +95,30 @@ class VariableResponse(Response):
         await send({"type": "http.response.body", "body": last})
 
     async def _send_deltas(self, send: Send) -> None:
-        """Send what is generated until that has ended; the whole value, if nothing of it was to be seen before."""
-        begun = False
+        """Send what is generated until that has ended, and what of the value was not to be seen before."""
+        shown = ShownText()
+        while (delta := await self._next_delta(send)) != "":
+            if delta is None:
+                shown.begin_anew()
+            else:
+                await self._send_delta(send, shown.news(delta))
+        if self._value is not None:
+            await self._send_delta(send, shown.rest(self._value))
+
+    async def _next_delta(self, send: Send) -> str | None:
+        """What comes next, and a comment each time that nothing has come for too long."""
         while True:
             try:
                 async with asyncio.timeout(self._keep_alive_s):
-                    delta = await self._deltas.get()
+                    return await self._deltas.get()
             except TimeoutError:
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-                continue
-            text = delta if delta or begun else self._value
-            if text:
-                begun = True
-                await send({"type": "http.response.body", "body": _event(self._delta(text)), "more_body": True})
-            if not delta:
-                return
 
-    def _delta(self, text: str) -> bytes:
-        variable = self._getter.variable
-        return msgspec.json.encode({"object": "semantic_variable.delta", "semantic_var_id": variable, "delta": text})
+    async def _send_delta(self, send: Send, text: str) -> None:
+        if text:
+            variable = self._getter.variable
+            delta = {"object": "semantic_variable.delta", "semantic_var_id": variable, "delta": text}
+            await send({"type": "http.response.body", "body": _event(msgspec.json.encode(delta)), "more_body": True})
 
     def _set(self) -> Json:
         return described(self._session.session_id, self._getter.variable, "set", self._value)
@@ -118,15 +128,21 @@ class VariableResponse(Response):
         return WaitTimeoutError(f"The variable '{variable}' is {state} after {self._timeout_s:g} s; get it again.")
 
 
-def described(session_id: str, variable: str, state: str, value: str | None) -> Json:
-    """A variable as the API shows it."""
+def described(session_id: str, variable: str, state: str, value: str | None, cause: Cause | None = None) -> Json:
+    """A variable as the API shows it; `cause` is why it has failed, if it has."""
     return {
         "object": "semantic_variable",
         "semantic_var_id": variable,
         "session_id": session_id,
         "state": state,
         "value": value,
+        "error": described_failure(variable, cause),
     }
+
+
+def described_failure(variable: str, cause: Cause | None) -> Json | None:
+    """The error object that whoever gets the variable is answered with; None if it has not failed."""
+    return None if cause is None else variable_failed(variable, cause).error_object
 
 
 def _event(data: bytes) -> bytes:

@@ -72,7 +72,7 @@ class Clients:
         self.simulation, self.router = simulation(system, machine)
         self.way_s = network_s / 2
         self._system = system
-        self._executor = Executor(SessionsConfig(), partial(_alone_s, self.router))
+        self._executor = Executor(SessionsConfig(), partial(_alone_s, self.router), self.simulation.at)
         self._ids = 0
 
     def run(self, scenario: Scenario) -> list[Job]:
@@ -174,6 +174,7 @@ class _SessionClient:
                 MODEL,
                 prompt_tokens=call.constant_tokens,
                 output_tokens=call.output_tokens,
+                outline=call.outline,
             )
             executor.add(session, owner.held, now_s)
         executor.set_value(session, BEGIN, "", now_s)
@@ -207,11 +208,7 @@ class _Owner:
         self._executor.start(self.held, ready.ready_s)
         session = self.held.session
         application = f"{session.tenant.name}/{session.session_id}"
-        deductions, stage = session.deductions, session.deductions.of(self.held.call_id).group
-        group = None
-        if stage is not None:
-            group = TaskGroup(f"{application}/{stage.awaited}/{stage.distance}", len(deductions.members(stage)))
-        promised = Promised(ready.slo, ready.objective, application, group)
+        promised = Promised(ready.slo, ready.objective, application, ready.group)
         self._clients.send(self._call, values, self._job, self._ended, promised)
 
     def on_broken(self, error: PlaitError) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policy.types import Objective
+from policy.variable_prefix import Constant, Outline
 
 ID_BYTES = 3
 """A token id in a value's text: 3 bytes are 4 characters of base64, which is what the executor takes a token to be."""
@@ -35,6 +36,12 @@ class ProgramCall:
     def constant_tokens(self) -> int:
         """Prompt tokens that are known before any call has run."""
         return sum(len(segment) for segment in self.segments if isinstance(segment, range))
+
+    @property
+    def outline(self) -> Outline:
+        """What is known of the prompt before any call has run."""
+        segments = (part if isinstance(part, str) else Constant(b"%r" % part, len(part)) for part in self.segments)
+        return Outline.of(segments, 0)
 
     def prompt(self, values: Mapping[str, Sequence[int]]) -> array[int]:
         """The prompt's token ids; `values` of all inputs."""

@@ -18,6 +18,7 @@ from gateway.client.function import SemanticFunction, semantic_function
 from gateway.client.prompt import Output
 from gateway.client.session import Argument, Session, Text
 from gateway.client.variable import SemanticVariable
+from gateway.failure_cause import FailureCause
 from policy.types import Objective, Slo
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Client",
     "ClientError",
     "ConnectionFailedError",
+    "FailureCause",
     "GetTimeoutError",
     "Objective",
     "Output",

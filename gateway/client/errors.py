@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import httpx
 import msgspec
 
-_BECAUSE = ", because "
-"""How the gateway joins the causes of a failure, from what failed back to the root."""
+from gateway.failure_cause import FailureCause, chain_text
+
 _EXCERPT_CHARACTERS = 300
 
 
@@ -28,7 +28,7 @@ class AnswerError(ClientError):
     """The gateway answered with an error, or in the middle of a stream with an error event (whose `status` is None).
 
     `kind` is OpenAI's error type, `param` names the field at fault, `code` is machine-readable; `request_id` finds the
-    request in the gateway's log.
+    request in the gateway's log. `causes` are those of a failed input, from the nearest back to the root.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class AnswerError(ClientError):
         param: str | None = None,
         code: str | None = None,
         request_id: str | None = None,
+        causes: Sequence[FailureCause] = (),
     ) -> None:
         super().__init__(message if status is None else f"{message} (status {status})")
         self.message = message
@@ -48,21 +49,18 @@ class AnswerError(ClientError):
         self.param = param
         self.code = code
         self.request_id = request_id
+        self.causes = tuple(causes)
 
 
 class VariableFailedError(ClientError):
-    """A variable will never have a value. `causes` goes from the call that should have produced it back to the root."""
+    """A variable will never have a value. `causes` goes from the call that should have produced it back to the root; of
+    a long chain the gateway leaves the middle out.
+    """
 
-    def __init__(self, variable: str, causes: Sequence[str]) -> None:
-        super().__init__(f"{variable} has failed: {_BECAUSE.join(causes)}")
+    def __init__(self, variable: str, causes: Sequence[FailureCause]) -> None:
+        super().__init__(f"{variable} has failed: {chain_text(causes)}")
         self.variable = variable
         self.causes = tuple(causes)
-
-    @classmethod
-    def told(cls, variable: str, message: str) -> VariableFailedError:
-        """As the gateway says it."""
-        chain = message.removeprefix(f"The variable '{variable}' has failed: ").removesuffix(".")
-        return cls(variable, chain.split(_BECAUSE))
 
 
 class GetTimeoutError(ClientError, TimeoutError):
@@ -79,6 +77,7 @@ class _ErrorObject(msgspec.Struct, frozen=True):
     type: str | None = None
     param: str | None = None
     code: str | None = None
+    causes: tuple[FailureCause, ...] = ()
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -90,7 +89,13 @@ class ErrorBody(msgspec.Struct, frozen=True):
         """The error to raise."""
         found = self.error
         return AnswerError(
-            found.message, status=status, kind=found.type, param=found.param, code=found.code, request_id=request_id
+            found.message,
+            status=status,
+            kind=found.type,
+            param=found.param,
+            code=found.code,
+            request_id=request_id,
+            causes=found.causes,
         )
 
 

@@ -128,7 +128,7 @@ def failed_get(error: AnswerError, variable: str, timeout_s: float) -> ClientErr
     if error.code == "get_timeout":
         return GetTimeoutError(variable, timeout_s)
     if error.code == "variable_failed":
-        return VariableFailedError.told(variable, error.message)
+        return VariableFailedError(variable, error.causes)
     return error
 
 

@@ -69,6 +69,7 @@ def semantic_function(
     objective: Objective | str | None = None,
     slo: Slo | None = None,
     priority: int | None = None,
+    system: str | None = None,
     chat: bool = True,
     separator: str = "\n\n",
     **sampling: Unpack[Sampling],
@@ -79,17 +80,20 @@ def semantic_function(
     where text is generated. Every parameter has to stand there. The annotation of the result may say more about an
     output, with `Output`. Sampling fields are those of all outputs; `model` is the client's unless given. `objective`,
     `slo` and `priority` annotate the call itself, and win over what the gateway deduces from how its results are used.
-    `chat` and `separator` are as in `Prompt`.
+    `system` is the message before the prompt, in which inputs may stand as well. `chat` and `separator` are as in
+    `Prompt`.
 
     Raises `TemplateError` where the function is not written like that.
     """
+    if system is not None and not chat:
+        raise TemplateError("a system message needs a chat: chat=False continues a bare text")
     fields = sampling_fields(sampling)
     said = call_annotations(objective, slo, priority)
 
     def decorate(function: Callable[P, R]) -> SemanticFunction[P, R]:
         name = getattr(function, "__name__", "a semantic function")
         try:
-            template = parse_template(_docstring(function), _parameters(function))
+            template = parse_template(_docstring(function), _parameters(function), system)
             outputs = _outputs(function, template.outputs)
         except TemplateError as error:
             raise TemplateError(f"{name}: {error}") from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Unpack
 
 from gateway.client.sampling import Sampling, sampling_fields
-from gateway.client.template import Template
+from gateway.client.template import RenderedPrompt, Template
 from policy.types import Objective, Slo
 
 Transforms = str | Sequence[str | Mapping[str, object]]
@@ -38,7 +38,8 @@ class Prompt:
 
     `name` is for messages to people. `outputs` has an entry for each output that something is said about. `separator`
     goes between the variables of an input that is given several. `chat` puts the prompt through the model's chat
-    template as one user message; without it, the model continues the bare text.
+    template, as one user message if the template has no messages of its own; without it, the model continues the bare
+    text.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Prompt:
             **self.sampling,
             "session_id": session_id,
             "model": model,
-            "prompt": rendered.text,
+            **_texts(rendered),
             "placeholders": places,
             "chat": self.chat,
             **({"plait": self.annotations} if self.annotations else {}),
@@ -75,6 +76,13 @@ class Prompt:
         transforms = {} if said.transforms is None else {"transforms": said.transforms}
         params = {"params": said.sampling} if said.sampling else {}
         return {"name": place, "in_out": True, "semantic_var_id": variable, **transforms, **params}
+
+
+def _texts(rendered: RenderedPrompt) -> dict[str, object]:
+    (role, text), *_ = rendered.turns
+    if role is None:
+        return {"prompt": text}
+    return {"messages": [{"role": role, "content": text} for role, text in rendered.turns]}
 
 
 def call_annotations(objective: Objective | str | None, slo: Slo | None, priority: int | None) -> dict[str, object]:

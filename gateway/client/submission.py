@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from gateway.client.errors import ClientError, VariableFailedError
+from gateway.failure_cause import FailureCause
 
 
 class Submission:
@@ -36,7 +37,8 @@ class Submission:
             parent = todo.pop()
             refusal = await parent.refusal()
             if refusal is not None:
-                raise VariableFailedError(variable, [f"{parent.what} was refused", str(refusal)]) from refusal
+                causes = [FailureCause(message=text) for text in (f"{parent.what} was refused", str(refusal))]
+                raise VariableFailedError(variable, causes) from refusal
             todo += [further for further in parent.parents if further not in upstream]
             upstream.update(dict.fromkeys(parent.parents))
 

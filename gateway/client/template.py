@@ -21,10 +21,20 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
-    """Texts and places in their order."""
+class Role:
+    """Here begins a message of a chat: the system's, the user's or the assistant's."""
 
-    pieces: tuple[str | Place, ...]
+    name: str
+
+
+Piece = str | Place | Role
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Texts and places in their order; with messages in them, or as a prompt of one text."""
+
+    pieces: tuple[Piece, ...]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -42,20 +52,23 @@ class Template:
         An input with several variables becomes as many places with `separator` between them, one with none is empty.
         """
         own = set(self.outputs) | set(self.inputs)
-        text: list[str] = []
+        turns: list[tuple[str | None, list[str]]] = [(None, [])]
         ids: dict[str, str] = {}
         for piece in self.pieces:
-            if isinstance(piece, str):
-                text.append(piece)
+            if isinstance(piece, Role):
+                turns.append((piece.name, []))
+            elif isinstance(piece, str):
+                turns[-1][1].append(piece)
             elif piece.is_output or len(inputs[piece.name]) == 1:
                 name = self._free_name(piece.name, ())
-                text.append(f"{{{{{name}}}}}")
+                turns[-1][1].append(f"{{{{{name}}}}}")
                 ids.update({} if piece.is_output else {name: inputs[piece.name][0]})
             else:
                 names = [self._free_name(f"{piece.name}_{n}", own) for n in range(1, len(inputs[piece.name]) + 1)]
-                text.append(separator.join(f"{{{{{name}}}}}" for name in names))
+                turns[-1][1].append(separator.join(f"{{{{{name}}}}}" for name in names))
                 ids.update(zip(names, inputs[piece.name], strict=True))
-        return RenderedPrompt("".join(text), ids, tuple(self._free_name(name, ()) for name in self.outputs))
+        said = tuple((role, "".join(text)) for role, text in turns if role is not None or len(turns) == 1)
+        return RenderedPrompt(said, ids, tuple(self._free_name(name, ()) for name in self.outputs))
 
     def _places(self) -> Iterator[Place]:
         return (piece for piece in self.pieces if isinstance(piece, Place))
@@ -70,27 +83,47 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt as it is sent: its text, the variable of each input place, and the output places in order."""
+    """A prompt as it is sent: its texts by role, or a single one without a role, the variable of each input place, and
+    the output places in order.
+    """
 
-    text: str
+    turns: tuple[tuple[str | None, str], ...]
     inputs: Mapping[str, str]
     outputs: tuple[str, ...]
 
 
-def parse_template(text: str, parameters: Collection[str]) -> Template:
+def parse_template(text: str, parameters: Collection[str], system: str | None = None) -> Template:
     """The template in a docstring: `{{name}}` is an input if a parameter is called so, otherwise an output.
 
-    `{{input:name}}` and `{{output:name}}` say which they are meant to be. Raises `TemplateError` where they are not,
-    where a parameter stands nowhere, where there is no output, and where one stands twice.
+    `{{input:name}}` and `{{output:name}}` say which they are meant to be. With a `system` message before it, which has
+    inputs only, it is the user's message up to the first output, and from there on the assistant's. Raises
+    `TemplateError` where a place is not what it is meant to be, where a parameter stands nowhere, where there is no
+    output, and where one stands twice.
     """
-    pieces: list[str | Place] = []
+    pieces = _pieces(text, parameters)
+    if system is not None:
+        pieces = _chat(_pieces(system, parameters), pieces)
+    template = Template(tuple(pieces))
+    _check(template, parameters)
+    return template
+
+
+def _pieces(text: str, parameters: Collection[str]) -> list[Piece]:
+    pieces: list[Piece] = []
     end = 0
     for match in _PLACEHOLDER.finditer(text):
         pieces += [text[end : match.start()], _place(match, parameters)]
         end = match.end()
-    template = Template(tuple(piece for piece in (*pieces, text[end:]) if piece != ""))
-    _check(template, parameters)
-    return template
+    return [piece for piece in (*pieces, text[end:]) if piece != ""]
+
+
+def _chat(system: Sequence[Piece], prompt: Sequence[Piece]) -> list[Piece]:
+    output = next((piece for piece in system if isinstance(piece, Place) and piece.is_output), None)
+    if output is not None:
+        raise TemplateError(f"{output.name} is no parameter, and the system's message has no outputs")
+    is_output = [isinstance(piece, Place) and piece.is_output for piece in prompt]
+    first = is_output.index(True) if True in is_output else len(prompt)
+    return [Role("system"), *system, Role("user"), *prompt[:first], Role("assistant"), *prompt[first:]]
 
 
 def _place(match: re.Match[str], parameters: Collection[str]) -> Place:

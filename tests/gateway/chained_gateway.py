@@ -11,12 +11,12 @@ from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
 
-from backends.errors import EngineError
+from backends.errors import EngineError, NoEngineError
 from gateway.app import Gateway
 from gateway.asgi import send_whole
 from gateway.config import parse_config
 from gateway.metrics import Metrics
-from gateway.relay import Delivery, Outcome, Relay
+from gateway.relay import Delivery, Outcome, Problem, Relay
 
 CHAT, SUBMIT, GET = "/v1/chat/completions", "/v1/submit", "/v1/get"
 KEYS = ["one", "two"]
@@ -24,15 +24,25 @@ STREAM_HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"cont
 
 
 class Engine:
-    """Stands for relay and engine: holds every delivery until the test ends it, by the text at its end."""
+    """Stands for relay and engines: holds every delivery until the test ends it, by the text at its end.
+
+    It runs where it continues, or else on the first engine of `up`, unless it avoids that; `places` has where it did.
+    """
 
     def __init__(self) -> None:
         self.running: dict[str, tuple[Delivery, Send, asyncio.Future[Outcome]]] = {}
         self.delivered: list[str] = []
+        self.places: dict[str, str] = {}
+        self.up = ["e", "f"]
 
     async def run(self, delivery: Delivery, send: Send) -> Outcome:
-        text = prompt_of(delivery)
+        if not self.up:
+            raise NoEngineError("no engine is up", retry_after_s=1.0)
+        text, wanted = prompt_of(delivery), [delivery.continues_on, *self.up]
         self.delivered.append(text)
+        self.places[text] = next(
+            (name for name in wanted if name in self.up and name not in delivery.avoids), self.up[0]
+        )
         ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.running[text] = (delivery, send, ended)
         try:
@@ -45,31 +55,44 @@ class Engine:
 
     async def answer(self, prompt: str, text: str) -> None:
         """A completion, in two pieces if it is streamed."""
-        delivery, send, ended = self.running[prompt]
+        delivery, send, _ = self.running[prompt]
         if delivery.body.request.stream:
-            await send(STREAM_HEAD)
-            for piece in (text[:2], text[2:]):
-                event = b"data: " + json.dumps({"choices": [{"delta": {"content": piece}}]}).encode() + b"\n\n"
-                if delivery.text is not None:
-                    delivery.text.feed(event)
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await self._stream(prompt, text[:2], text[2:])
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
         else:
             body = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
             if delivery.text is not None:
                 delivery.text.whole(body)
-            await send_whole(send, 200, [(b"plait-engine", b"e")], body)
-        ended.set_result(Outcome("e", None))
-        await settle()
+            await send_whole(send, 200, [(b"plait-engine", self.places[prompt].encode())], body)
+        await self._end(prompt, None)
 
-    async def refuse(self, prompt: str) -> None:
-        _, send, ended = self.running[prompt]
-        await send_whole(send, 400, [], b'{"error":{"message":"too long"}}')
-        ended.set_result(Outcome("e", "refused with status 400: too long"))
-        await settle()
+    async def break_off(self, prompt: str, text: str) -> None:
+        """A stream that ends in the middle."""
+        await self._stream(prompt, text)
+        lost = EngineError(f"engine {self.places[prompt]}: stream lost")
+        await self.running[prompt][1]({"type": "http.response.body", "body": b"data: " + lost.body() + b"\n\n"})
+        await self._end(prompt, lost)
+
+    async def refuse(self, prompt: str, status: int = 400) -> None:
+        await send_whole(self.running[prompt][1], status, [], b'{"error":{"message":"too long"}}')
+        problem = f"refused with status {status}: too long"
+        await self._end(prompt, problem if status < 500 else EngineError(f"engine {self.places[prompt]}: {problem}"))
 
     async def lose(self, prompt: str) -> None:
-        self.running[prompt][2].set_exception(EngineError("engine e: connection lost"))
+        """Before anything of its answer has come."""
+        await self._end(prompt, EngineError(f"engine {self.places[prompt]}: connection lost"), is_told=False)
+
+    async def _stream(self, prompt: str, *pieces: str) -> None:
+        delivery, send, _ = self.running[prompt]
+        await send(STREAM_HEAD)
+        for piece in pieces:
+            event = b"data: " + json.dumps({"choices": [{"delta": {"content": piece}}]}).encode() + b"\n\n"
+            if delivery.text is not None:
+                delivery.text.feed(event)
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+
+    async def _end(self, prompt: str, problem: Problem, *, is_told: bool = True) -> None:
+        self.running[prompt][2].set_result(Outcome(self.places[prompt], problem, is_told))
         await settle()
 
 
@@ -131,6 +154,12 @@ class Exchange:
         return str(self.json["choices"][0]["message"]["content"])
 
 
+def events(exchange: Exchange) -> list[Any]:
+    """What a stream has brought."""
+    found = [line.removeprefix(b"data: ") for line in exchange.body.split(b"\n\n") if line.startswith(b"data: ")]
+    return [data.decode() if data == b"[DONE]" else json.loads(data) for data in found]
+
+
 async def settle() -> None:
     """Until everything waits for something that the test has to do."""
     for _ in range(20):
@@ -145,7 +174,7 @@ class Served:
             "server": {"api_keys": KEYS},
             "engines": [{"name": "e", "url": "http://127.0.0.1:1"}],
             "models": [{"name": "m", "tokenizer": "embedded"}],
-            "sessions": sessions,
+            "sessions": {"gather_ms": 0, "max_attempts": 1, **sessions},
         }
         self.gateway = Gateway(parse_config(sections, "test"))
         self.gateway.router.engine_answered("e", {"m": 1_000})
@@ -178,9 +207,11 @@ class Served:
         key = more.pop("key", "one")
         return await self.send(GET, {"session_id": "s", "semantic_var_id": variable, **more}, key=key)
 
-    async def submit(self, prompt: str, *outputs: str, inputs: tuple[str, ...] = (), **more: Any) -> Exchange:
+    async def submit(self, prompt: Any, *outputs: str, inputs: tuple[str, ...] = (), **more: Any) -> Exchange:
+        """A text, or messages."""
         named = [{"name": name, "in_out": True} for name in outputs] + [{"name": name} for name in inputs]
-        body = {"session_id": "s", "model": "m", "prompt": prompt, "placeholders": named, **more}
+        kind = "messages" if isinstance(prompt, list) else "prompt"
+        body = {"session_id": "s", "model": "m", kind: prompt, "placeholders": named, **more}
         return await self.send(SUBMIT, body)
 
     async def value(self, variable: str, value: str, **headers: str) -> Exchange:

@@ -12,6 +12,7 @@ from gateway.executor import Executor
 from gateway.getter import Getter
 from gateway.held_call import HeldCall, Output, ReadyCall
 from gateway.sessions import Session
+from gateway.timer import Event
 from gateway.transforms import parse
 from policy.objectives import Mark
 
@@ -41,17 +42,19 @@ class Waiting:
     variable: str
     mark: Mark | None = None
     told: list[Any] = field(default_factory=list)
-    deltas: list[str] = field(default_factory=list)
+    deltas: list[str | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.getter = Getter(self.variable, self.told.append, self.told.append, self.mark, self.deltas.append)
 
 
 class Core:
-    """An executor whose calls take `SECONDS_PER_TOKEN` for each token of their prompt."""
+    """An executor whose calls take `SECONDS_PER_TOKEN` a prompt token; they gather if `limits` say so."""
 
     def __init__(self, **limits: Any) -> None:
-        self.executor = Executor(SessionsConfig(**limits), lambda _model, prompt, _output: prompt * SECONDS_PER_TOKEN)
+        config = SessionsConfig(**{"gather_ms": 0, **limits})
+        self._events: list[tuple[float, Event]] = []
+        self.executor = Executor(config, lambda _model, prompt, _output: prompt * SECONDS_PER_TOKEN, self._at)
 
     def session(self, session_id: str = "s", tenant: str = "t", now_s: float = 0.0) -> Session:
         return self.executor.sessions.open(tenant, session_id, now_s)
@@ -73,6 +76,16 @@ class Core:
             assert call.output is not None
             self.executor.produce(call, call.output.value(call.text), now_s)
         self.executor.finish(call, now_s)
+
+    def elapse(self, now_s: float) -> None:
+        """What is due by now happens."""
+        due = [event for when_s, event in self._events if when_s <= now_s]
+        self._events = [(when_s, event) for when_s, event in self._events if when_s > now_s]
+        for event in due:
+            event(now_s)
+
+    def _at(self, when_s: float, event: Event) -> None:
+        self._events.append((when_s, event))
 
     def get(self, variable: str, mark: Mark | None = None, now_s: float = 0.0) -> Waiting:
         waiting = Waiting(variable, mark)

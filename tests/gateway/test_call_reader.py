@@ -8,6 +8,7 @@ from backends.openai_protocol import CompletionRequest, parse_request
 from gateway.annotations import Annotations
 from gateway.call_reader import TEXT_PATH, CallReader, Incoming
 from gateway.config import Config
+from gateway.held_call import CHARACTERS_PER_TOKEN
 from gateway.router import Router
 from gateway.tokenization import PromptReader
 from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -38,3 +39,9 @@ async def test_an_application_is_a_session_of_a_tenant(tenant: str, session: str
 async def test_a_call_keeps_its_task_group() -> None:
     assert (await read("t", "s", TaskGroup("g", 3))).group == TaskGroup("g", 3)
     assert (await read("t", "s")).group is None
+
+
+async def test_what_a_group_shares_was_guessed_and_is_counted_in_the_calls_own_tokens() -> None:
+    guessed = len(BODY) // CHARACTERS_PER_TOKEN
+    group = (await read("t", "s", TaskGroup("g", 3, guessed))).group
+    assert group == TaskGroup("g", 3, 2), "8 of 8.5 guessed tokens are 2.8 of the 3 that the prompt has"

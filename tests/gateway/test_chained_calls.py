@@ -134,6 +134,9 @@ async def test_a_lost_engine_fails_what_follows_with_the_chain_of_causes(served:
     message = third.json["error"]["message"]
     assert message.endswith("engine e: connection lost.")
     assert message.count("because") == 2
+    causes = third.json["error"]["causes"]
+    assert [(cause["engine"], cause["variable"]) for cause in causes] == [(None, None), (None, "test"), ("e", "code")]
+    assert "causes" not in first.json["error"]
     late = await served.chat("Test {{code}}", inputs="code")
     assert late.refusal == (424, "input_failed")
 
@@ -152,7 +155,9 @@ async def test_a_text_that_the_transform_refuses_fails_the_variable_only(served:
     await served.engine.answer("Write", "no code")
     assert first.text == "no code"
     assert second.refusal == (424, "input_failed")
-    assert "transform code_block: there is no code block" in second.json["error"]["message"]
+    root = second.json["error"]["causes"][-1]
+    assert (root["engine"], root["transform"], root["variable"]) == ("e", "code_block", "code")
+    assert "transform code_block: there is no code block" in root["message"]
 
 
 async def test_a_session_that_is_deleted_ends_what_runs_and_waits(served: Served) -> None:

@@ -62,6 +62,15 @@ def test_an_error_in_the_stream_is_the_problem() -> None:
     assert read(*pieces) == (["one"], "out of memory")
 
 
+@pytest.mark.parametrize(
+    ("code", "failed"), [(500, True), (503, True), (400, False), ("engine_error", False), (None, False)]
+)
+def test_an_error_may_be_the_engines(code: int | str | None, failed: bool) -> None:
+    tap = TextTap(lambda _: None)
+    tap.feed(event(chat("one")) + event({"error": {"message": "dead", "code": code}}))
+    assert tap.engine_failed == failed
+
+
 @pytest.mark.parametrize("body", [b"<html>", b'{"choices": "none"}', b"\xff"])
 def test_what_is_no_completion(body: bytes) -> None:
     assert read(body, stream=False)[1] == "its answer is not one of a completion"

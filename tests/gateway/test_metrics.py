@@ -30,6 +30,7 @@ def test_predicted_and_reported_cache_hits_are_counted_where_both_are_known() ->
             router.first_token(booking, 10.5)
         metrics.ended(booking, "ok", CallUsage(call.prompt_tokens, 5, cached), 9.0, 12.0)
     metrics.ended(booking, "client_gone", None, 9.0, 99.0)
+    metrics.tried_again("m", "a")
     found = samples(metrics)
     assert found[f"plait_cached_tokens_predicted_total{{{LABELS}}}"] == 0 + 64 + 128
     assert found[f"plait_cached_tokens_reported_total{{{LABELS}}}"] == 0 + 128 + 0
@@ -39,6 +40,7 @@ def test_predicted_and_reported_cache_hits_are_counted_where_both_are_known() ->
     assert found[f'plait_calls_total{{{LABELS},outcome="ok"}}'] == 4
     assert found[f'plait_calls_total{{{LABELS},outcome="client_gone"}}'] == 1
     assert found[f'plait_placements_total{{{LABELS},reason="explore"}}'] == 2
+    assert found[f"plait_retries_total{{{LABELS}}}"] == 1
     assert found[f"plait_ttft_seconds_sum{{{LABELS}}}"] == 4 * 1.5
     assert found[f"plait_e2e_seconds_sum{{{LABELS}}}"] == 4 * 3.0
 

@@ -21,6 +21,7 @@ from gateway.metrics import Metrics
 from gateway.openai_api import CompletionApi
 from gateway.relay import Delivery, Relay
 from gateway.router import Router
+from gateway.timer import at_loop_time
 from gateway.tokenization import PromptReader
 from policy.block_hash import chain, root_hash
 from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -56,7 +57,7 @@ class Api:
         self.relay = FakeRelay()
         relay, ring = cast("Relay", self.relay), KeyRing(keys)
         reader = CallReader(self.router, prompts, isolate_tenants)
-        self.executor = Executor(SessionsConfig(), reader.predicted_s)
+        self.executor = Executor(SessionsConfig(), reader.predicted_s, at_loop_time)
         chained = ChainedCalls(self.executor, reader, relay, Metrics(self.router), keep_alive_s=5.0)
         app = CompletionApi(reader, relay, chained, ring, MAX_BODY_BYTES)
         transport = httpx.ASGITransport(app)

@@ -141,6 +141,49 @@ async def test_after_a_comment_an_engines_refusal_is_an_event() -> None:
     assert client.ended
 
 
+@pytest.mark.parametrize("keep_alive_s", [None, 0.001])
+async def test_a_failure_that_is_taken_back_was_never_seen(keep_alive_s: float | None) -> None:
+    answer, client = RecordedAnswer(), Client()
+    following = asyncio.create_task(answer.follow(client.send, ECHO, keep_alive_s))
+    if keep_alive_s is not None:
+        await client.third.wait()
+    await settle()
+    for message in ({**START, "status": 503}, LAST):
+        await answer.send(message)
+    await settle()
+    assert answer.take_back()
+    assert (answer.ended, answer.size_bytes) == (False, 0)
+    for message in (START, ONE, LAST):
+        await answer.send(message)
+    await following
+    assert (client.sent[0]["status"], client.body.replace(KEEP_ALIVE, b"")) == (200, ONE["body"] + LAST["body"])
+
+
+async def test_a_failure_that_stands_is_seen() -> None:
+    answer, client = RecordedAnswer(), Client()
+    following = asyncio.create_task(answer.follow(client.send, ECHO))
+    failure = {**START, "status": 503}
+    for message in (failure, LAST):
+        await answer.send(message)
+    await settle()
+    assert client.sent == []
+    answer.fail(LOST)
+    await following
+    assert client.sent == [failure, LAST]
+    assert not answer.take_back()
+
+
+async def test_what_a_follower_has_seen_is_not_taken_back() -> None:
+    answer, client = RecordedAnswer(), Client()
+    following = asyncio.create_task(answer.follow(client.send, ECHO))
+    await answer.send(START)
+    await settle()
+    assert not answer.take_back()
+    await answer.send(LAST)
+    await following
+    assert client.sent == [START, LAST]
+
+
 async def test_a_follower_that_goes_leaves_nothing() -> None:
     answer = RecordedAnswer()
     following = asyncio.create_task(answer.follow(Client().send, ()))

@@ -107,6 +107,17 @@ def test_a_call_goes_only_where_its_model_is(policy: str) -> None:
     assert (router.serving("n"), router.select(call("q", "n")).engine_id) == (1, "c")
 
 
+@pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
+def test_a_call_avoids_engines_while_there_are_others(policy: str) -> None:
+    router = new_router("a", "b", "c", policy=policy)
+    router.report("a", report("prefix", snapshot=True), 1.0)
+    for number, avoid in enumerate(({"a"}, {"a", "b"}, {"a", "b", "gone"})):
+        placement = router.select(call("prefix!"), avoid)
+        assert placement.engine_id not in avoid
+        router.book(call("prefix!"), placement, float(number))
+    assert router.select(call("prefix!"), {"a", "b", "c"}).engine_id in router.engines
+
+
 def test_the_same_prompt_to_another_model_finds_nothing() -> None:
     router = new_router("a")
     router.engine_answered("a", {"m": None, "n": None})

@@ -148,6 +148,17 @@ def test_when_an_engine_is_lost_the_rest_of_the_group_is_allocated_anew() -> Non
     assert {placement.reason for placement in rest} == {PlacementReason.GROUP}
 
 
+def test_a_call_that_avoids_an_engine_leaves_its_groups_places_alone() -> None:
+    router = new_router("a", "b")
+    first = place(router, call("x", group="g", calls=2))
+    router.release(first, 1.0, delivered=False)
+    before = router.reservations.of(first.call)
+    placement = router.select(first.call, {first.placement.engine_id})
+    assert placement.engine_id != first.placement.engine_id
+    assert placement.reason is not PlacementReason.GROUP
+    assert router.reservations.of(first.call) == before
+
+
 def test_a_plain_policy_has_no_groups() -> None:
     router = new_router("a", "b", policy="round_robin")
     bookings = [place(router, call("x", group="g", calls=4)) for _ in range(4)]

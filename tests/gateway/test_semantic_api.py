@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from policy.types import Slo
-from tests.gateway.chained_gateway import GET, SUBMIT, Exchange, Served, served_calls
+from tests.gateway.chained_gateway import GET, SUBMIT, Served, events, served_calls
 
 
 @pytest.fixture
@@ -40,7 +39,18 @@ async def test_a_session_is_made_shown_and_deleted(served: Served) -> None:
     await served.engine.lose("Write it")
     shown = (await served.send("/v1/sessions/s", method="GET")).json
     assert shown["variables"][0]["state"] == "failed"
-    assert shown["variables"][0]["error"] == f"{producer}: engine e: connection lost"
+    cause = {
+        "call": producer,
+        "engine": "e",
+        "transform": None,
+        "variable": "code",
+        "message": "engine e: connection lost",
+    }
+    error = shown["variables"][0]["error"]
+    assert (error["code"], error["causes"]) == ("variable_failed", [cause])
+    read = (await served.send("/v1/variables/s/code", method="GET")).json
+    assert (read["state"], read["value"], read["error"]) == ("failed", None, error)
+    assert (await served.get("code")).json["error"] == error
 
 
 async def test_variables_are_declared_set_and_read(served: Served) -> None:
@@ -56,6 +66,7 @@ async def test_variables_are_declared_set_and_read(served: Served) -> None:
         "session_id": "s",
         "state": "set",
         "value": "1",
+        "error": None,
     }
 
 
@@ -108,11 +119,6 @@ async def test_explicit_criteria_reach_the_call(served: Served) -> None:
     assert waiting.json["value"] == ""
 
 
-def events(exchange: Exchange) -> list[Any]:
-    found = [line.removeprefix(b"data: ") for line in exchange.body.split(b"\n\n") if line.startswith(b"data: ")]
-    return [data.decode() if data == b"[DONE]" else json.loads(data) for data in found]
-
-
 async def test_a_streamed_get_brings_the_text_as_it_grows(served: Served) -> None:
     await served.send("/v1/sessions", {"session_id": "s"})
     waiting = await served.get("code", stream=True)
@@ -140,6 +146,7 @@ async def test_a_streamed_get_of_what_fails_ends_with_an_error(served: Served) -
     await served.engine.lose("Write")
     (last,) = events(waiting)
     assert last["error"]["code"] == "variable_failed"
+    assert [(cause["engine"], cause["variable"]) for cause in last["error"]["causes"]] == [("e", "code")]
     assert (await served.get("code", stream=True)).refusal == (424, "variable_failed")
 
 
@@ -159,6 +166,18 @@ async def test_a_submitted_prompt_runs_output_after_output(served: Served) -> No
     assert delivery.call.call_id == f"{made['id']}.1"
     await served.engine.answer(prompt, "fine")
     assert waiting.json["value"] == "fine"
+
+
+async def test_a_submitted_chat_runs_turn_after_turn_on_one_engine(served: Served) -> None:
+    said = [("system", "You code."), ("user", "{{task}}"), ("assistant", "{{code}}"), ("user", "Test {{code}}")]
+    messages = [{"role": role, "content": text} for role, text in (*said, ("assistant", "Here: {{test}}"))]
+    await served.submit(messages, "code", "test", inputs=("task",))
+    await served.value("task", "Do it")
+    await served.engine.answer("You code.|Do it", "x = 1")
+    ((prompt, (delivery, _, _)),) = served.engine.running.items()
+    assert (prompt, delivery.continues_on) == ("You code.|Do it|x = 1|Test x = 1|Here: ", "e")
+    await served.engine.answer(prompt, "assert x")
+    assert (await served.get("test")).json["value"] == "assert x"
 
 
 async def test_a_submitted_call_goes_on_by_itself_until_its_session_ends(served: Served) -> None:

@@ -34,44 +34,43 @@ _ALONE = (BasePromptTemplate, BaseLanguageModel, BaseOutputParser)
 Chain = Runnable[Any, Any]
 
 
-def semantic(chain: Chain, *, merge_system: bool = False) -> Chain:
+def semantic(chain: Chain) -> Chain:
     """The chain with each `prompt | model | parser` in it as a `SemanticCall`.
 
     Sequences, `RunnableParallel`, `RunnablePassthrough.assign` and `map()` are gone through; functions and other steps
-    stay, and get variables where they used to get values. `merge_system` puts a system message's text before the user's
-    in one message, since a submission is one. What is semantic already stays.
+    stay, and get variables where they used to get values. What is semantic already stays.
 
     Raises `TemplateError` for what cannot be submitted without being run, and says what.
     """
     if isinstance(chain, RunnableSequence):
-        return _sequence(chain, merge_system=merge_system)
+        return _sequence(chain)
     if isinstance(chain, RunnableParallel):
-        return _parallel(chain, merge_system=merge_system)
+        return _parallel(chain)
     if isinstance(chain, RunnableAssign):
-        return RunnableAssign(_parallel(chain.mapper, merge_system=merge_system))
+        return RunnableAssign(_parallel(chain.mapper))
     if isinstance(chain, RunnableEach):
-        return RunnableEach(bound=semantic(chain.bound, merge_system=merge_system))
+        return RunnableEach(bound=semantic(chain.bound))
     if isinstance(chain, _NEEDS_VALUES):
         raise TemplateError(f"{type(chain).__name__} decides by values, which are not there when calls are submitted")
     if isinstance(innermost(chain), _ALONE):
         raise TemplateError(f"{type(innermost(chain)).__name__} stands alone; a call is a prompt | model | parser")
     if isinstance(chain, RunnableBinding):
-        return chain.model_copy(update={"bound": semantic(chain.bound, merge_system=merge_system)})
+        return chain.model_copy(update={"bound": semantic(chain.bound)})
     return chain
 
 
-def _sequence(chain: RunnableSequence[Any, Any], *, merge_system: bool) -> Chain:
+def _sequence(chain: RunnableSequence[Any, Any]) -> Chain:
     steps: list[Chain] = []
     todo = list(chain.steps)
     while todo:
         length = _length_of_call(todo)
-        steps.append(_call(todo[:length], merge_system) if length else semantic(todo[0], merge_system=merge_system))
+        steps.append(_call(todo[:length]) if length else semantic(todo[0]))
         del todo[: max(length, 1)]
     return steps[0] if len(steps) == 1 else RunnableSequence(*steps, name=chain.name)
 
 
-def _parallel(chain: RunnableParallel[Any], *, merge_system: bool) -> RunnableParallel[Any]:
-    return RunnableParallel({name: semantic(step, merge_system=merge_system) for name, step in chain.steps__.items()})
+def _parallel(chain: RunnableParallel[Any]) -> RunnableParallel[Any]:
+    return RunnableParallel({name: semantic(step) for name, step in chain.steps__.items()})
 
 
 def _length_of_call(steps: Sequence[Chain]) -> int:
@@ -83,10 +82,10 @@ def _length_of_call(steps: Sequence[Chain]) -> int:
     return 3 if len(steps) > 2 and isinstance(steps[2], BaseOutputParser) else 2
 
 
-def _call(steps: Sequence[Chain], merge_system: bool) -> SemanticCall:
+def _call(steps: Sequence[Chain]) -> SemanticCall:
     prompt, model = steps[0], read_model(steps[1])
     assert isinstance(prompt, BasePromptTemplate)
-    read = read_template(prompt, merge_system=merge_system)
+    read = read_template(prompt, chat=model.chat)
     parser = _parser(steps[2:], is_chat=model.chat)
     (output,) = read.template.outputs
     said = {} if parser.transforms is None else {output: Output(output, transforms=parser.transforms)}

@@ -20,8 +20,7 @@ _THREADS = 32
 class Program(Runnable[Any, Any]):
     """Invoked like the chain itself, with the same result; each invocation is a session of its own.
 
-    `objective` says what its results are wanted for, `timeout_s` how long to wait for each; `merge_system` is as in
-    `semantic`.
+    `objective` says what its results are wanted for, `timeout_s` how long to wait for each.
     """
 
     def __init__(
@@ -31,9 +30,8 @@ class Program(Runnable[Any, Any]):
         *,
         objective: Wanted = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        merge_system: bool = False,
     ) -> None:
-        self._chain = semantic(chain, merge_system=merge_system)
+        self._chain = semantic(chain)
         self._client = client
         self._wanted: dict[str, Any] = {"objective": objective, "timeout_s": timeout_s}
 

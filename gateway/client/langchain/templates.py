@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import (
+    AIMessagePromptTemplate,
     BasePromptTemplate,
     ChatPromptTemplate,
     HumanMessagePromptTemplate,
@@ -17,9 +18,16 @@ from langchain_core.prompts import (
 )
 
 from gateway.client.errors import TemplateError
-from gateway.client.template import Place, Template
+from gateway.client.template import Piece, Place, Role, Template
 
-Pieces = list[str | Place]
+_ROLES: Mapping[type, str] = {
+    SystemMessage: "system",
+    SystemMessagePromptTemplate: "system",
+    HumanMessage: "user",
+    HumanMessagePromptTemplate: "user",
+    AIMessage: "assistant",
+    AIMessagePromptTemplate: "assistant",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +38,12 @@ class ReadTemplate:
     late: Mapping[str, Callable[[], Any]]
 
 
-def read_template(prompt: BasePromptTemplate[Any], *, merge_system: bool) -> ReadTemplate:
-    """Raises `TemplateError` for a template whose variables cannot be told from its text, or that one user message
-    cannot hold; `merge_system` allows system messages, whose text is put before the user's.
+def read_template(prompt: BasePromptTemplate[Any], *, chat: bool) -> ReadTemplate:
+    """Raises `TemplateError` for a template whose variables cannot be told from its text, and for one of messages where
+    the model does not `chat`.
     """
     partial = prompt.partial_variables
-    pieces = _pieces(prompt, merge_system=merge_system)
-    fixed = [_filled(piece, partial) for piece in pieces]
+    fixed = [_filled(piece, partial) for piece in _pieces(prompt, chat=chat)]
     late = {name: value for name, value in partial.items() if callable(value)}
     inputs = {piece.name for piece in fixed if isinstance(piece, Place)}
     output = "answer"
@@ -45,41 +52,43 @@ def read_template(prompt: BasePromptTemplate[Any], *, merge_system: bool) -> Rea
     return ReadTemplate(Template((*fixed, Place(output, is_output=True))), late)
 
 
-def _filled(piece: str | Place, partial: Mapping[str, Any]) -> str | Place:
+def _filled(piece: Piece, partial: Mapping[str, Any]) -> Piece:
     """Partial variables are constant text, which is what calls can share, unless a function makes them."""
-    if isinstance(piece, str) or piece.name not in partial or callable(partial[piece.name]):
+    if not isinstance(piece, Place) or piece.name not in partial or callable(partial[piece.name]):
         return piece
     return str(partial[piece.name])
 
 
-def _pieces(prompt: BasePromptTemplate[Any], *, merge_system: bool) -> Pieces:
+def _pieces(prompt: BasePromptTemplate[Any], *, chat: bool) -> list[Piece]:
+    """Up to the answer, which is the assistant's message in a chat."""
     if isinstance(prompt, PromptTemplate):
         return list(_fields(prompt))
     if type(prompt) is not ChatPromptTemplate:
         raise TemplateError(f"{type(prompt).__name__} chooses its text at run time; use a PromptTemplate")
-    pieces: Pieces = []
-    for index, message in enumerate(prompt.messages):
-        is_system = isinstance(message, SystemMessagePromptTemplate | SystemMessage)
-        if is_system and not merge_system:
-            raise TemplateError("a submission is one user message; merge_system=True puts the system's text before it")
-        if not is_system and index < len(prompt.messages) - 1:
-            raise TemplateError("a submission is one user message: nothing can come behind the user's")
-        pieces += [*(["\n\n"] if pieces else []), *_message(message)]
-    return pieces
+    if not chat:
+        raise TemplateError("a completion model continues a text; use a PromptTemplate instead of messages")
+    pieces: list[Piece] = []
+    for message in prompt.messages:
+        pieces += _message(message)
+    return [*pieces, Role("assistant")]
 
 
-def _message(message: object) -> Pieces:
-    if isinstance(message, SystemMessagePromptTemplate | HumanMessagePromptTemplate):
-        if isinstance(message.prompt, PromptTemplate):
-            return list(_fields(message.prompt))
+def _message(message: object) -> list[Piece]:
+    role = _ROLES.get(type(message))
+    if role is None:
+        name = message.type if isinstance(message, BaseMessage) else type(message).__name__
+        raise TemplateError(f"{name} cannot be part of a submission, whose messages are the system's, user's and AI's")
+    if isinstance(message, BaseMessage):
+        if not isinstance(message.content, str) or getattr(message, "tool_calls", None):
+            raise TemplateError("a message of a submission is one text")
+        return [Role(role), message.content]
+    template = getattr(message, "prompt", None)
+    if not isinstance(template, PromptTemplate):
         raise TemplateError("a message with parts other than text cannot be a template")
-    if isinstance(message, HumanMessage | SystemMessage) and isinstance(message.content, str):
-        return [message.content]
-    name = message.type if isinstance(message, BaseMessage) else type(message).__name__
-    raise TemplateError(f"{name} cannot be part of a submission, which is one user message of text")
+    return [Role(role), *_fields(template)]
 
 
-def _fields(prompt: PromptTemplate) -> Iterator[str | Place]:
+def _fields(prompt: PromptTemplate) -> Iterator[Piece]:
     if prompt.template_format != "f-string":
         raise TemplateError(f"a template in {prompt.template_format}; only f-string templates can be read")
     for text, field, spec, conversion in string.Formatter().parse(prompt.template):

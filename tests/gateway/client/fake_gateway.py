@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -37,9 +38,10 @@ class Answer:
 CUT = Answer()
 
 
-def error(status: int, code: str, message: str = "no", **headers: str) -> Answer:
-    """An error in OpenAI's shape; headers with _ for -."""
-    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+def error(status: int, code: str, message: str = "no", causes: Sequence[str] = (), **headers: str) -> Answer:
+    """An error in OpenAI's shape, with messages as its causes; headers with _ for -."""
+    told = {"causes": [{"message": cause} for cause in causes]} if causes else {}
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code, **told}}
     return Answer(status, body, {name.replace("_", "-"): value for name, value in headers.items()})
 
 

@@ -15,6 +15,7 @@ from gateway.client.errors import (
     VariableFailedError,
 )
 from gateway.client.flow import LONGEST_PAUSE_S, POLL_S, Flow, Pause, Request, Retries, answered, got
+from gateway.failure_cause import FailureCause
 
 ASK = Request("POST", "/submit", {"a": 1}, done_code="double_producer")
 ONCE = Request("POST", "/variables", {"a": 1}, repeatable=False)
@@ -24,9 +25,9 @@ REFUSED = httpx.ConnectError("refused")
 LOST = httpx.ReadError("reset")
 
 
-def refusal(status: int, code: str = "some", message: str = "why", **headers: str) -> httpx.Response:
+def refusal(status: int, code: str = "some", causes: object = (), **headers: str) -> httpx.Response:
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.Response(status, json={"error": {"message": message, "code": code}}, headers=headers)
+    return httpx.Response(status, json={"error": {"message": "why", "code": code, "causes": causes}}, headers=headers)
 
 
 def played(flow: Flow[Any], *answers: httpx.Response | Exception) -> tuple[list[Request | Pause], object]:
@@ -122,11 +123,15 @@ def test_a_short_wait_is_one_request() -> None:
 
 
 def test_a_failed_variable_says_why_from_the_call_to_the_root() -> None:
-    chain = "The variable 'tests' has failed: call-2: its input code failed, because call-1: the engine is gone."
+    chain = [
+        {"call": "call-2", "variable": "tests", "engine": None, "transform": None, "message": "its input code failed"},
+        {"call": "call-1", "variable": "code", "engine": "e1", "message": "the engine is gone, because of rain"},
+    ]
     _, error = played(got(GET, "tests", 600.0, RETRIES), refusal(424, "variable_failed", chain))
     assert isinstance(error, VariableFailedError)
-    assert str(error) == "tests has failed: call-2: its input code failed, because call-1: the engine is gone"
-    assert error.causes == ("call-2: its input code failed", "call-1: the engine is gone")
+    assert str(error).startswith("tests has failed: call-2: its input code failed, because call-1: the engine is gone")
+    root = FailureCause(call="call-1", variable="code", engine="e1", message="the engine is gone, because of rain")
+    assert error.causes == (FailureCause(call="call-2", variable="tests", message="its input code failed"), root)
     assert isinstance(error.__cause__, AnswerError)
     assert error.__cause__.status == 424
 

@@ -123,6 +123,24 @@ def test_a_call_can_say_what_it_is_run_for(fake: FakeGateway, session: Session) 
     assert body["chat"] is False
 
 
+def test_a_call_may_begin_with_a_system_message(fake: FakeGateway, session: Session) -> None:
+    @semantic_function(system="You write {{language}}.")
+    def code_in(language: Text, task: Text) -> SemanticVariable:
+        """Do {{task}}: {{code}}"""
+        raise NotImplementedError
+
+    code_in.on(session)("Python", "it")
+    (body,) = fake.submitted
+    assert body["messages"] == [
+        {"role": "system", "content": "You write {{language}}."},
+        {"role": "user", "content": "Do {{task}}: "},
+        {"role": "assistant", "content": "{{code}}"},
+    ]
+    assert "prompt" not in body
+    with pytest.raises(TemplateError, match="needs a chat"):
+        semantic_function(system="You write.", chat=False)
+
+
 def test_a_session_is_needed_and_has_to_be_the_same(client: Client, session: Session) -> None:
     with pytest.raises(TemplateError, match=r"write_code\.on\(session\)"):
         write_code("a snake game")

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("langchain_core", reason="LangChain is not installed (pip install langchain-core langchain-openai)")
 pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
 
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.output_parsers import (
     BaseOutputParser,
     CommaSeparatedListOutputParser,
@@ -63,7 +63,10 @@ def test_a_chain_submits_its_template_and_returns_a_variable(fake: FakeGateway, 
     answer = invoked(TRANSLATE | MODEL | StrOutputParser(), session, {"text": "Hello {{text}}", "language": "French"})
     assert isinstance(answer, SemanticVariable)
     (body,) = fake.submitted
-    assert body["prompt"] == "Translate {{text}} to {{language}}:{{answer}}"
+    assert body["messages"] == [
+        {"role": "user", "content": "Translate {{text}} to {{language}}:"},
+        {"role": "assistant", "content": "{{answer}}"},
+    ]
     assert (body["model"], body["chat"], body["max_tokens"], body["temperature"]) == ("demo", True, 50, 0.5)
     assert set(places(body)) == {"text", "language", "answer"}
     assert fake.bodies("POST /v1/get") == []
@@ -79,12 +82,21 @@ def test_a_template_keeps_its_braces_and_its_constant_parts(fake: FakeGateway, s
     assert {asked["value"] for asked in fake.bodies("POST /v1/variables")} == {"t", "a", "Monday"}
 
 
-def test_system_messages_are_merged_when_asked_for(fake: FakeGateway, session: Session) -> None:
-    prompt = ChatPromptTemplate([("system", "You are {who}."), ("human", "{text}")])
-    with pytest.raises(TemplateError, match="merge_system=True"):
-        semantic(prompt | MODEL)
-    semantic(prompt | MODEL, merge_system=True).invoke({"who": "a poet", "text": "t"}, in_session(session))
-    assert fake.submitted[0]["prompt"] == "You are {{who}}.\n\n{{text}}{{answer}}"
+def test_messages_keep_their_roles(fake: FakeGateway, session: Session) -> None:
+    said = [("system", "You are {who}."), ("human", "Hello"), ("ai", "Hello, {name}!"), ("human", "{text}")]
+    prompt = ChatPromptTemplate([*said, AIMessage("Well,"), HumanMessage("{so}")])
+    invoked(prompt | MODEL, session, {"who": "a poet", "name": "you", "text": "t"})
+    (body,) = fake.submitted
+    assert [(message["role"], message["content"]) for message in body["messages"]] == [
+        ("system", "You are {{who}}."),
+        ("user", "Hello"),
+        ("assistant", "Hello, {{name}}!"),
+        ("user", "{{text}}"),
+        ("assistant", "Well,"),
+        ("user", "{so}"),
+        ("assistant", "{{answer}}"),
+    ]
+    assert set(places(body)) == {"who", "name", "text", "answer"}
 
 
 def test_sampling_comes_from_the_model_and_what_is_bound_to_it(fake: FakeGateway, session: Session) -> None:
@@ -216,8 +228,9 @@ EXAMPLES = FewShotPromptTemplate(
         (SHORTEN | MODEL.with_structured_output(Score), "JSON schema"),
         (EXAMPLES | MODEL, "FewShotPromptTemplate chooses its text"),
         (ChatPromptTemplate([MessagesPlaceholder("history")]) | MODEL, "MessagesPlaceholder cannot be part"),
-        (ChatPromptTemplate([AIMessage("Hi")]) | MODEL, "ai cannot be part"),
-        (ChatPromptTemplate([HumanMessage("a"), HumanMessage("b")]) | MODEL, "nothing can come behind"),
+        (ChatPromptTemplate([ToolMessage("1", tool_call_id="t")]) | MODEL, "tool cannot be part"),
+        (ChatPromptTemplate([HumanMessage(["a"])]) | MODEL, "a message of a submission is one text"),
+        (TRANSLATE | OpenAI(model="base", api_key=KEY), "a completion model continues a text"),
         (PromptTemplate.from_template("{{x}}", template_format="mustache") | MODEL, "a template in mustache"),
         (PromptTemplate.from_template("{x:>9}") | MODEL, "{x} is formatted"),
     ],

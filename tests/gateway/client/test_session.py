@@ -137,12 +137,13 @@ def test_a_refused_submission_is_raised_where_it_is_made(fake: FakeGateway, sess
 
 def test_a_failed_variable_and_a_late_one(fake: FakeGateway, session: Session) -> None:
     then = step.on(session)("now")
-    fake.script(GET, error(408, "get_timeout"), error(424, "variable_failed", "c2: its input failed, because c1: gone"))
+    failed = error(424, "variable_failed", causes=["c2: its input failed", "c1: gone"])
+    fake.script(GET, error(408, "get_timeout"), failed)
     with pytest.raises(GetTimeoutError):
         then.get(timeout_s=0.01)
     with pytest.raises(VariableFailedError, match="its input failed") as caught:
         then.get()
-    assert caught.value.causes == ("c2: its input failed", "c1: gone")
+    assert [cause.message for cause in caught.value.causes] == ["c2: its input failed", "c1: gone"]
 
 
 def test_a_gateway_that_is_not_there(fake: FakeGateway) -> None:

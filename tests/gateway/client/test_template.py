@@ -43,7 +43,7 @@ def test_what_is_not_written_right_is_said(text: str, parameters: list[str], mes
 
 def test_a_prompt_goes_out_with_its_places() -> None:
     rendered = parse_template("A {{ x }} b {{input:x}} {{output:y}}", ["x"]).rendered({"x": ["x_1"]}, "\n")
-    assert rendered.text == "A {{x}} b {{x}} {{y}}"
+    assert rendered.turns == ((None, "A {{x}} b {{x}} {{y}}"),)
     assert rendered.inputs == {"x": "x_1"}
     assert rendered.outputs == ("y",)
 
@@ -51,17 +51,34 @@ def test_a_prompt_goes_out_with_its_places() -> None:
 def test_several_variables_of_an_input_stand_one_after_the_other() -> None:
     template = parse_template("{{parts}}|{{parts_1}}|{{whole}}", ["parts", "parts_1"])
     rendered = template.rendered({"parts": ["a", "b"], "parts_1": ["c"]}, "; ")
-    assert rendered.text == "{{parts_1_}}; {{parts_2}}|{{parts_1}}|{{whole}}"
+    assert rendered.turns == ((None, "{{parts_1_}}; {{parts_2}}|{{parts_1}}|{{whole}}"),)
     assert rendered.inputs == {"parts_1_": "a", "parts_2": "b", "parts_1": "c"}
 
 
 def test_an_input_without_variables_is_empty() -> None:
     rendered = parse_template("[{{parts}}] {{whole}}", ["parts"]).rendered({"parts": []}, "; ")
-    assert (rendered.text, rendered.inputs) == ("[] {{whole}}", {})
+    assert (rendered.turns, rendered.inputs) == (((None, "[] {{whole}}"),), {})
+
+
+def test_behind_a_system_message_the_first_output_begins_the_assistants() -> None:
+    template = parse_template("Do {{task}}: {{code}} So: {{end}}", ["task", "who"], "You are {{who}}, {{task}}.")
+    rendered = template.rendered({"task": ["t"], "who": ["w"]}, "")
+    assert rendered.turns == (
+        ("system", "You are {{who}}, {{task}}."),
+        ("user", "Do {{task}}: "),
+        ("assistant", "{{code}} So: {{end}}"),
+    )
+    assert (rendered.inputs, rendered.outputs) == ({"who": "w", "task": "t"}, ("code", "end"))
+    for text, system, message in (
+        ("{{code}}", "{{x}}", "x is no parameter"),
+        ("Do.", "You.", "the prompt has no output"),
+    ):
+        with pytest.raises(TemplateError, match=message):
+            parse_template(text, [], system)
 
 
 def test_text_that_reads_like_a_place_is_not_taken_for_one() -> None:
     template = Template(("Write {{ x }} as it is: ", Place("x"), Place("y", is_output=True)))
     rendered = template.rendered({"x": ["v"]}, "")
-    assert rendered.text == "Write {{ x }} as it is: {{x_}}{{y}}"
+    assert rendered.turns == ((None, "Write {{ x }} as it is: {{x_}}{{y}}"),)
     assert rendered.inputs == {"x_": "v"}

@@ -1,0 +1,85 @@
+"""What a chained call costs the gateway, and what held calls cost the others: CPU time and memory, in one process.
+
+`python -m benchmarks chained_calls [--rounds N] [--objective O] [--json PATH]`. The whole gateway but for sockets, with
+its log; its engine is a stub in the same process. Rounds take turns between a gateway that holds nothing and the same
+one with 10,000 held calls in 1,000 sessions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaining.figures import Times
+from benchmarks.chaining.measurement import CALLS_A_SESSION, CHAIN_CALLS, HELD_SESSIONS, PROMPT, Measurement
+from benchmarks.chaining.served import Served
+from gateway.log import configure_logging
+
+WARM_UP_CALLS = 300
+PLAIN_CALLS = 200
+CHAINS = 20
+"""In each round."""
+
+
+def main() -> int:
+    """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks chained_calls", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    parser.add_argument(
+        "--objective", choices=("latency", "throughput"), help="what chains are wanted for (default: nothing is said)"
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
+    arguments = parser.parse_args()
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
+        configure_logging("info", "json")
+        times, held_bytes = asyncio.run(_measure(arguments.rounds, arguments.objective))
+    for name, spread in times.spreads().items():
+        print(f"{name:<62} p50 {spread.p50_s * 1e6:7.0f} us   p99 {spread.p99_s * 1e6:7.0f} us")
+    print(f"{'memory of a held call':<62}     {held_bytes:7,.0f} bytes\n")
+    claims = list(times.claims())
+    for claim in claims:
+        print(f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
+    if arguments.json:
+        report = {"experiment": "chained_calls", "inputs": _inputs(arguments), "held_call_bytes": held_bytes}
+        arguments.json.write_text(json.dumps(report | times.report(), indent=1) + "\n", encoding="utf-8")
+    return int(not all(claim.holds for claim in claims))
+
+
+async def _measure(rounds: int, objective: str | None) -> tuple[Times, float]:
+    """The CPU times, and the bytes of a held call."""
+    measurement, times = Measurement(Served()), Times()
+    await measurement.plain(WARM_UP_CALLS)
+    await measurement.chains(WARM_UP_CALLS // CHAIN_CALLS, objective)
+    for _ in range(rounds):
+        times.plain_s += await measurement.plain(PLAIN_CALLS)
+        await measurement.hold()
+        times.plain_beside_s += await measurement.plain(PLAIN_CALLS)
+        times.chained += await measurement.chains(CHAINS, objective)
+        await measurement.let_go()
+    return times, await measurement.held_bytes()
+
+
+def _inputs(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "rounds": arguments.rounds,
+        "in_a_round": {"plain_calls": PLAIN_CALLS, "chains": CHAINS, "calls_a_chain": CHAIN_CALLS},
+        "held": {"sessions": HELD_SESSIONS, "calls_a_session": CALLS_A_SESSION},
+        "objective": arguments.objective,
+        "prompt_characters": len(PROMPT),
+        "answer_characters": len(PROMPT),
+        "python": platform.python_version(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

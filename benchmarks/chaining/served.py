@@ -1,0 +1,126 @@
+"""A gateway and its engine in one process without sockets: requests over plain ASGI, an engine that answers on cue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+from starlette.types import Message, Scope
+
+from backends.errors import EngineError
+from backends.http_client import HttpClient
+from backends.http_response import Response
+from gateway.app import Gateway
+from gateway.config import Config, EngineConfig, ModelConfig
+from gateway.relay import EngineLink
+
+MODEL: Final = "bench"
+COMPLETIONS: Final = "/v1/completions"
+CONTEXT_TOKENS: Final = 100_000
+_JSON: Final = [(b"content-type", b"application/json")]
+
+
+class CuedEngine:
+    """Stands where the gateway has its HTTP client for an engine: a call is answered when `answer` says so."""
+
+    def __init__(self) -> None:
+        self._calls: deque[asyncio.Future[bytes]] = deque()
+        self._came = asyncio.Event()
+
+    async def post(self, _path: str, _headers: Sequence[tuple[bytes, bytes]], _body: bytes) -> Response:
+        """As `HttpClient.post`."""
+        call: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._calls.append(call)
+        self._came.set()
+        body = await call
+        response = Response(_Nowhere())
+        response.status, response.headers = 200, list(_JSON)
+        response.push(body)
+        response.finish()
+        return response
+
+    async def call(self) -> None:
+        """Return once a call is here that has not been answered."""
+        while not self._calls:
+            self._came.clear()
+            await self._came.wait()
+
+    def answer(self, text: str) -> None:
+        """Answer the call that came first."""
+        usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 0}}
+        self._calls.popleft().set_result(msgspec.json.encode({"choices": [{"text": text}], "usage": usage}))
+
+
+class _Nowhere:
+    """Where the responses come from: they are whole from the beginning."""
+
+    def resume(self) -> None:
+        """Nothing was paused."""
+
+    def fail(self, error: EngineError) -> None:
+        """Nothing is under way."""
+
+
+class Served:
+    """A gateway over one engine; its tokenizer is the one of bytes, which costs next to nothing."""
+
+    def __init__(self) -> None:
+        engine = EngineConfig(name="engine", url="http://127.0.0.1:1")
+        self.gateway = Gateway(Config(models=(ModelConfig(name=MODEL, tokenizer="bytes"),), engines=(engine,)))
+        self.engine = CuedEngine()
+        links = self.gateway._links  # noqa: SLF001 - over a socket, the engine's CPU time would be measured too
+        links["engine"] = EngineLink(cast("HttpClient", self.engine))
+        self.gateway.router.engine_answered("engine", {MODEL: CONTEXT_TOKENS})
+
+    def complete(self, prompt: str, **plait: str) -> Request:
+        """Send a completion, with `plait-...` headers; it runs in a task of its own."""
+        body = msgspec.json.encode({"model": MODEL, "prompt": prompt, "max_tokens": 10})
+        return Request(
+            self.gateway, "POST", COMPLETIONS, {f"plait-{name}": value for name, value in plait.items()}, body
+        )
+
+    async def held_calls(self) -> int:
+        """Calls that wait for their inputs, by the gateway's own count."""
+        request = Request(self.gateway, "GET", "/metrics", {}, b"")
+        await request.task
+        lines = request.body.decode().splitlines()
+        return sum(int(float(line.split()[1])) for line in lines if line.startswith("plait_held_calls"))
+
+    async def end(self, session: str) -> None:
+        """End a session and all that waits in it."""
+        await Request(self.gateway, "DELETE", f"/v1/sessions/{session}", {}, b"").task
+
+
+class Request:
+    """One request on its way through the gateway: `task` ends when it is answered."""
+
+    __slots__ = ("_body", "_gone", "_pieces", "status", "task")
+
+    def __init__(self, gateway: Gateway, method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
+        self._body: bytes | None = body
+        self._gone: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._pieces: list[bytes] = []
+        self.status = 0
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope: Scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": raw}
+        self.task = asyncio.ensure_future(gateway(scope, self._receive, self._send))
+
+    @property
+    def body(self) -> bytes:
+        """The answer's, so far."""
+        return b"".join(self._pieces)
+
+    async def _receive(self) -> Message:
+        if self._body is None:
+            return await self._gone  # never: clients here stay
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self._pieces.append(message["body"])

@@ -18,14 +18,17 @@ from backends.http_client import HttpClient, Timeouts
 from backends.profiles import load_profile
 from gateway.asgi import ClientGoneError
 from gateway.auth import KeyRing
+from gateway.call_metrics import CallMetrics
 from gateway.call_reader import KINDS, CallReader
 from gateway.chained_calls import ChainedCalls
 from gateway.config import Config
 from gateway.executor import Executor
+from gateway.fleet_metrics import FleetCollector
 from gateway.health import Health
-from gateway.metrics import Metrics
+from gateway.metrics import exposition, new_registry
 from gateway.monitor import Monitor
 from gateway.openai_api import CompletionApi
+from gateway.program_metrics import ProgramMetrics, SessionCollector
 from gateway.relay import EngineLink, Relay
 from gateway.router import Router
 from gateway.semantic_api import SemanticApi
@@ -47,9 +50,12 @@ class Gateway:
         prompts = PromptReader(config, self.router.block_tokens)
         reader = CallReader(self.router, prompts, config.server.isolate_tenants)
         executor = Executor(config.sessions, reader.predicted_s, at_loop_time)
-        self._metrics = Metrics(self.router, executor)
-        relay = Relay(self.router, self._links, self._metrics, forward_client_key=self._keys.is_open)
-        self._chained = ChainedCalls(executor, reader, relay, self._metrics, keep_alive_s=config.sessions.keep_alive_s)
+        self._registry = new_registry()
+        self._registry.register(FleetCollector(self.router))
+        self._registry.register(SessionCollector(executor))
+        calls, programs = CallMetrics(self._registry), ProgramMetrics(self._registry)
+        relay = Relay(self.router, self._links, calls, forward_client_key=self._keys.is_open)
+        self._chained = ChainedCalls(executor, reader, relay, programs, keep_alive_s=config.sessions.keep_alive_s)
         body_bytes = config.server.max_body_bytes
         self._completions = CompletionApi(reader, relay, self._chained, self._keys, body_bytes)
         self._rest: ASGIApp = Starlette(
@@ -110,7 +116,7 @@ class Gateway:
         return _json({"ready": ready, "engines_up": serving}, status=200 if ready else 503)
 
     async def _metrics_text(self, _request: Request) -> Response:
-        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(exposition(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 def build_router(config: Config) -> Router:

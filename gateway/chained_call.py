@@ -18,8 +18,9 @@ from gateway.completion_text import TextTap
 from gateway.executor import Executor
 from gateway.failure_cause import FailureCause
 from gateway.held_call import HeldCall, ReadyCall
-from gateway.metrics import Metrics
+from gateway.program_metrics import ProgramMetrics
 from gateway.relay import Delivery, Outcome, Relay
+from gateway.sessions import Session
 from gateway.transforms import TransformError
 
 log = structlog.get_logger(__name__)
@@ -49,15 +50,16 @@ class CallRunner:
     executor: Executor
     reader: CallReader
     relay: Relay
-    metrics: Metrics
+    metrics: ProgramMetrics
     tasks: set[asyncio.Task[None]]
 
 
 class ChainedCall(ABC):
     """Runs one call and tells the executor how it ended: whatever happens, that happens once."""
 
-    def __init__(self, runner: CallRunner) -> None:
+    def __init__(self, runner: CallRunner, session: Session) -> None:
         self.runner = runner
+        self.session = session
         self.call: HeldCall
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
@@ -160,7 +162,7 @@ class ChainedCall(ABC):
         log.info(
             "chained call",
             request_id=call.call_id,
-            session=call.session.session_id,
+            session=self.session.session_id,
             outputs=[output.variable for output in call.outputs],
             problem=cause and cause.message,
             held_s=None if call.ready_s is None else round(call.ready_s - call.arrived_s, 4),

@@ -21,7 +21,7 @@ from gateway.call_reader import CallReader, Incoming
 from gateway.chained_call import CallRunner, ChainedCall
 from gateway.executor import Executor
 from gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, Output, ReadyCall
-from gateway.metrics import Metrics
+from gateway.program_metrics import ProgramMetrics
 from gateway.prompt_outline import outline_of
 from gateway.recorded_answer import RecordedAnswer
 from gateway.relay import Relay
@@ -44,8 +44,8 @@ class Asked(NamedTuple):
 class AnsweredCall(ChainedCall):
     """A call whose clients get the engine's answer: a request to one of OpenAI's routes."""
 
-    def __init__(self, runner: CallRunner, asked: Asked) -> None:
-        super().__init__(runner)
+    def __init__(self, runner: CallRunner, session: Session, asked: Asked) -> None:
+        super().__init__(runner, session)
         self.answer = RecordedAnswer()
         self._asked: Asked | None = asked
 
@@ -75,7 +75,7 @@ class AnsweredCall(ChainedCall):
 
     def _keep_answer(self) -> None:
         """For a repetition, while values do not need the room."""
-        session = self.call.session
+        session = self.session
         limits = self.runner.executor.sessions.limits
         if session.ended or session.tenant.held_bytes + self.answer.size_bytes > limits.max_held_bytes // 2:
             self.answer.drop()
@@ -87,7 +87,7 @@ class ChainedCalls:
     """The chained calls of a gateway, from `open` to `close`."""
 
     def __init__(
-        self, executor: Executor, reader: CallReader, relay: Relay, metrics: Metrics, *, keep_alive_s: float
+        self, executor: Executor, reader: CallReader, relay: Relay, metrics: ProgramMetrics, *, keep_alive_s: float
     ) -> None:
         self.executor = executor
         self.runner = CallRunner(executor, reader, relay, metrics, set())
@@ -134,7 +134,7 @@ class ChainedCalls:
 
     def _owner(self, session: Session, asked: Asked) -> AnsweredCall:
         """Of the new call of a request, or of the call that the request repeats."""
-        owner = AnsweredCall(self.runner, asked)
+        owner = AnsweredCall(self.runner, session, asked)
         owner.call = _held_call(session, owner, asked)
         first = self.executor.repeated(session, owner.call)
         if first is None:

@@ -40,6 +40,7 @@ class Executor:
         self.variables_failed = 0
         self._predicted_s = predicted_s
         self._gathering = Gathering(limits.gather_ms / 1e3, at, self._run)
+        self._homes: dict[HeldCall, Session] = {}  # of the calls that have not ended
         self._to_look_at: list[HeldCall] = []
         self._cancelling = False
 
@@ -66,20 +67,22 @@ class Executor:
         except GraphError as error:
             session.account()
             raise refused(error) from error
-        call.session, call.arrived_s = session, now_s
+        call.arrived_s = now_s
         session.outputs |= dict.fromkeys(names, call)
         if call.call_id not in session.graph:
             self._apply(session, effects, now_s)
             raise input_failed(effects.ended[0].cause or Cause("an input failed", call.call_id))
         call.predicted_s = self._predicted_s(call.model, call.prompt_tokens, call.output_tokens)
         session.calls[call.call_id] = call
+        self._homes[call] = session
         session.account(call.held_bytes)
         self._apply(session, effects, now_s)
 
     def start(self, call: HeldCall, now_s: float) -> None:
         """A ready call is sent to an engine."""
-        if self._has(call):
-            self._apply(call.session, call.session.graph.start(call.call_id), now_s)
+        session = self._homes.get(call)
+        if session is not None:
+            self._apply(session, session.graph.start(call.call_id), now_s)
 
     def generated(self, call: HeldCall, text: str) -> None:
         """More text of what the call makes now; those who want to see it grow get it, unless it is transformed."""
@@ -94,9 +97,9 @@ class Executor:
 
     def produce(self, call: HeldCall, value: str, now_s: float) -> None:
         """A running call's current output has its value. Raises `ValueTooLargeError`."""
-        if not self._has(call):
+        session, output = self._homes.get(call), call.output
+        if session is None:
             return
-        session, output = call.session, call.output
         assert output is not None, "the graph has as many outputs"
         size_bytes, problem = self.sessions.check_value(session, value)
         if problem is not None:
@@ -110,15 +113,17 @@ class Executor:
 
     def finish(self, call: HeldCall, now_s: float) -> None:
         """A running call has made all that it makes."""
-        if self._has(call):
-            self._apply(call.session, call.session.graph.finish(call.call_id), now_s)
+        session = self._homes.get(call)
+        if session is not None:
+            self._apply(session, session.graph.finish(call.call_id), now_s)
 
     def fail(self, call: HeldCall, what: FailureCause | str, now_s: float) -> None:
         """A call has ended without all of its outputs, because of `what`; its owner knows and is not told."""
-        if self._has(call):
-            effects = call.session.graph.fail(call.call_id, what)
+        session = self._homes.get(call)
+        if session is not None:
+            effects = session.graph.fail(call.call_id, what)
             self._drop(call)
-            self._apply(call.session, effects, now_s)
+            self._apply(session, effects, now_s)
 
     def leave(self, call: HeldCall, now_s: float) -> None:
         """One of a call's clients has gone: what nobody else waits for is cancelled."""
@@ -187,7 +192,9 @@ class Executor:
         error = SessionEndedError(f"The session '{session.session_id}' {why}.")
         calls, getters = self.sessions.end(session)
         for call in calls:
+            del self._homes[call]
             self._gathering.drop(call)
+        for call in calls:
             call.owner.on_broken(error)
         for getter in getters:
             getter.on_failed(error)
@@ -202,6 +209,7 @@ class Executor:
     def check(self) -> None:
         """Assert the invariants; for tests."""
         self.sessions.check()
+        assert self._homes == {call: session for session in self.sessions for call in session.calls.values()}
 
     # What follows.
 
@@ -232,8 +240,9 @@ class Executor:
 
     def _show(self, call: HeldCall, text: str | None) -> None:
         """Tell those who watch the current output, unless it is transformed, of more text (None: it begins anew)."""
-        if call.output is not None and call.output.transform is None:
-            for getter in call.session.getters.get(call.output.variable, ()):
+        session = self._homes.get(call)
+        if session is not None and call.output is not None and call.output.transform is None:
+            for getter in session.getters.get(call.output.variable, ()):
                 if getter.on_delta is not None:
                     getter.on_delta(text)
 
@@ -260,7 +269,8 @@ class Executor:
                 characters = sum(len(session.values[name]) for name in call.inputs)
                 tokens = call.prompt_tokens + characters // CHARACTERS_PER_TOKEN
                 call.predicted_s = self._predicted_s(call.model, tokens, call.output_tokens)
-        return [call for call in calls if call.call_id != effects.added or not self._gathering.takes(call, now_s)]
+        gathers = self._gathering.takes
+        return [call for call in calls if call.call_id != effects.added or not gathers(session, call, now_s)]
 
     def _run(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> None:
         """Have ready calls run with what they are promised."""
@@ -268,7 +278,7 @@ class Executor:
 
     def _tell_ready(self, ready: Iterable[tuple[HeldCall, ReadyCall]]) -> None:
         for call, start in ready:
-            if self._has(call):
+            if call in self._homes:
                 call.owner.on_ready(start)
 
     def _cancel_unwanted(self, calls: Iterable[HeldCall], now_s: float) -> None:
@@ -280,19 +290,12 @@ class Executor:
         try:
             while self._to_look_at:
                 call = self._to_look_at.pop()
-                if self._has(call) and self._is_unwanted(call):
-                    effects = call.session.graph.cancel(call.call_id, "nobody waits for it any more")
-                    self._apply(call.session, effects, now_s)
+                session = self._homes.get(call)
+                if session is not None and _is_unwanted(session, call):
+                    effects = session.graph.cancel(call.call_id, "nobody waits for it any more")
+                    self._apply(session, effects, now_s)
         finally:
             self._cancelling = False
-
-    def _is_unwanted(self, call: HeldCall) -> bool:
-        graph, getters = call.session.graph, call.session.getters
-        return not (
-            call.clients
-            or any(graph.consumers(call.call_id))
-            or any(name in getters for name in graph.unset_outputs(call.call_id))
-        )
 
     def _check_room(self, session: Session, call: HeldCall, outputs: Iterable[str]) -> None:
         states = [session.graph.variable_state(name) for name in call.inputs]
@@ -314,16 +317,22 @@ class Executor:
                 session.graph.forget(name)
                 del session.outputs[name]
 
-    def _has(self, call: HeldCall) -> bool:
-        """Whether the call has been added and has not ended."""
-        return call.session.calls.get(call.call_id) is call
-
     def _drop(self, call: HeldCall) -> None:
-        del call.session.calls[call.call_id]
-        call.session.account(-call.held_bytes)
+        session = self._homes.pop(call)
+        del session.calls[call.call_id]
+        session.account(-call.held_bytes)
         call.pieces.clear()
         call.outline = NO_OUTLINE
         self._gathering.drop(call)
+
+
+def _is_unwanted(session: Session, call: HeldCall) -> bool:
+    graph, getters = session.graph, session.getters
+    return not (
+        call.clients
+        or any(graph.consumers(call.call_id))
+        or any(name in getters for name in graph.unset_outputs(call.call_id))
+    )
 
 
 def _broken(call: HeldCall, cause: Cause) -> PlaitError:

@@ -25,16 +25,16 @@ class Gathering:
         self._end = end
         self._calls: set[HeldCall] = set()
 
-    def takes(self, call: HeldCall, now_s: float) -> bool:
+    def takes(self, session: Session, call: HeldCall, now_s: float) -> bool:
         """Whether a call that is ready as it arrives gathers from now on: others can take what it makes, and nobody has
         said what it is to be optimised for.
         """
         if not self._moment_s or not call.outputs or call.objective is not None or call.slo not in (None, Slo()):
             return False
-        if call.session.deductions.of(call.call_id) != NOTHING:
+        if session.deductions.of(call.call_id) != NOTHING:
             return False
         self._calls.add(call)
-        self._at(now_s + self._moment_s, partial(self._over, call))
+        self._at(now_s + self._moment_s, partial(self._over, session, call))
         return True
 
     def joined(self, session: Session, changed: Iterable[str]) -> list[HeldCall]:
@@ -49,7 +49,7 @@ class Gathering:
         """A call has ended, whether it gathered or not."""
         self._calls.discard(call)
 
-    def _over(self, call: HeldCall, now_s: float) -> None:
+    def _over(self, session: Session, call: HeldCall, now_s: float) -> None:
         if call in self._calls:
             self._calls.remove(call)
-            self._end(call.session, [call], now_s)
+            self._end(session, [call], now_s)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from backends.errors import PlaitError
 from gateway.transforms import Transform
 from policy.types import Objective, Slo, TaskGroup
 from policy.variable_prefix import NO_OUTLINE, Outline
-
-if TYPE_CHECKING:
-    from gateway.sessions import Session
 
 CHARACTERS_PER_TOKEN = 4
 """How texts that are not tokenized yet are sized, as English is by most vocabularies; it only weighs calls."""
@@ -82,7 +79,6 @@ class HeldCall:
     predicted_s: float = 0.0
     produced: int = 0
     pieces: list[str] = field(default_factory=list)
-    session: Session = field(init=False)
 
     @property
     def output(self) -> Output | None:

@@ -16,9 +16,9 @@ from starlette.types import Receive, Send
 from backends.errors import EngineError, EngineUnreachableError, NoEngineError
 from backends.http_client import HttpClient, Response
 from gateway.asgi import Headers, send_whole, unless_gone
+from gateway.call_metrics import CallMetrics
 from gateway.completion_text import TextTap, refusal
 from gateway.health import HealthState
-from gateway.metrics import Metrics
 from gateway.outgoing import OutgoingBody
 from gateway.router import Booking, CallUsage, Router
 from gateway.sse import UsageTap, body_usage
@@ -101,7 +101,7 @@ class Relay:
     """Delivers calls over `links`, by engine id; with `forward_client_key` an engine sees the client's bearer token."""
 
     def __init__(
-        self, router: Router, links: Mapping[str, EngineLink], metrics: Metrics, *, forward_client_key: bool
+        self, router: Router, links: Mapping[str, EngineLink], metrics: CallMetrics, *, forward_client_key: bool
     ) -> None:
         self._router = router
         self._links = links

@@ -170,7 +170,7 @@ class SemanticApi:
         """The new call of a submission, or the one that it repeats. One whose inputs have failed has failed with them,
         as those will be told who get its outputs.
         """
-        owner = SubmittedCall(self._chained.runner, incoming, submission, annotations)
+        owner = SubmittedCall(self._chained.runner, session, incoming, submission, annotations)
         call = owner.call = HeldCall(
             session.unused_id(incoming.request_id),
             submission.inputs,

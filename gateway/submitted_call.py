@@ -14,6 +14,7 @@ from gateway.annotations import Annotations
 from gateway.call_reader import Incoming
 from gateway.chained_call import CallRunner, ChainedCall
 from gateway.held_call import ReadyCall
+from gateway.sessions import Session
 from gateway.submission import Submission
 from policy.types import Slo
 
@@ -33,9 +34,14 @@ class SubmittedCall(ChainedCall):
     """A call whose client does not wait for it: its outputs are got by name."""
 
     def __init__(
-        self, runner: CallRunner, incoming: Incoming, submission: Submission, annotations: Annotations
+        self,
+        runner: CallRunner,
+        session: Session,
+        incoming: Incoming,
+        submission: Submission,
+        annotations: Annotations,
     ) -> None:
-        super().__init__(runner)
+        super().__init__(runner, session)
         self._asked: Asked | None = Asked(replace(incoming, path=submission.path), submission, annotations)
 
     async def run(self, ready: ReadyCall) -> None:

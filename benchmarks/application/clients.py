@@ -165,7 +165,7 @@ class _SessionClient:
             got = partial(self._got, name)
             executor.get(session, Getter(name, got, _failed, mark=self._job.launch.objective), now_s)
         for call in program.calls:
-            owner = _Owner(self._clients, executor, self._job, call)
+            owner = _Owner(self._clients, executor, self._job, call, f"{session.tenant.name}/{self._name}")
             owner.held = HeldCall(
                 f"{self._name}-{call.output}",
                 call.inputs or (BEGIN,),
@@ -196,19 +196,18 @@ class _Owner:
 
     held: HeldCall
 
-    def __init__(self, clients: Clients, executor: Executor, job: Job, call: ProgramCall) -> None:
+    def __init__(self, clients: Clients, executor: Executor, job: Job, call: ProgramCall, application: str) -> None:
         self._clients = clients
         self._executor = executor
         self._job = job
         self._call = call
+        self._application = application
 
     def on_ready(self, ready: ReadyCall) -> None:
         """Its inputs have values."""
         values = {name: ids_of(text) for name, text in ready.values.items()}
         self._executor.start(self.held, ready.ready_s)
-        session = self.held.session
-        application = f"{session.tenant.name}/{session.session_id}"
-        promised = Promised(ready.slo, ready.objective, application, ready.group)
+        promised = Promised(ready.slo, ready.objective, self._application, ready.group)
         self._clients.send(self._call, values, self._job, self._ended, promised)
 
     def on_broken(self, error: PlaitError) -> None:

@@ -15,7 +15,6 @@ from backends.errors import EngineError, NoEngineError
 from gateway.app import Gateway
 from gateway.asgi import send_whole
 from gateway.config import parse_config
-from gateway.metrics import Metrics
 from gateway.relay import Delivery, Outcome, Problem, Relay
 
 CHAT, SUBMIT, GET = "/v1/chat/completions", "/v1/submit", "/v1/get"
@@ -182,7 +181,7 @@ class Served:
         chained = self.gateway._chained
         self.executor = chained.executor
         self.exchanges: list[Exchange] = []
-        self.metrics: Metrics = chained.runner.metrics
+        self.registry = self.gateway._registry
         chained.runner = replace(chained.runner, relay=cast("Relay", self.engine))
 
     async def send(

@@ -12,13 +12,15 @@ from backends.http_client import HttpClient
 from backends.http_response import Response
 from backends.openai_protocol import CompletionRequest, parse_request
 from gateway.asgi import Headers
-from gateway.metrics import Metrics
+from gateway.call_metrics import CallMetrics
+from gateway.metrics import new_registry
 from gateway.outgoing import OutgoingBody
 from gateway.relay import Delivery, EngineLink, Relay
 from gateway.router import Router
 from policy.block_hash import chain, root_hash
 from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from policy.types import Call
+from tests.gateway.exposed import samples
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 HASHES = chain(range(256), 64, root_hash("m"))
@@ -119,9 +121,9 @@ class Gateway:
         for name in engines:
             self.router.add_engine(name, COSTS)
             self.router.engine_answered(name, {"m": None})
-        self.metrics = Metrics(self.router)
+        self.registry = new_registry()
         links = {name: EngineLink(cast("HttpClient", http), key) for name, http in engines.items()}
-        self.relay = Relay(self.router, links, self.metrics, forward_client_key=forward_client_key)
+        self.relay = Relay(self.router, links, CallMetrics(self.registry), forward_client_key=forward_client_key)
 
     async def deliver(self, client: Client, *, headers: Headers = (), body: bytes = BODY) -> None:
         await self.relay.deliver(self.delivery(headers=headers, body=body), client.receive, client.send)
@@ -133,9 +135,10 @@ class Gateway:
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """How often a call ended how on which engine."""
-        samples = [line for line in self.metrics.text().decode().splitlines() if line.startswith("plait_calls_total{")]
-        parts = [line.split('"') for line in samples]
-        return {(part[1], part[5]): int(float(part[6].split()[-1])) for part in parts}
+        counted = {
+            name: value for name, value in samples(self.registry).items() if name.startswith("plait_calls_total{")
+        }
+        return {(parts[1], parts[5]): int(value) for name, value in counted.items() for parts in (name.split('"'),)}
 
     def seconds_booked(self, engine: str) -> float:
         return self.router.engines[engine].view.ledger.window_cost_s()

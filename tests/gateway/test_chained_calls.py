@@ -11,6 +11,7 @@ from gateway.recorded_answer import KEEP_ALIVE
 from gateway.relay import Outcome
 from policy.types import Objective, Slo
 from tests.gateway.chained_gateway import CHAT, Served, served_calls, settle
+from tests.gateway.exposed import samples
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ async def test_a_held_calls_time_counts_from_when_it_is_ready(served: Served) ->
     assert delivery.arrived_s >= before_s
     assert (delivery.call.objective, delivery.call.slo) == (Objective.LATENCY, Slo(1.0, 0.04))
     assert delivery.session == "s"
-    assert b"plait_hold_seconds_count 1.0" in served.metrics.text()
+    assert samples(served.registry)["plait_hold_seconds_count"] == 1
 
 
 async def test_a_prompt_that_has_grown_beyond_the_context_fails_like_any(served: Served) -> None:

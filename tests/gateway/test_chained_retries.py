@@ -9,6 +9,7 @@ import pytest
 
 from gateway.recorded_answer import KEEP_ALIVE
 from tests.gateway.chained_gateway import Served, events, served_calls, settle
+from tests.gateway.exposed import samples
 
 
 @pytest.fixture
@@ -18,10 +19,8 @@ async def served() -> AsyncIterator[Served]:
 
 
 def retries(served: Served, engine: str = "e") -> int:
-    lines = served.metrics.text().decode().splitlines()
-    return sum(
-        int(float(line.split()[-1])) for line in lines if line.startswith(f'plait_retries_total{{engine="{engine}"')
-    )
+    found = samples(served.registry)
+    return sum(int(n) for name, n in found.items() if name.startswith(f'plait_retries_total{{engine="{engine}"'))
 
 
 # Calls with a client of their own.

@@ -17,8 +17,9 @@ from gateway.call_reader import OFF_LOOP_BYTES, CallReader
 from gateway.chained_calls import ChainedCalls
 from gateway.config import Config, ModelConfig, SessionsConfig
 from gateway.executor import Executor
-from gateway.metrics import Metrics
+from gateway.metrics import new_registry
 from gateway.openai_api import CompletionApi
+from gateway.program_metrics import ProgramMetrics
 from gateway.relay import Delivery, Relay
 from gateway.router import Router
 from gateway.timer import at_loop_time
@@ -58,7 +59,7 @@ class Api:
         relay, ring = cast("Relay", self.relay), KeyRing(keys)
         reader = CallReader(self.router, prompts, isolate_tenants)
         self.executor = Executor(SessionsConfig(), reader.predicted_s, at_loop_time)
-        chained = ChainedCalls(self.executor, reader, relay, Metrics(self.router), keep_alive_s=5.0)
+        chained = ChainedCalls(self.executor, reader, relay, ProgramMetrics(new_registry()), keep_alive_s=5.0)
         app = CompletionApi(reader, relay, chained, ring, MAX_BODY_BYTES)
         transport = httpx.ASGITransport(app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")

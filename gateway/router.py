@@ -23,9 +23,10 @@ from policy.block_hash import MIN_TREE_BLOCK_TOKENS
 from policy.cost_model import CostModel
 from policy.engine_view import EngineView
 from policy.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LedgerEntry, LoadLedger
+from policy.node import Node
 from policy.outstanding import Work
 from policy.placement import POLICIES, Situation
-from policy.prefix_tree import Node, PrefixTree
+from policy.prefix_tree import PrefixTree
 from policy.reservation import Reservations
 from policy.residency import Residency, Victim
 from policy.types import Call, Placement

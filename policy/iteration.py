@@ -5,20 +5,21 @@ AccelGen's algorithm 1, with Preble's hit-ratio groups for the calls that were p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from math import ceil, inf
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from policy.batching import Batch, Candidate, select_by_distance, select_in_order
 from policy.best_effort import BestEffort
-from policy.in_order import MAX_BACKFILL_CALLS
+from policy.chunking import Budget, ModelBudget, PivotBudget
+from policy.in_order import MAX_BACKFILL_CALLS, HitRatioOrder
+from policy.pace import Measurements
 from policy.plan import EngineFacts, LocalCall, Plan
+from policy.slo import Objectives
+from policy.slo_settings import SloSettings
 from policy.waiting import Moment, Sorted, SortRules, sort_waiting
-
-if TYPE_CHECKING:
-    from policy.slo_scheduler import SloScheduler
 
 DECODE_TOKENS = 8
 """A call behind its prompt with no more than this to compute decodes; with more it recomputes what was preempted."""
@@ -29,12 +30,35 @@ LEAST_ITERATIONS = 2.0
 _REMAINING = attrgetter("remaining_s")
 
 
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What the scheduler knows when it plans an iteration.
+
+    `long_calls` are the running calls that were started as long prompts. `may_pause` says whether decodes may be left
+    out.
+    """
+
+    settings: SloSettings
+    objectives: Objectives
+    measurements: Measurements
+    hit_ratio: HitRatioOrder
+    long_calls: Collection[LocalCall]
+    may_pause: bool
+
+    def new_budget(self, max_tokens: int) -> Budget:
+        """An empty iteration's."""
+        measured = self.measurements
+        if self.settings.budget == "model" and measured.costs is not None:
+            return ModelBudget(max_tokens, measured.costs)
+        return PivotBudget(max_tokens, None if self.settings.budget == "engine" else measured.pivot)
+
+
 class Iteration:
     """Made for one plan; `started_long` are the long prompts that it starts."""
 
     def __init__(
         self,
-        scheduler: SloScheduler,
+        knowledge: Knowledge,
         now_s: float,
         waiting: Sequence[LocalCall],
         running: Sequence[LocalCall],
@@ -43,16 +67,16 @@ class Iteration:
         self.started_long: list[LocalCall] = []
         self.spares_s: dict[LocalCall, float] = {}
         self.paused = False
-        self._may_pause = scheduler.may_pause(now_s)
-        self._scheduler = scheduler
-        self._settings = scheduler.settings
-        self._objectives = scheduler.objectives
+        self._may_pause = knowledge.may_pause
+        self._knowledge = knowledge
+        self._settings = knowledge.settings
+        self._objectives = knowledge.objectives
         self._now_s = now_s
         self._facts = facts
         self._waiting = waiting
-        self._pace = scheduler.measurements.pace(facts.max_batch_tokens)
-        self._batch = Batch(scheduler.new_budget(facts.max_batch_tokens), facts, facts.max_running_calls - len(running))
-        self._soonest = scheduler.new_budget(facts.max_batch_tokens) if self._may_pause else self._batch.budget
+        self._pace = knowledge.measurements.pace(facts.max_batch_tokens)
+        self._batch = Batch(knowledge.new_budget(facts.max_batch_tokens), facts, facts.max_running_calls - len(running))
+        self._soonest = knowledge.new_budget(facts.max_batch_tokens) if self._may_pause else self._batch.budget
         self._preempted: list[LocalCall] = []
         self._decodes: list[Candidate] = []
         self._prefills: list[Candidate] = []
@@ -97,7 +121,7 @@ class Iteration:
     def _time_prefill(self, candidate: Candidate) -> None:
         call = candidate.call
         slo = self._objectives.of(call)
-        candidate.is_long = self._scheduler.runs_long(call)
+        candidate.is_long = call in self._knowledge.long_calls
         if slo is not None:
             candidate.remaining_s, candidate.due_s = self._timing(call, slo, candidate.tokens)
             if self._settings.lost == "demote":
@@ -190,11 +214,11 @@ class Iteration:
         if self._settings.long_prompts == "until_prefilled":
             return any(prefill.is_long for prefill in self._prefills)
         running = chain(self._prefills, self._decodes)
-        return any(self._scheduler.runs_long(candidate.call) for candidate in running)
+        return any(candidate.call in self._knowledge.long_calls for candidate in running)
 
     def _note_spares(self) -> None:
         """What calls that start could have spared of their TTFT, had they found the engine idle."""
-        costs = self._scheduler.measurements.costs
+        costs = self._knowledge.measurements.costs
         if costs is None:
             return
         for one in self._batch.started:
@@ -240,7 +264,7 @@ class Iteration:
 
         Where that is hardly more than any iteration takes, they cannot be helped: as long as at the pivot.
         """
-        spare_s, share = self._scheduler.measurements.spare_s(self._now_s), self._settings.spare_share
+        spare_s, share = self._knowledge.measurements.spare_s(self._now_s), self._settings.spare_share
         if spare_s is None or not share:
             return inf
         return share * spare_s if share * spare_s >= LEAST_ITERATIONS * self._pace.shortest_s else self._pivot_s
@@ -313,7 +337,7 @@ class Iteration:
     def _can_spare(self, one: Candidate) -> bool:
         """Whether a running call may be preempted: nothing is lost, or it is not urgent even once it starts anew."""
         settings, pace = self._settings, self._pace
-        if self._scheduler.measurements.times_preempted(one.call) >= settings.max_preemptions:
+        if self._knowledge.measurements.times_preempted(one.call) >= settings.max_preemptions:
             return False
         if _is_spare(one) or settings.preempt == "spare":
             return _is_spare(one)
@@ -344,7 +368,7 @@ class Iteration:
     def _best_effort(self, rest: list[Candidate], found: Sorted) -> Iterator[LocalCall]:
         """What remains, for calls that nothing can be kept to; returns those left, in order."""
         settings = self._settings
-        turns = self._scheduler.hit_ratio.turns(found.unpromised, self._facts)
+        turns = self._knowledge.hit_ratio.turns(found.unpromised, self._facts)
         remains = BestEffort(
             self._batch, self._facts, turns, share=settings.best_effort_share, long_tokens=settings.long_tokens
         )

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from policy.cost_model import CostModel
-from policy.prefix_tree import Node
+from policy.node import Node
 
 DEFAULT_WINDOW_S = 180.0
 """H: three minutes; Preble (section 3.2) finds that its length hardly matters."""

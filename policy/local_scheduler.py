@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from policy.in_order import MAX_BACKFILL_CALLS, Fcfs, HitRatio, LongestPrefix
 from policy.plan import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
-from policy.slo_scheduler import SloScheduler, SloSettings
+from policy.slo_scheduler import SloScheduler
+from policy.slo_settings import SloSettings
 
 __all__ = [
     "MAX_BACKFILL_CALLS",

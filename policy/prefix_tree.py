@@ -8,77 +8,10 @@ What each engine has of a node, and how many calls shared it lately, is kept bes
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policy.holding import Holding
-
-
-class Node:
-    """A run of blocks; `start_blocks` of the prompt lie before it."""
-
-    __slots__ = ("children", "hashes", "holdings", "parent", "start_blocks")
-
-    def __init__(self, parent: Node | None, start_blocks: int, hashes: array[int]) -> None:
-        self.parent = parent
-        self.start_blocks = start_blocks
-        self.hashes = hashes
-        self.children: dict[int, Node] = {}
-        self.holdings: dict[str, Holding] = {}
-
-    def __len__(self) -> int:
-        return len(self.hashes)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __repr__(self) -> str:
-        return f"Node(start={self.start_blocks}, blocks={len(self.hashes)}, holdings={self.holdings})"
-
-    @property
-    def end_blocks(self) -> int:
-        """Blocks of the prompt up to and including this node."""
-        return self.start_blocks + len(self.hashes)
-
-    def holding(self, engine_id: str) -> Holding:
-        """The engine's holding, made when absent; `drop_unused` and `PrefixTree.prune` take back what stays empty."""
-        holding = self.holdings.get(engine_id)
-        if holding is None:
-            holding = self.holdings[engine_id] = Holding(self)
-        return holding
-
-    def drop_unused(self, engine_id: str) -> None:
-        """Forget the engine's holding if nothing is left of it; one that is only shared leaves the order of use."""
-        holding = self.holdings[engine_id]
-        if not holding.held:
-            holding.unlink()
-            if not holding:
-                del self.holdings[engine_id]
-
-    def held_blocks(self, engine_id: str) -> int:
-        """Leading blocks of this node that the engine has or is about to have."""
-        holding = self.holdings.get(engine_id)
-        if holding is None:
-            return 0
-        return len(self.hashes) if holding.bookings else holding.staying_blocks
-
-    def common_blocks(self, offset: int, hashes: Sequence[int], start: int) -> int:
-        """How many blocks `self.hashes[offset:]` and `hashes[start:]` share; chained, so a bisection."""
-        low, high = 0, min(len(self.hashes) - offset, len(hashes) - start)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.hashes[offset + middle - 1] == hashes[start + middle - 1]:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def path(self) -> Iterator[Node]:
-        """Walk up: the node itself, then its ancestors, without the root."""
-        node = self
-        while node.parent is not None:
-            yield node
-            node = node.parent
+from policy.node import Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from policy.holding import UseOrder
-from policy.prefix_tree import Node, PrefixTree, Segment
+from policy.node import Node
+from policy.prefix_tree import PrefixTree, Segment
+from policy.use_order import UseOrder
 
 Victim = tuple[Node, int]
 """A node, and how many blocks from its resident end go."""

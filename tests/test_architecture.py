@@ -185,8 +185,8 @@ def test_everything_is_caught_only_where_there_is_a_reason() -> None:
     [
         ("import os.path, json", {"os.path", "json"}),
         ("def f():\n    from random import choice", {"random.choice"}),
-        ("from . import holding", {"policy.holding"}),
-        ("from .holding import Holding", {"policy.holding.Holding"}),
+        ("from . import node", {"policy.node"}),
+        ("from .node import Node", {"policy.node.Node"}),
         ("if TYPE_CHECKING:\n    import gateway.router", {"gateway.router"}),
     ],
 )

@@ -19,7 +19,8 @@ from benchmarks.schedulers.clairvoyant import (
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS
 from policy.cost_model import CostModel
 from policy.local_scheduler import SCHEDULERS, Fcfs, LocalScheduler
-from policy.slo_scheduler import SloScheduler, SloSettings
+from policy.slo_scheduler import SloScheduler
+from policy.slo_settings import SloSettings
 
 MAX_BATCH_TOKENS = 2048
 """vLLM's default on an A100; what every system but Orca may compute in an iteration at most."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from policy.plan import LocalCall, LocalScheduler, Plan
-from policy.slo_scheduler import SloScheduler, SloSettings
+from policy.slo_scheduler import SloScheduler
+from policy.slo_settings import SloSettings
 from policy.types import Slo
 
 BLOCK_TOKENS = 4

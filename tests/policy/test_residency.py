@@ -5,9 +5,10 @@ from __future__ import annotations
 from array import array
 
 from policy.block_hash import chain
-from policy.holding import Holding, UseOrder
-from policy.prefix_tree import Node, PrefixTree
+from policy.node import Holding, Node
+from policy.prefix_tree import PrefixTree
 from policy.residency import Residency
+from policy.use_order import UseOrder
 
 
 def hashes(text: bytes) -> array[int]:

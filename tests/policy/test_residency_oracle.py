@@ -12,8 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from backends.cache_journal import CacheJournal
 from policy.block_hash import chain
-from policy.holding import Holding
-from policy.prefix_tree import Node, PrefixTree
+from policy.node import Holding, Node
+from policy.prefix_tree import PrefixTree
 from policy.residency import Residency
 
 Prefix = tuple[int, ...]

@@ -16,7 +16,8 @@ from policy.in_order import HitRatio
 from policy.local_scheduler import SCHEDULERS, MeasuringScheduler
 from policy.plan import EngineFacts, LocalCall, Plan
 from policy.priority import GROUPS
-from policy.slo_scheduler import SloScheduler, SloSettings
+from policy.slo_scheduler import SloScheduler
+from policy.slo_settings import SloSettings
 from policy.types import Slo
 from tests.policy.fake_engine import BLOCK_TOKENS, COSTS, FakeEngine, blocks, decode, names, prompt, slo_scheduler
 

@@ -1,16 +1,83 @@
-"""What one engine has of one prefix-tree node, and its place in that engine's order of last use."""
+"""A node of the prefix tree, and its holdings: what each engine has of it.
+
+A node knows its holdings and a holding its node, so both stand here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from array import array
+from collections.abc import Iterator, Sequence
 
-if TYPE_CHECKING:
-    from policy.prefix_tree import Node
+
+class Node:
+    """A run of blocks; `start_blocks` of the prompt lie before it."""
+
+    __slots__ = ("children", "hashes", "holdings", "parent", "start_blocks")
+
+    def __init__(self, parent: Node | None, start_blocks: int, hashes: array[int]) -> None:
+        self.parent = parent
+        self.start_blocks = start_blocks
+        self.hashes = hashes
+        self.children: dict[int, Node] = {}
+        self.holdings: dict[str, Holding] = {}
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"Node(start={self.start_blocks}, blocks={len(self.hashes)}, holdings={self.holdings})"
+
+    @property
+    def end_blocks(self) -> int:
+        """Blocks of the prompt up to and including this node."""
+        return self.start_blocks + len(self.hashes)
+
+    def holding(self, engine_id: str) -> Holding:
+        """The engine's holding, made when absent; `drop_unused` and `PrefixTree.prune` take back what stays empty."""
+        holding = self.holdings.get(engine_id)
+        if holding is None:
+            holding = self.holdings[engine_id] = Holding(self)
+        return holding
+
+    def drop_unused(self, engine_id: str) -> None:
+        """Forget the engine's holding if nothing is left of it; one that is only shared leaves the order of use."""
+        holding = self.holdings[engine_id]
+        if not holding.held:
+            holding.unlink()
+            if not holding:
+                del self.holdings[engine_id]
+
+    def held_blocks(self, engine_id: str) -> int:
+        """Leading blocks of this node that the engine has or is about to have."""
+        holding = self.holdings.get(engine_id)
+        if holding is None:
+            return 0
+        return len(self.hashes) if holding.bookings else holding.staying_blocks
+
+    def common_blocks(self, offset: int, hashes: Sequence[int], start: int) -> int:
+        """How many blocks `self.hashes[offset:]` and `hashes[start:]` share; chained, so a bisection."""
+        low, high = 0, min(len(self.hashes) - offset, len(hashes) - start)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.hashes[offset + middle - 1] == hashes[start + middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def path(self) -> Iterator[Node]:
+        """Walk up: the node itself, then its ancestors, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
 
 
 class Holding:
-    """One engine's share in one node, counted in blocks from the node's start; a link of that engine's `UseOrder`.
+    """One engine's share in one node, counted in blocks from the node's start; a link of that engine's order of use.
 
     `resident_blocks` is what the engine reported; `bookings` counts calls on their way or just ended, whose blocks are
     expected (a call always spans whole nodes); `sharers` counts calls placed there within the window H. Of the resident
@@ -78,25 +145,3 @@ class Holding:
         assert self.bookings >= 0
         assert self.sharers >= 0
         assert self.held == (self.newer is not None) == (self.older is not None), f"{node}: in the order of use or not?"
-
-
-class UseOrder:
-    """An engine's holdings from the least to the most lately used, as a ring through a sentinel; all steps O(1)."""
-
-    def __init__(self, sentinel_node: Node) -> None:
-        self._ring = Holding(sentinel_node)
-        self._ring.older = self._ring.newer = self._ring
-
-    def __iter__(self) -> Iterator[Holding]:
-        """Oldest first; the current holding may be unlinked meanwhile."""
-        holding = self._ring.newer
-        while holding is not None and holding is not self._ring:
-            following = holding.newer
-            yield holding
-            holding = following
-
-    def touch(self, holding: Holding) -> None:
-        """Make `holding` the most lately used."""
-        holding.unlink()
-        assert self._ring.older is not None
-        holding.link_between(self._ring.older, self._ring)

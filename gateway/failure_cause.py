@@ -1,4 +1,4 @@
-"""Why a call has failed, link by link: the same value in the gateway, on the wire and in the Python client."""
+"""Why a call has failed, link by link: what an error object carries as its `causes`."""
 
 from __future__ import annotations
 

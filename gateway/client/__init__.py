@@ -14,12 +14,12 @@ from gateway.client.errors import (
     TemplateError,
     VariableFailedError,
 )
+from gateway.client.failure_cause import FailureCause
 from gateway.client.function import SemanticFunction, semantic_function
+from gateway.client.objectives import Objective, Slo
 from gateway.client.prompt import Output
-from gateway.client.session import Argument, Session, Text
-from gateway.client.variable import SemanticVariable
-from gateway.failure_cause import FailureCause
-from policy.types import Objective, Slo
+from gateway.client.session import Session
+from gateway.client.variable import Argument, SemanticVariable, Text
 
 __all__ = [
     "AnswerError",

@@ -8,6 +8,7 @@ from typing import Self
 
 import httpx
 
+from gateway.client.connection import Connection
 from gateway.client.flow import Retries
 from gateway.client.session import Session
 from gateway.client.transport import AsyncTransport, BlockingTransport, Endpoint
@@ -42,26 +43,25 @@ class Client:
             raise ValueError(f"base_url is {base_url!r}; expected http://HOST:PORT/v1")
         # One context for both, since the system's certificates take a while to load.
         endpoint = Endpoint(base_url, api_key, timeout_s, httpx.create_ssl_context() if tls is True else tls)
-        self.model = model
-        self.retries = Retries(max_retries)
-        self.blocking = BlockingTransport(endpoint)
-        self.asynchronous = AsyncTransport(endpoint)
+        self._connection = Connection(
+            BlockingTransport(endpoint), AsyncTransport(endpoint), Retries(max_retries), model
+        )
 
     def session(self, session_id: str | None = None, *, ttl_s: float | None = None) -> Session:
         """A session, to be entered with `with` or `async with`.
 
         With an id, calls of other clients can take part in it; the gateway keeps it for `ttl_s` seconds at the most.
         """
-        return Session(self, session_id, ttl_s)
+        return Session(self._connection, session_id, ttl_s)
 
     def close(self) -> None:
         """Close the connections of a blocking program."""
-        self.blocking.close()
+        self._connection.blocking.close()
 
     async def aclose(self) -> None:
         """Close all connections."""
-        self.blocking.close()
-        await self.asynchronous.close()
+        self._connection.blocking.close()
+        await self._connection.asynchronous.close()
 
     def __enter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import httpx
 import msgspec
 
-from gateway.failure_cause import FailureCause, chain_text
+from gateway.client.failure_cause import FailureCause, chain_text
 
 _EXCERPT_CHARACTERS = 300
 

@@ -9,11 +9,11 @@ from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, get_args, get_origin
 
 from gateway.client.errors import TemplateError
+from gateway.client.objectives import Objective, Slo
 from gateway.client.prompt import Output, Prompt, call_annotations
 from gateway.client.sampling import Sampling, sampling_fields
-from gateway.client.session import Argument, Session, texts_of
 from gateway.client.template import parse_template
-from policy.types import Objective, Slo
+from gateway.client.variable import Argument, Scope, texts_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +42,7 @@ class SemanticFunction(Generic[P, R]):
             raise TemplateError(f"no argument is a semantic variable: say where, as in {name}.on(session)(...)")
         return self._submitted(first.session, arguments)
 
-    def on(self, session: Session) -> Callable[P, R]:
+    def on(self, session: Scope) -> Callable[P, R]:
         """The function in a session, so that all arguments may be strings."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -55,7 +55,7 @@ class SemanticFunction(Generic[P, R]):
         bound.apply_defaults()
         return cast("dict[str, Argument]", bound.arguments)
 
-    def _submitted(self, session: Session, arguments: Mapping[str, Argument]) -> R:
+    def _submitted(self, session: Scope, arguments: Mapping[str, Argument]) -> R:
         outputs = session.submit(self.prompt, arguments)
         return cast("R", outputs[0] if len(outputs) == 1 else outputs)
 

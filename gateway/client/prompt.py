@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Unpack
 
+from gateway.client.objectives import Objective, Slo
 from gateway.client.sampling import Sampling, sampling_fields
 from gateway.client.template import RenderedPrompt, Template
-from policy.types import Objective, Slo
 
 Transforms = str | Sequence[str | Mapping[str, object]]
 """A chain of transforms as docs/transforms.md has it, as a text or as a list of steps."""

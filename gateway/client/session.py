@@ -5,25 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self
 
+from gateway.client.connection import Connection
 from gateway.client.errors import AnswerError, ClientError, TemplateError
 from gateway.client.flow import Flow, Request, Retries, answered
 from gateway.client.prompt import Prompt
 from gateway.client.submission import Submission
 from gateway.client.transport import AsyncTransport, BlockingTransport
-from gateway.client.variable import SemanticVariable
-
-if TYPE_CHECKING:
-    from gateway.client.client import Client
-
-Text = SemanticVariable | str
-"""What an input takes: a variable, or the text itself."""
-Argument = Text | Sequence[Text]
-"""What a parameter takes: a text, or several that are put in one after the other."""
+from gateway.client.variable import Argument, SemanticVariable, texts_of
 
 _NAME_CHARACTERS = 55  # of a variable's 64, so that a suffix makes it unique
 _NOT_FOUND = 404
@@ -39,9 +32,9 @@ class Session:
     A blocking session may be used by several threads, an asynchronous one by the tasks of its event loop.
     """
 
-    def __init__(self, client: Client, session_id: str | None, ttl_s: float | None) -> None:
+    def __init__(self, connection: Connection, session_id: str | None, ttl_s: float | None) -> None:
         self.id = session_id or uuid.uuid4().hex
-        self._client = client
+        self._connection = connection
         self._ttl_s = ttl_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = False
@@ -68,7 +61,7 @@ class Session:
         Raises `TemplateError` for arguments that it cannot take, and in a blocking session `AnswerError` or
         `ConnectionFailedError`.
         """
-        model = prompt.model or self._client.model
+        model = prompt.model or self._connection.model
         if model is None:
             raise TemplateError(f"{prompt.name} names no model, and neither does the client")
         inputs = {name: self._variables(prompt, name, arguments[name]) for name in prompt.template.inputs}
@@ -84,30 +77,30 @@ class Session:
     @property
     def retries(self) -> Retries:
         """How requests are repeated."""
-        return self._client.retries
+        return self._connection.retries
 
     def blocking_transport(self) -> BlockingTransport:
         """For a `get`; raises `RuntimeError` in an asynchronous session, whose event loop it would stop."""
         if self._loop is not None:
             raise RuntimeError("this session was entered with `async with`: use `await variable.aget(...)` or astream")
-        return self._client.blocking
+        return self._connection.blocking
 
     def async_transport(self) -> AsyncTransport:
         """For an `aget`, in either kind of session."""
-        return self._client.asynchronous
+        return self._connection.asynchronous
 
     def __enter__(self) -> Self:
-        self._client.blocking.run(self._opening())
+        self._connection.blocking.run(self._opening())
         self._is_open = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._is_open = False
         with suppress(*_hidden_by(error)):
-            self._client.blocking.run(self._closing())
+            self._connection.blocking.run(self._closing())
 
     async def __aenter__(self) -> Self:
-        await self._client.asynchronous.run(self._opening())
+        await self._connection.asynchronous.run(self._opening())
         self._loop = asyncio.get_running_loop()
         self._is_open = True
         return self
@@ -123,7 +116,7 @@ class Session:
             refusals = [await submission.end() for submission in self._submissions]
         finally:
             with suppress(*_hidden_by(error)):
-                await self._client.asynchronous.run(self._closing())
+                await self._connection.asynchronous.run(self._closing())
         unmet = next((refusal for refusal in refusals if refusal is not None), None)
         if error is None and unmet is not None:
             raise unmet
@@ -133,7 +126,7 @@ class Session:
         if not self._is_open:
             raise RuntimeError("the session is not open: use it in `with client.session() as session:`")
         if self._loop is None:
-            self._client.blocking.run(flow)
+            self._connection.blocking.run(flow)
             return None
         if self._loop is not _running_loop():
             raise RuntimeError("this session belongs to the event loop in which it was entered")
@@ -143,7 +136,7 @@ class Session:
         return submission
 
     async def _send(self, flow: Flow[bytes]) -> None:
-        await self._client.asynchronous.run(flow)
+        await self._connection.asynchronous.run(flow)
 
     def _variables(self, prompt: Prompt, name: str, given: Argument) -> list[SemanticVariable]:
         """The variables of an input; equal texts are one variable, so that the gateway sees what calls share."""
@@ -178,15 +171,6 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self.id}{' open' if self._is_open else ''}>"
-
-
-def texts_of(given: Argument) -> tuple[Text, ...]:
-    """What an argument consists of. Raises `TemplateError` for what is neither a text nor several."""
-    texts: tuple[object, ...] = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    for text in texts:
-        if not isinstance(text, SemanticVariable | str):
-            raise TemplateError(f"an argument is {type(text).__name__}; expected semantic variables or strings")
-    return cast("tuple[Text, ...]", texts)
 
 
 def _unique(name: str) -> str:

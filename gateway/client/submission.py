@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from gateway.client.errors import ClientError, VariableFailedError
-from gateway.failure_cause import FailureCause
+from gateway.client.failure_cause import FailureCause
 
 
 class Submission:

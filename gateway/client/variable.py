@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import NoReturn, Protocol, cast
 
-from gateway.client.flow import Request, got
-from gateway.client.prompt import criteria
+from gateway.client.errors import TemplateError
+from gateway.client.flow import Request, Retries, got
+from gateway.client.objectives import Objective, Slo
+from gateway.client.prompt import Prompt, criteria
 from gateway.client.submission import Submission
+from gateway.client.transport import AsyncTransport, BlockingTransport
 from gateway.client.value_stream import ValueStream
-from policy.types import Objective, Slo
-
-if TYPE_CHECKING:
-    from gateway.client.session import Session
 
 DEFAULT_TIMEOUT_S = 600.0
 
 Wanted = Objective | str | Slo | None
 """What a value is wanted for: `latency`, `throughput`, times of its own (an `Slo`, in seconds), or nothing said."""
+
+
+class Scope(Protocol):
+    """What a variable asks of its session."""
+
+    id: str
+
+    @property
+    def retries(self) -> Retries:
+        """How requests are repeated."""
+
+    def blocking_transport(self) -> BlockingTransport:
+        """For a `get`. Raises `RuntimeError` in an asynchronous session."""
+
+    def async_transport(self) -> AsyncTransport:
+        """For an `aget`."""
+
+    def submit(self, prompt: Prompt, arguments: Mapping[str, Argument]) -> tuple[SemanticVariable, ...]:
+        """Send a call on its way; returns the variables of its outputs at once."""
 
 
 class SemanticVariable:
@@ -32,15 +50,15 @@ class SemanticVariable:
 
     __slots__ = ("_session", "_submission", "_value", "name")
 
-    def __init__(self, session: Session, name: str, submission: Submission | None, value: str | None = None) -> None:
+    def __init__(self, session: Scope, name: str, submission: Submission | None, value: str | None = None) -> None:
         self.name = name
         self._session = session
         self._submission = submission
         self._value = value
 
     @property
-    def session(self) -> Session:
-        """Where it belongs to."""
+    def session(self) -> Scope:
+        """Where it belongs."""
         return self._session
 
     @property
@@ -114,3 +132,18 @@ class SemanticVariable:
 
     def __repr__(self) -> str:
         return f"<SemanticVariable {self.name}{'' if self._value is None else f' = {self._value[:40]!r}'}>"
+
+
+Text = SemanticVariable | str
+"""What an input takes: a variable, or the text itself."""
+Argument = Text | Sequence[Text]
+"""What a parameter takes: a text, or several that are put in one after the other."""
+
+
+def texts_of(given: Argument) -> tuple[Text, ...]:
+    """What an argument consists of. Raises `TemplateError` for what is neither a text nor several."""
+    texts: tuple[object, ...] = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    for text in texts:
+        if not isinstance(text, SemanticVariable | str):
+            raise TemplateError(f"an argument is {type(text).__name__}; expected semantic variables or strings")
+    return cast("tuple[Text, ...]", texts)

@@ -13,8 +13,8 @@ from langchain_core.runnables.config import ensure_config, merge_configs
 from gateway.client.errors import TemplateError
 from gateway.client.langchain.parsers import Read
 from gateway.client.prompt import Prompt
-from gateway.client.session import Argument, Session, Text
-from gateway.client.variable import DEFAULT_TIMEOUT_S, SemanticVariable, Wanted
+from gateway.client.session import Session
+from gateway.client.variable import DEFAULT_TIMEOUT_S, Argument, SemanticVariable, Text, Wanted
 
 _SESSION = "plait_session"
 

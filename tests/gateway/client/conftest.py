@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -27,7 +28,7 @@ def fake(server: FakeGateway) -> FakeGateway:
 @pytest.fixture
 async def client(fake: FakeGateway) -> AsyncIterator[Client]:
     async with Client(fake.base_url, api_key="secret", model="demo", tls=False) as client:
-        client.retries = Retries(most=2, first_pause_s=0.0)
+        client._connection = replace(client._connection, retries=Retries(most=2, first_pause_s=0.0))
         yield client
 
 

@@ -14,8 +14,8 @@ from gateway.client.errors import (
     GetTimeoutError,
     VariableFailedError,
 )
+from gateway.client.failure_cause import FailureCause
 from gateway.client.flow import LONGEST_PAUSE_S, POLL_S, Flow, Pause, Request, Retries, answered, got
-from gateway.failure_cause import FailureCause
 
 ASK = Request("POST", "/submit", {"a": 1}, done_code="double_producer")
 ONCE = Request("POST", "/variables", {"a": 1}, repeatable=False)

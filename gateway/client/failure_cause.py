@@ -1,0 +1,29 @@
+"""Why a variable has failed, link by link, as the gateway says it in an error object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
+    """One link of a chain of causes. A field is None where the gateway does not know it.
+
+    `call` is the id of the call that failed. `engine` failed it, or `transform` refused its text. `variable` failed
+    with it. `message` is for people.
+    """
+
+    call: str | None = None
+    engine: str | None = None
+    transform: str | None = None
+    variable: str | None = None
+    message: str
+
+    def __str__(self) -> str:
+        return self.message if self.call is None else f"{self.call}: {self.message}"
+
+
+def chain_text(causes: Iterable[FailureCause]) -> str:
+    """A chain of causes on one line."""
+    return ", because ".join(map(str, causes))

@@ -2,6 +2,8 @@
 FROM python:3.13-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY src src
+COPY client client
 COPY policy policy
 COPY backends backends
 COPY gateway gateway

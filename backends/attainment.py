@@ -11,8 +11,8 @@ from collections.abc import Container, Hashable
 from dataclasses import dataclass
 from math import inf
 
-from policy.plan import LocalCall
-from policy.types import Slo
+from plait.policy.plan import LocalCall
+from plait.policy.types import Slo
 
 RECENT_CALLS = 256
 """Calls with objectives that the share is taken over, the latest to end: its standard error is 3 % at most."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from itertools import takewhile
 
-from backends.cache_state import StoredRun
+from plait.backends.cache_state import StoredRun
 
 MAX_TOMBSTONES = 65_536
 """Removals remembered: a gateway that polls every second misses one only above 4 million evicted tokens a second."""

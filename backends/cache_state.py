@@ -2,7 +2,7 @@
 
 A report is the net change since the cursor: apply `removed`, then `stored`. With `snapshot` set it is the whole state
 and replaces what was known; so it is on the first request, after a restart (a new `epoch`) and after a cursor that the
-engine no longer remembers. Blocks are tree blocks, named by `policy.block_hash`.
+engine no longer remembers. Blocks are tree blocks, named by `plait.policy.block_hash`.
 """
 
 from __future__ import annotations

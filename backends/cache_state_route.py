@@ -15,8 +15,8 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from backends.cache_state import CacheState
-from backends.errors import CallerError, PlaitError
+from plait.backends.cache_state import CacheState
+from plait.backends.errors import CallerError, PlaitError
 
 PATH = "/cache_state"
 

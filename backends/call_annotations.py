@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from policy.types import Objective, Slo
+from plait.policy.types import Objective, Slo
 
 _log = logging.getLogger("vllm.plait")
 """Below vLLM's own logger, whose handlers print it; in other engines, those of the root do."""

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from backends.chat_template import loops_over_content
-from backends.errors import CallerError, UnsupportedError
+from plait.backends.chat_template import loops_over_content
+from plait.backends.errors import CallerError, UnsupportedError
 
 # The types of content parts that are text, and the key that holds it.
 TEXT_KEYS: Final = {

@@ -11,7 +11,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from backends.errors import CallerError
+from plait.backends.errors import CallerError
 
 # Variables of a template that the call itself sets, whatever its template options say.
 CALL_VARIABLES: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})

@@ -16,11 +16,11 @@ from typing import Any, Self, TypeVar
 import httpx
 import msgspec
 
-from backends.cache_state import IterationState, KvState, QueueState
-from backends.errors import PlaitError
-from backends.http_client import HttpClient
-from backends.profile_plan import Limits
-from backends.timed_stream import TimedStream, read_stream
+from plait.backends.cache_state import IterationState, KvState, QueueState
+from plait.backends.errors import PlaitError
+from plait.backends.http_client import HttpClient
+from plait.backends.profile_plan import Limits
+from plait.backends.timed_stream import TimedStream, read_stream
 
 FALLBACK_CONTEXT_TOKENS = 4096
 """Where the engine tells neither its context nor its KV cache."""
@@ -40,7 +40,7 @@ class _ModelList(msgspec.Struct):
 
 
 class _CacheState(msgspec.Struct):
-    """Of `backends.cache_state.CacheState` what a profile needs, so that a report of another version will do."""
+    """Of `plait.backends.cache_state.CacheState` what a profile needs, so that a report of another version will do."""
 
     engine: str
     block_tokens: int

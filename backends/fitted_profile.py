@@ -8,12 +8,12 @@ from statistics import fmean
 
 import msgspec
 
-from backends.engine_probe import Identity
-from backends.profile_fit import Point, Residual, fit_cost_model
-from backends.profile_plan import Kind
-from backends.profiler import Measured
-from backends.profiles import Attention, Fit, Forward, Kv, LongPrefill, Pivot, Profile, Source
-from policy.cost_model import CostModel
+from plait.backends.engine_probe import Identity
+from plait.backends.profile_fit import Point, Residual, fit_cost_model
+from plait.backends.profile_plan import Kind
+from plait.backends.profiler import Measured
+from plait.backends.profiles import Attention, Fit, Forward, Kv, LongPrefill, Pivot, Profile, Source
+from plait.policy.cost_model import CostModel
 
 DIGITS = 6
 """Significant ones of a coefficient: beyond any measurement."""

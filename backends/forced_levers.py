@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from backends.scheduler_settings import LeverSettings, SchedulerSettings
-from policy.cost_model import CostModel
-from policy.local_scheduler import SCHEDULERS, EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.backends.scheduler_settings import LeverSettings, SchedulerSettings
+from plait.policy.cost_model import CostModel
+from plait.policy.local_scheduler import SCHEDULERS, EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 
 def local_scheduler(settings: SchedulerSettings) -> LocalScheduler:

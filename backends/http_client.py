@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from urllib.parse import urlsplit
 
-from backends.errors import EngineUnreachableError
-from backends.http_connection import Connection, StaleConnectionError, Timeouts
-from backends.http_response import Response
+from plait.backends.errors import EngineUnreachableError
+from plait.backends.http_connection import Connection, StaleConnectionError, Timeouts
+from plait.backends.http_response import Response
 
 __all__ = ["HttpClient", "Response", "Timeouts"]
 

@@ -12,9 +12,9 @@ from typing import Protocol, cast
 
 import httptools
 
-from backends.deadline import Deadline
-from backends.errors import EngineError, EngineTimeoutError
-from backends.http_response import Response
+from plait.backends.deadline import Deadline
+from plait.backends.errors import EngineError, EngineTimeoutError
+from plait.backends.http_response import Response
 
 HIGH_WATER_BYTES = 64 * 1024  # unread body at which reading pauses: asyncio's own default for writing
 HEAD_LIMIT_BYTES = 64 * 1024  # uvicorn's limit for the heads it reads; the parser itself has none

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from backends.errors import EngineError
+from plait.backends.errors import EngineError
 
 
 class Source(Protocol):

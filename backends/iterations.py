@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from backends.cache_state import IterationState
+from plait.backends.cache_state import IterationState
 
 RECENT_ITERATIONS = 128
 """DESIGN 4.5: T_max and the mean chunk are taken over the last 128 iterations."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from backends.errors import CallerError
+from plait.backends.errors import CallerError
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from backends.least_squares import non_negative_least_squares
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.backends.least_squares import non_negative_least_squares
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 Iteration = tuple[tuple[int, int], ...]
 """One forward pass: `(new tokens, context tokens)` of each call in it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
-from backends.profile_fit import Iteration
+from plait.backends.profile_fit import Iteration
 
 SHORT_TOKENS = 32
 """A context that costs next to no attention, and a prompt that few iterations compute."""

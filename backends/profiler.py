@@ -15,9 +15,9 @@ from operator import attrgetter
 from statistics import median
 from typing import Protocol
 
-from backends.profile_fit import Iteration, Point
-from backends.profile_plan import Effort, Kind, Limits, Trial, chunks, plan
-from backends.timed_stream import TimedStream, inter_token_s
+from plait.backends.profile_fit import Iteration, Point
+from plait.backends.profile_plan import Effort, Kind, Limits, Trial, chunks, plan
+from plait.backends.timed_stream import TimedStream, inter_token_s
 
 TOKEN_IDS = (300, 1300)
 """Ids that every vocabulary has and that mean nothing special: behind the control tokens and single bytes."""
@@ -34,7 +34,7 @@ MOST_ROUNDS = 3
 
 
 class Engine(Protocol):
-    """What is measured; `backends.engine_probe` has the one over HTTP."""
+    """What is measured; `plait.backends.engine_probe` has the one over HTTP."""
 
     @property
     def clock(self) -> Callable[[], float]:

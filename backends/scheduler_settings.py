@@ -6,9 +6,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from backends.profiles import load_profile
-from policy.cost_model import CostModel
-from policy.local_scheduler import SCHEDULERS
+from plait.backends.profiles import load_profile
+from plait.policy.cost_model import CostModel
+from plait.policy.local_scheduler import SCHEDULERS
 
 
 class SettingsError(ValueError):
@@ -32,7 +32,7 @@ class LeverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`scheduler` is a name in `policy.local_scheduler.SCHEDULERS`; `name` is the engine's own, for its reports.
+    """`scheduler` is a name in `plait.policy.local_scheduler.SCHEDULERS`; `name` is the engine's own, for its reports.
 
     `profile` is a cost profile, by its name or the path of its .toml file: a scheduler that plans by how long
     iterations take then knows so from the start, and measures it where there is none.

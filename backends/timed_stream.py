@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from backends.http_response import Response
+from plait.backends.http_response import Response
 
 FEWEST_GAPS = 4
 """Fewer between two tokens of a stream say more of the network than of the engine."""

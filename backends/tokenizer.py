@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import jinja2
 import structlog
 
-from backends.chat_messages import template_messages, template_tools
-from backends.chat_template import loops_over_content, template_options
-from backends.errors import CallerError
+from plait.backends.chat_messages import template_messages, template_tools
+from plait.backends.chat_template import loops_over_content, template_options
+from plait.backends.errors import CallerError
 
 if TYPE_CHECKING:
     import tiktoken
@@ -236,7 +236,7 @@ def load_tokenizer(spec: str, *, chat_template: str | None = None) -> Tokenizer:
         return HuggingFaceTokenizer(spec, EMBEDDED_FOLDER, template)
     kind, _, name = spec.partition(":")
     if kind == "tiktoken" and name:
-        from backends.tiktoken_encoding import load_encoding  # noqa: PLC0415 - tiktoken brings its own HTTP client
+        from plait.backends.tiktoken_encoding import load_encoding  # noqa: PLC0415 - tiktoken brings its own HTTP client
 
         return TiktokenTokenizer(spec, load_encoding(name), template)
     folder = Path(spec).expanduser()

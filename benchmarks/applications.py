@@ -17,7 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from backends.profiles import load_profile
 from benchmarks.application.claims import claims, speedup
 from benchmarks.application.clients import NETWORK_S
 from benchmarks.application.experiments import EXPERIMENTS, TRACE_FILES
@@ -28,6 +27,7 @@ from benchmarks.application.systems import LATENCY_TOKENS, OURS, SHIPPED_POLICY
 from benchmarks.mixed_prompts import DEFAULT_TRACES
 from benchmarks.schedulers.claims import Claim
 from benchmarks.schedulers.sweep import Progress
+from plait.backends.profiles import load_profile
 
 SYSTEMS = {
     "plait": f"ours: the gateway chains; engines' scheduler slo, placement {SHIPPED_POLICY}",

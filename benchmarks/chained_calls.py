@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.chaining.figures import Times
 from benchmarks.chaining.measurement import CALLS_A_SESSION, CHAIN_CALLS, HELD_SESSIONS, PROMPT, Measurement
 from benchmarks.chaining.served import Served
-from gateway.log import configure_logging
+from plait.gateway.log import configure_logging
 
 WARM_UP_CALLS = 300
 PLAIN_CALLS = 200

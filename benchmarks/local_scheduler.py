@@ -16,13 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from backends.profiles import load_profile
 from benchmarks.mixed_prompts import DEFAULT_TRACES, PROFILE, Mix, MixedPrompts, missing_traces, statistics
 from benchmarks.schedulers.claims import Claim, claims, knee
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS
 from benchmarks.schedulers.plots import plot
 from benchmarks.schedulers.sweep import BOUND, FULL, QUICK, Plan, Progress, Results, machine, sweep
 from benchmarks.schedulers.systems import MAX_BATCH_TOKENS, OURS, systems
+from plait.backends.profiles import load_profile
 
 FEW = ("orca", "fcfs_512", "fcfs_2048", "fastgen", OURS, "srpt", "small_chunks", "few_lost", BOUND)
 """The systems of the sensitivity figures."""

@@ -18,9 +18,9 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from backends.profiles import load_profile
-from policy.cost_model import CostModel
-from policy.types import Slo
+from plait.backends.profiles import load_profile
+from plait.policy.cost_model import CostModel
+from plait.policy.types import Slo
 
 DEFAULT_TRACES = Path(__file__).parents[2] / "shared" / "traces"
 LONG_FILE = "mooncake_conversation_trace.jsonl"

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.embedded.engine import Engine, EngineCall, EngineSettings
-from backends.profiles import load_profile
-from policy.block_hash import HashChain, root_hash
-from policy.local_scheduler import SCHEDULERS
-from policy.types import Slo
+from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.backends.profiles import load_profile
+from plait.policy.block_hash import HashChain, root_hash
+from plait.policy.local_scheduler import SCHEDULERS
+from plait.policy.types import Slo
 
 TARGETS_MS = {256: 0.5, 5000: 15.0}
 RUNNING = 64

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.cache_state import CacheState
 from e2e.servers import Launcher, Server
-from policy.block_hash import chain, root_hash
+from plait.backends.cache_state import CacheState
+from plait.policy.block_hash import chain, root_hash
 
 TREE_BLOCK_TOKENS = 64
 

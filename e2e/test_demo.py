@@ -11,49 +11,15 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from e2e.demo import demo, ports_in_a_row, refused
 from e2e.servers import DEADLINE_S, PLAIT, eventually
 
 COMPARISON = ["--compare", "--calls=160", "--kv-tokens=20000", "--rate=0.15"]
-
-
-@contextmanager
-def demo(port: int, engine_port: int) -> Iterator[subprocess.Popen[str]]:
-    command = [str(PLAIT), "demo", f"--port={port}", f"--engine-port={engine_port}", "--time-scale=20"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(DEADLINE_S)
-
-
-def ports_in_a_row(count: int) -> int:
-    """The first of `count` adjacent free ports, below the range that outgoing connections use."""
-    for first in range(20_000, 30_000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for offset, candidate in enumerate(sockets):
-                candidate.bind(("127.0.0.1", first + offset))
-        except OSError:
-            continue
-        else:
-            return first
-        finally:
-            for candidate in sockets:
-                candidate.close()
-    raise AssertionError("no free ports")
-
-
-def refused(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_the_lines_it_prints_work_and_it_takes_everything_with_it() -> None:

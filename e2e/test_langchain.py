@@ -23,8 +23,8 @@ from pydantic import SecretStr
 from e2e.servers import NO_TLS, Fleet
 from e2e.test_semantic_client import run_blocks
 from examples.langchain_map_reduce import map_reduce
-from gateway.client import Client, SemanticVariable, VariableFailedError
-from gateway.client.langchain import Program, in_session, semantic
+from plait.client import Client, SemanticVariable, VariableFailedError
+from plait.client.langchain import Program, in_session, semantic
 
 ROOT = Path(__file__).parents[1]
 EMULATED = "This is emulated text."

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from backends.embedded.responses import FINGERPRINT
 from e2e.conftest import CONTEXT_TOKENS
 from e2e.sdk import Sdk, asking, content, sync_client
 from e2e.servers import Fleet, Server
+from plait.backends.embedded.responses import FINGERPRINT
 
 WEATHER = {
     "type": "function",

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backends.profiles import load_profile
 from e2e.servers import NO_TLS, PLAIT, Launcher, Server
+from plait.backends.profiles import load_profile
 
 TIME_SCALE = 2.0
 TIMEOUT_S = 120.0

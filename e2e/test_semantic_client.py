@@ -16,7 +16,7 @@ import pytest
 from e2e.servers import NO_TLS, Fleet
 from examples.software_team import FILES, write_software
 from examples.summaries import in_a_chain, in_parallel, summaries
-from gateway.client import (
+from plait.client import (
     AnswerError,
     Client,
     GetTimeoutError,

@@ -20,8 +20,8 @@ from langchain_core.runnables import Runnable
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from gateway.client import Client
-from gateway.client.langchain import Program
+from plait.client import Client
+from plait.client.langchain import Program
 
 PART_CHARACTERS = 2000
 

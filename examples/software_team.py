@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from typing import Annotated
 
-from gateway.client import Argument, Client, Output, SemanticVariable, Session, Text, semantic_function
+from plait.client import Argument, Client, Output, SemanticVariable, Session, Text, semantic_function
 
 FILES = ("board.py", "snake.py", "food.py", "score.py", "keys.py", "main.py")
 

@@ -14,7 +14,7 @@ import asyncio
 import textwrap
 from collections.abc import Sequence
 
-from gateway.client import Argument, Client, SemanticVariable, Session, Text, semantic_function
+from plait.client import Argument, Client, SemanticVariable, Session, Text, semantic_function
 
 PART_CHARACTERS = 2000
 

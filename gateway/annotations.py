@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import CallerError
-from policy.types import Objective, Slo
+from plait.backends.errors import CallerError
+from plait.policy.types import Objective, Slo
 
 _HEADER_PREFIX = "plait-"
 _BODY_PREFIX = "plait."

@@ -13,27 +13,27 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from backends.errors import NotFoundError, PlaitError
-from backends.http_client import HttpClient, Timeouts
-from backends.profiles import load_profile
-from gateway.asgi import ClientGoneError
-from gateway.auth import KeyRing
-from gateway.call_metrics import CallMetrics
-from gateway.call_reader import KINDS, CallReader
-from gateway.chained_calls import ChainedCalls
-from gateway.config import Config
-from gateway.executor import Executor
-from gateway.fleet_metrics import FleetCollector
-from gateway.health import Health
-from gateway.metrics import exposition, new_registry
-from gateway.monitor import Monitor
-from gateway.openai_api import CompletionApi
-from gateway.program_metrics import ProgramMetrics, SessionCollector
-from gateway.relay import EngineLink, Relay
-from gateway.router import Router
-from gateway.semantic_api import SemanticApi
-from gateway.timer import at_loop_time
-from gateway.tokenization import PromptReader
+from plait.backends.errors import NotFoundError, PlaitError
+from plait.backends.http_client import HttpClient, Timeouts
+from plait.backends.profiles import load_profile
+from plait.gateway.asgi import ClientGoneError
+from plait.gateway.auth import KeyRing
+from plait.gateway.call_metrics import CallMetrics
+from plait.gateway.call_reader import KINDS, CallReader
+from plait.gateway.chained_calls import ChainedCalls
+from plait.gateway.config import Config
+from plait.gateway.executor import Executor
+from plait.gateway.fleet_metrics import FleetCollector
+from plait.gateway.health import Health
+from plait.gateway.metrics import exposition, new_registry
+from plait.gateway.monitor import Monitor
+from plait.gateway.openai_api import CompletionApi
+from plait.gateway.program_metrics import ProgramMetrics, SessionCollector
+from plait.gateway.relay import EngineLink, Relay
+from plait.gateway.router import Router
+from plait.gateway.semantic_api import SemanticApi
+from plait.gateway.timer import at_loop_time
+from plait.gateway.tokenization import PromptReader
 
 
 class Gateway:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from starlette.types import Receive, Send
 
-from backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, PlaitError
+from plait.backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, PlaitError
 
 Headers = Sequence[tuple[bytes, bytes]]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
 
-from backends.errors import AuthenticationError
-from gateway.asgi import Headers, header
+from plait.backends.errors import AuthenticationError
+from plait.gateway.asgi import Headers, header
 
 TENANT_DIGITS = 32
 """128 bits name a tenant without giving its key away."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
-from backends.errors import ContextLengthError
-from backends.openai_protocol import ChatRequest, CompletionRequest
-from gateway.annotations import Annotations
-from gateway.asgi import Headers
-from gateway.held_call import CHARACTERS_PER_TOKEN
-from gateway.outgoing import OutgoingBody
-from gateway.relay import Delivery
-from gateway.router import Router
-from gateway.tokenization import PromptReader
-from policy.types import Call, TaskGroup
+from plait.backends.errors import ContextLengthError
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest
+from plait.gateway.annotations import Annotations
+from plait.gateway.asgi import Headers
+from plait.gateway.held_call import CHARACTERS_PER_TOKEN
+from plait.gateway.outgoing import OutgoingBody
+from plait.gateway.relay import Delivery
+from plait.gateway.router import Router
+from plait.gateway.tokenization import PromptReader
+from plait.policy.types import Call, TaskGroup
 
 CHAT_PATH = "/v1/chat/completions"
 TEXT_PATH = "/v1/completions"

@@ -12,16 +12,16 @@ from typing import NamedTuple
 import structlog
 from starlette.types import Send
 
-from backends.errors import EngineError, NoEngineError, PlaitError, ValueTooLargeError
-from gateway.call_reader import OFF_LOOP_BYTES, CallReader
-from gateway.completion_text import TextTap
-from gateway.executor import Executor
-from gateway.failure_cause import FailureCause
-from gateway.held_call import HeldCall, ReadyCall
-from gateway.program_metrics import ProgramMetrics
-from gateway.relay import Delivery, Outcome, Relay
-from gateway.sessions import Session
-from gateway.transforms import TransformError
+from plait.backends.errors import EngineError, NoEngineError, PlaitError, ValueTooLargeError
+from plait.gateway.call_reader import OFF_LOOP_BYTES, CallReader
+from plait.gateway.completion_text import TextTap
+from plait.gateway.executor import Executor
+from plait.gateway.failure_cause import FailureCause
+from plait.gateway.held_call import HeldCall, ReadyCall
+from plait.gateway.program_metrics import ProgramMetrics
+from plait.gateway.relay import Delivery, Outcome, Relay
+from plait.gateway.sessions import Session
+from plait.gateway.transforms import TransformError
 
 log = structlog.get_logger(__name__)
 

@@ -13,22 +13,22 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import Receive, Send
 
-from backends.errors import CallerError, ConflictError, PlaitError
-from backends.openai_protocol import ChatRequest, CompletionRequest
-from gateway.annotations import Annotations
-from gateway.asgi import unless_gone
-from gateway.call_reader import CallReader, Incoming
-from gateway.chained_call import CallRunner, ChainedCall
-from gateway.executor import Executor
-from gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, Output, ReadyCall
-from gateway.program_metrics import ProgramMetrics
-from gateway.prompt_outline import outline_of
-from gateway.recorded_answer import RecordedAnswer
-from gateway.relay import Relay
-from gateway.sessions import Session
-from gateway.substitution import fill_in
-from gateway.transforms import parse
-from policy.types import Slo
+from plait.backends.errors import CallerError, ConflictError, PlaitError
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest
+from plait.gateway.annotations import Annotations
+from plait.gateway.asgi import unless_gone
+from plait.gateway.call_reader import CallReader, Incoming
+from plait.gateway.chained_call import CallRunner, ChainedCall
+from plait.gateway.executor import Executor
+from plait.gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, Output, ReadyCall
+from plait.gateway.program_metrics import ProgramMetrics
+from plait.gateway.prompt_outline import outline_of
+from plait.gateway.recorded_answer import RecordedAnswer
+from plait.gateway.relay import Relay
+from plait.gateway.sessions import Session
+from plait.gateway.substitution import fill_in
+from plait.gateway.transforms import parse
+from plait.policy.types import Slo
 
 EXPIRE_INTERVAL_S = 1.0
 

@@ -17,7 +17,7 @@ COMMANDS = {
     "demo": "run the gateway over four embedded engines, or compare placement policies on them",
     "profile": "fit a cost profile from a live engine",
 }
-"""Modules of `gateway.commands`, each with `add_arguments(parser)` and `run(arguments)`."""
+"""Modules of `plait.gateway.commands`, each with `add_arguments(parser)` and `run(arguments)`."""
 
 LAUNCHERS = {
     "vllm": "start vLLM with Plait's scheduler and cache-state route: plait vllm -- <vllm serve arguments>",
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         if words and words[0] in LAUNCHERS:
-            import_module(f"backends.{words[0]}.launch").main(words[1:])
+            import_module(f"plait.backends.{words[0]}.launch").main(words[1:])
         else:
             arguments = parse(words)
             arguments.run(arguments)
@@ -51,7 +51,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name, summary in (COMMANDS | LAUNCHERS).items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name in argv[:1]:
-            module = import_module(f"gateway.commands.{name}")
+            module = import_module(f"plait.gateway.commands.{name}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser.parse_args(argv)

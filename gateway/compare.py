@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.embedded.engine import Engine, EngineSettings
-from backends.profiles import load_profile
-from backends.tokenizer import Tokenizer, load_tokenizer
-from gateway.router import Router
-from gateway.simulate import CallRecord, Prompt, SimulatedCall, Simulation
-from gateway.workload import (
+from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.backends.profiles import load_profile
+from plait.backends.tokenizer import Tokenizer, load_tokenizer
+from plait.gateway.router import Router
+from plait.gateway.simulate import CallRecord, Prompt, SimulatedCall, Simulation
+from plait.gateway.workload import (
     SharedPrefix,
     WorkloadCall,
     generate_calls,
@@ -25,8 +25,8 @@ from gateway.workload import (
     poisson_arrivals,
     select_working_set,
 )
-from policy.block_hash import HashChain, root_hash, tree_block_tokens
-from policy.placement import POLICIES
+from plait.policy.block_hash import HashChain, root_hash, tree_block_tokens
+from plait.policy.placement import POLICIES
 
 MODEL = "demo"
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import msgspec
 
-from gateway.compare import Experiment, Outcome, Workload
+from plait.gateway.compare import Experiment, Outcome, Workload
 
 BASELINE = "round_robin"
 

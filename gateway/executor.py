@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from backends.errors import PlaitError, SessionEndedError
-from gateway.config import SessionsConfig
-from gateway.failure_cause import FailureCause
-from gateway.gathering import Gathering
-from gateway.getter import Getter
-from gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, ReadyCall
-from gateway.promises import promised
-from gateway.session_errors import cancelled, input_failed, refused, variable_failed
-from gateway.sessions import Session, Sessions
-from gateway.timer import At
-from policy.request_graph_effects import Effects
-from policy.request_graph_state import Cause, GraphError, VariableState
-from policy.variable_prefix import NO_OUTLINE
+from plait.backends.errors import PlaitError, SessionEndedError
+from plait.gateway.config import SessionsConfig
+from plait.gateway.failure_cause import FailureCause
+from plait.gateway.gathering import Gathering
+from plait.gateway.getter import Getter
+from plait.gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, ReadyCall
+from plait.gateway.promises import promised
+from plait.gateway.session_errors import cancelled, input_failed, refused, variable_failed
+from plait.gateway.sessions import Session, Sessions
+from plait.gateway.timer import At
+from plait.policy.request_graph_effects import Effects
+from plait.policy.request_graph_state import Cause, GraphError, VariableState
+from plait.policy.variable_prefix import NO_OUTLINE
 
 Prediction = Callable[[str, int, int | None], float]
 """Seconds that a call takes alone, from its model, its prompt tokens and its limit of output tokens."""

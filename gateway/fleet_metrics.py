@@ -8,9 +8,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from backends.cache_state import CacheState
-from gateway.health import HealthState
-from gateway.router import FleetEngine, Router
+from plait.backends.cache_state import CacheState
+from plait.gateway.health import HealthState
+from plait.gateway.router import FleetEngine, Router
 
 Reading = Callable[[FleetEngine], float | None]
 """A figure of one engine; None where it is not known."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from gateway.held_call import HeldCall
-from gateway.sessions import Session
-from gateway.timer import At
-from policy.objectives import NOTHING
-from policy.types import Slo
+from plait.gateway.held_call import HeldCall
+from plait.gateway.sessions import Session
+from plait.gateway.timer import At
+from plait.policy.objectives import NOTHING
+from plait.policy.types import Slo
 
 
 class Gathering:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backends.errors import PlaitError
-from policy.objectives import Mark
-from policy.types import Slo
+from plait.backends.errors import PlaitError
+from plait.policy.objectives import Mark
+from plait.policy.types import Slo
 
 
 @dataclass(slots=True, eq=False)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from backends.errors import PlaitError
-from gateway.transforms import Transform
-from policy.types import Objective, Slo, TaskGroup
-from policy.variable_prefix import NO_OUTLINE, Outline
+from plait.backends.errors import PlaitError
+from plait.gateway.transforms import Transform
+from plait.policy.types import Objective, Slo, TaskGroup
+from plait.policy.variable_prefix import NO_OUTLINE, Outline
 
 CHARACTERS_PER_TOKEN = 4
 """How texts that are not tokenized yet are sized, as English is by most vocabularies; it only weighs calls."""

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backends.http_client import HttpClient, Response
-from gateway.asgi import header
-from gateway.processes import FleetPlan
-from gateway.simulate import CallRecord
-from gateway.sse import UsageTap
-from gateway.workload import WorkloadCall
-from policy.types import PlacementReason
+from plait.backends.http_client import HttpClient, Response
+from plait.gateway.asgi import header
+from plait.gateway.processes import FleetPlan
+from plait.gateway.simulate import CallRecord
+from plait.gateway.sse import UsageTap
+from plait.gateway.workload import WorkloadCall
+from plait.policy.types import PlacementReason
 
 
 async def send_workload(

@@ -13,9 +13,9 @@ import httpx
 import msgspec
 import structlog
 
-from backends.cache_state import CacheState
-from gateway.config import EngineConfig, UpstreamConfig
-from gateway.router import Router
+from plait.backends.cache_state import CacheState
+from plait.gateway.config import EngineConfig, UpstreamConfig
+from plait.gateway.router import Router
 
 AGE_INTERVAL_S = 1.0
 

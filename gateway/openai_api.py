@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from backends.errors import MethodNotAllowedError, PlaitError
-from backends.openai_protocol import parse_request
-from gateway.annotations import read_annotations
-from gateway.asgi import ClientGoneError, Headers, header, read_body, send_error
-from gateway.auth import KeyRing
-from gateway.call_reader import KINDS, CallReader, Incoming
-from gateway.chained_calls import ChainedCalls
-from gateway.relay import Relay
+from plait.backends.errors import MethodNotAllowedError, PlaitError
+from plait.backends.openai_protocol import parse_request
+from plait.gateway.annotations import read_annotations
+from plait.gateway.asgi import ClientGoneError, Headers, header, read_body, send_error
+from plait.gateway.auth import KeyRing
+from plait.gateway.call_reader import KINDS, CallReader, Incoming
+from plait.gateway.chained_calls import ChainedCalls
+from plait.gateway.relay import Relay
 
 log = structlog.get_logger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from backends.cache_state import EngineKind
-from backends.openai_protocol import ChatRequest, CompletionRequest
-from policy.types import Call, Placement
+from plait.backends.cache_state import EngineKind
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest
+from plait.policy.types import Call, Placement
 
 Fields = dict[str, msgspec.Raw]
 

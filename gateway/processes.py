@@ -85,7 +85,7 @@ def running_fleet(plan: FleetPlan) -> Iterator[None]:
 
 @contextmanager
 def _process(arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-m", "gateway.cli", *arguments])  # noqa: S603 - our own command
+    process = subprocess.Popen([sys.executable, "-m", "plait.gateway.cli", *arguments])  # noqa: S603 - our own command
     try:
         yield process
     finally:

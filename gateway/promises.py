@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
-from gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, ReadyCall
-from gateway.sessions import Session
-from policy.objectives_slo import jct_shares, slo_of
-from policy.objectives_stage import Stage
-from policy.types import TaskGroup
-from policy.variable_prefix import shared_segments
+from plait.gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, ReadyCall
+from plait.gateway.sessions import Session
+from plait.policy.objectives_slo import jct_shares, slo_of
+from plait.policy.objectives_stage import Stage
+from plait.policy.types import TaskGroup
+from plait.policy.variable_prefix import shared_segments
 
 Group = tuple[TaskGroup, float]
 """A task group, and the longest predicted time of one of its calls, alone on an engine."""

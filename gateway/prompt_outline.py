@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from backends.openai_protocol import ChatRequest, CompletionRequest
-from gateway.held_call import CHARACTERS_PER_TOKEN
-from gateway.substitution import PLACEHOLDER
-from policy.block_hash import root_hash
-from policy.variable_prefix import Constant, Outline, Segment
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest
+from plait.gateway.held_call import CHARACTERS_PER_TOKEN
+from plait.gateway.substitution import PLACEHOLDER
+from plait.policy.block_hash import root_hash
+from plait.policy.variable_prefix import Constant, Outline, Segment
 
 
 def outline_of(request: ChatRequest | CompletionRequest, inputs: Iterable[str]) -> Outline:

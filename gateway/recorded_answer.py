@@ -6,8 +6,8 @@ import asyncio
 
 from starlette.types import Message, Send
 
-from backends.errors import PlaitError
-from gateway.asgi import Headers
+from plait.backends.errors import PlaitError
+from plait.gateway.asgi import Headers
 
 KEEP_ALIVE = b": waiting\n\n"
 """A comment in a stream of server-sent events: clients skip it."""

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import structlog
 from starlette.types import Receive, Send
 
-from backends.errors import EngineError, EngineUnreachableError, NoEngineError
-from backends.http_client import HttpClient, Response
-from gateway.asgi import Headers, send_whole, unless_gone
-from gateway.call_metrics import CallMetrics
-from gateway.completion_text import TextTap, refusal
-from gateway.health import HealthState
-from gateway.outgoing import OutgoingBody
-from gateway.router import Booking, CallUsage, Router
-from gateway.sse import UsageTap, body_usage
-from policy.placement import Situation, e2
-from policy.types import Call, Placement
+from plait.backends.errors import EngineError, EngineUnreachableError, NoEngineError
+from plait.backends.http_client import HttpClient, Response
+from plait.gateway.asgi import Headers, send_whole, unless_gone
+from plait.gateway.call_metrics import CallMetrics
+from plait.gateway.completion_text import TextTap, refusal
+from plait.gateway.health import HealthState
+from plait.gateway.outgoing import OutgoingBody
+from plait.gateway.router import Booking, CallUsage, Router
+from plait.gateway.sse import UsageTap, body_usage
+from plait.policy.placement import Situation, e2
+from plait.policy.types import Call, Placement
 
 # Of a request: ours to set, one hop's business, or not the engine's; of a response, likewise.
 _NOT_FORWARDED = frozenset(

@@ -16,20 +16,20 @@ from math import ceil
 
 import msgspec
 
-from backends.cache_state import CacheState, EngineKind
-from backends.errors import ModelNotFoundError, NoEngineError
-from gateway.health import Health, HealthEvent, HealthState
-from policy.block_hash import MIN_TREE_BLOCK_TOKENS
-from policy.cost_model import CostModel
-from policy.engine_view import EngineView
-from policy.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LedgerEntry, LoadLedger
-from policy.node import Node
-from policy.outstanding import Work
-from policy.placement import POLICIES, Situation
-from policy.prefix_tree import PrefixTree
-from policy.reservation import Reservations
-from policy.residency import Residency, Victim
-from policy.types import Call, Placement
+from plait.backends.cache_state import CacheState, EngineKind
+from plait.backends.errors import ModelNotFoundError, NoEngineError
+from plait.gateway.health import Health, HealthEvent, HealthState
+from plait.policy.block_hash import MIN_TREE_BLOCK_TOKENS
+from plait.policy.cost_model import CostModel
+from plait.policy.engine_view import EngineView
+from plait.policy.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LedgerEntry, LoadLedger
+from plait.policy.node import Node
+from plait.policy.outstanding import Work
+from plait.policy.placement import POLICIES, Situation
+from plait.policy.prefix_tree import PrefixTree
+from plait.policy.reservation import Reservations
+from plait.policy.residency import Residency, Victim
+from plait.policy.types import Call, Placement
 
 
 class BookingState(StrEnum):
@@ -110,7 +110,7 @@ class FleetEngine:
 
 
 class Router:
-    """Places the calls of one fleet. `policy` is a name of `policy.placement.POLICIES`.
+    """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.POLICIES`.
 
     `expected_models` are to be served although no engine has told so yet: while none does, that is a fault of the
     fleet, not of the caller.

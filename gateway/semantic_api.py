@@ -15,22 +15,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from backends.errors import CallerError, FailedDependencyError
-from backends.openai_protocol import decode_body
-from gateway.annotations import Annotations, read_annotations
-from gateway.asgi import header, read_body
-from gateway.auth import KeyRing
-from gateway.call_reader import Incoming
-from gateway.chained_calls import ChainedCalls
-from gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall
-from gateway.prompt_outline import outline_of
-from gateway.sessions import Session
-from gateway.submission import SessionId, Submission, VariableName
-from gateway.submitted_call import SubmittedCall
-from gateway.variable_response import VariableResponse, described, described_failure
-from policy.objectives import Mark
-from policy.request_graph import CLIENT
-from policy.types import Objective, Slo
+from plait.backends.errors import CallerError, FailedDependencyError
+from plait.backends.openai_protocol import decode_body
+from plait.gateway.annotations import Annotations, read_annotations
+from plait.gateway.asgi import header, read_body
+from plait.gateway.auth import KeyRing
+from plait.gateway.call_reader import Incoming
+from plait.gateway.chained_calls import ChainedCalls
+from plait.gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall
+from plait.gateway.prompt_outline import outline_of
+from plait.gateway.sessions import Session
+from plait.gateway.submission import SessionId, Submission, VariableName
+from plait.gateway.submitted_call import SubmittedCall
+from plait.gateway.variable_response import VariableResponse, described, described_failure
+from plait.policy.objectives import Mark
+from plait.policy.request_graph import CLIENT
+from plait.policy.types import Objective, Slo
 
 LONGEST_TTL_S = 7 * 86_400.0
 Milliseconds = Annotated[float, Meta(gt=0, le=1e12)]

@@ -7,9 +7,9 @@ from itertools import islice
 
 import msgspec
 
-from backends.errors import ConflictError, EngineError, FailedDependencyError, LimitError, PlaitError
-from gateway.failure_cause import FailureCause, chain_text
-from policy.request_graph_state import (
+from plait.backends.errors import ConflictError, EngineError, FailedDependencyError, LimitError, PlaitError
+from plait.gateway.failure_cause import FailureCause, chain_text
+from plait.policy.request_graph_state import (
     FURTHEST_CAUSES,
     Cause,
     CycleError,

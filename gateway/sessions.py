@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from backends.errors import NotFoundError, PlaitError, ValueTooLargeError
-from gateway.config import SessionsConfig
-from gateway.getter import Getter
-from gateway.held_call import HeldCall
-from gateway.session_errors import too_many
-from policy.objectives import Deductions
-from policy.request_graph import RequestGraph
-from policy.request_graph_state import CallState, VariableState
+from plait.backends.errors import NotFoundError, PlaitError, ValueTooLargeError
+from plait.gateway.config import SessionsConfig
+from plait.gateway.getter import Getter
+from plait.gateway.held_call import HeldCall
+from plait.gateway.session_errors import too_many
+from plait.policy.objectives import Deductions
+from plait.policy.request_graph import RequestGraph
+from plait.policy.request_graph_state import CallState, VariableState
 
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z"
 SESSION_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}\Z"

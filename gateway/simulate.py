@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from backends.embedded.engine import Engine, EngineCall, Output
-from gateway.router import Booking, CallUsage, Router
-from gateway.timer import Event
-from policy.block_hash import HashChain
-from policy.types import Call, Objective, PlacementReason, Slo, TaskGroup
+from plait.backends.embedded.engine import Engine, EngineCall, Output
+from plait.gateway.router import Booking, CallUsage, Router
+from plait.gateway.timer import Event
+from plait.policy.block_hash import HashChain
+from plait.policy.types import Call, Objective, PlacementReason, Slo, TaskGroup
 
 REPORT_INTERVAL_S = 0.05
 """A long poll answers as soon as something changed; 50 ms stand for the answer's way and the gateway's turn."""

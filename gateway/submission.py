@@ -13,14 +13,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from backends.errors import CallerError
-from backends.openai_protocol import ChatRequest, CompletionRequest, decode_body, parse_request
-from gateway.call_reader import CHAT_PATH, KINDS, TEXT_PATH
-from gateway.held_call import Output
-from gateway.sessions import NAME_PATTERN, SESSION_ID_PATTERN
-from gateway.substitution import PLACEHOLDER, message_texts
-from gateway.transforms import parse
-from gateway.turn import Message, placeholders, turns
+from plait.backends.errors import CallerError
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest, decode_body, parse_request
+from plait.gateway.call_reader import CHAT_PATH, KINDS, TEXT_PATH
+from plait.gateway.held_call import Output
+from plait.gateway.sessions import NAME_PATTERN, SESSION_ID_PATTERN
+from plait.gateway.substitution import PLACEHOLDER, message_texts
+from plait.gateway.transforms import parse
+from plait.gateway.turn import Message, placeholders, turns
 
 VariableName = Annotated[str, Meta(pattern=NAME_PATTERN)]
 SessionId = Annotated[str, Meta(pattern=SESSION_ID_PATTERN)]

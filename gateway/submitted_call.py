@@ -9,14 +9,14 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import Message
 
-from backends.errors import PlaitError
-from gateway.annotations import Annotations
-from gateway.call_reader import Incoming
-from gateway.chained_call import CallRunner, ChainedCall
-from gateway.held_call import ReadyCall
-from gateway.sessions import Session
-from gateway.submission import Submission
-from policy.types import Slo
+from plait.backends.errors import PlaitError
+from plait.gateway.annotations import Annotations
+from plait.gateway.call_reader import Incoming
+from plait.gateway.chained_call import CallRunner, ChainedCall
+from plait.gateway.held_call import ReadyCall
+from plait.gateway.sessions import Session
+from plait.gateway.submission import Submission
+from plait.policy.types import Slo
 
 SHORTEST_JCT_S = 0.001
 """What a step is promised of a time that has passed already."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from backends.chat_messages import TEXT_KEYS
-from backends.openai_protocol import ChatRequest, CompletionRequest
+from plait.backends.chat_messages import TEXT_KEYS
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest
 
 PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}")
 

@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backends.errors import UnsupportedError
-from backends.openai_protocol import ChatRequest, CompletionRequest
-from backends.tokenizer import Tokenizer, load_tokenizer
-from gateway.config import Config
-from policy.block_hash import chain, root_hash
+from plait.backends.errors import UnsupportedError
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest
+from plait.backends.tokenizer import Tokenizer, load_tokenizer
+from plait.gateway.config import Config
+from plait.policy.block_hash import chain, root_hash
 
 
 @dataclass(frozen=True, slots=True)

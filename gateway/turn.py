@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backends.errors import CallerError
-from gateway.substitution import PLACEHOLDER, filled_message, message_texts
+from plait.backends.errors import CallerError
+from plait.gateway.substitution import PLACEHOLDER, filled_message, message_texts
 
 Message = Mapping[str, Any]
 """A message of a chat as it was sent, or a raw prompt as the content of one without a role."""

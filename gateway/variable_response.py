@@ -9,16 +9,16 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from backends.errors import PlaitError, WaitTimeoutError
-from gateway.asgi import ClientGoneError, send_whole, unless_gone
-from gateway.executor import Executor
-from gateway.getter import Getter
-from gateway.recorded_answer import KEEP_ALIVE
-from gateway.session_errors import text_changed, variable_failed
-from gateway.sessions import Session
-from gateway.shown_text import ShownText, TextChangedError
-from policy.objectives import Mark
-from policy.request_graph_state import Cause
+from plait.backends.errors import PlaitError, WaitTimeoutError
+from plait.gateway.asgi import ClientGoneError, send_whole, unless_gone
+from plait.gateway.executor import Executor
+from plait.gateway.getter import Getter
+from plait.gateway.recorded_answer import KEEP_ALIVE
+from plait.gateway.session_errors import text_changed, variable_failed
+from plait.gateway.sessions import Session
+from plait.gateway.shown_text import ShownText, TextChangedError
+from plait.policy.objectives import Mark
+from plait.policy.request_graph_state import Cause
 
 Json = dict[str, Any]
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.builtin_prompts import catalogues, manuals
+from plait.gateway.builtin_prompts import catalogues, manuals
 
 Kind = Literal["document", "tools"]
 

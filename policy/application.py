@@ -6,8 +6,8 @@ is left is that calls which end in one result should not drift apart without a r
 
 from __future__ import annotations
 
-from policy.engine_view import EngineView
-from policy.types import Call
+from plait.policy.engine_view import EngineView
+from plait.policy.types import Call
 
 ONE_TOKEN = ((1, 0),)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
-from policy.chunking import Budget
-from policy.plan import EngineFacts, LocalCall
+from plait.policy.chunking import Budget
+from plait.policy.plan import EngineFacts, LocalCall
 
 WINDOW_S = 0.75
 """Gamma, of DESIGN 4.5: the paper only calls it small."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import ceil
 
-from policy.batching import Batch, Candidate, select_in_order
-from policy.plan import EngineFacts, LocalCall
+from plait.policy.batching import Batch, Candidate, select_in_order
+from plait.policy.plan import EngineFacts, LocalCall
 
 PASS_RATIO = 32.0
 """A lost call that finds no room is passed only by others of at least this fraction of its response ratio, which grows

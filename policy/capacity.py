@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import lru_cache
 
-from policy.cost_model import CostModel
+from plait.policy.cost_model import CostModel
 
 CALL_TOKENS = 1366
 """KV cache of a call of which nothing is known: mean prompt (1,155) and output (211) of Azure's conversation trace."""

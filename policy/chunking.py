@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 from typing import Protocol
 
-from policy.cost_model import CostModel, Pivot
+from plait.policy.cost_model import CostModel, Pivot
 
 
 class Budget(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from policy.cost_model import CostModel
-from policy.load import LoadLedger
-from policy.outstanding import OutstandingWork, Work
-from policy.residency import Residency
-from policy.types import Call
+from plait.policy.cost_model import CostModel
+from plait.policy.load import LoadLedger
+from plait.policy.outstanding import OutstandingWork, Work
+from plait.policy.residency import Residency
+from plait.policy.types import Call
 
 
 @dataclass(slots=True, eq=False)

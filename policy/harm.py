@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from policy.capacity import capacity_ratio
-from policy.engine_view import EngineView
-from policy.types import Call, Objective
+from plait.policy.capacity import capacity_ratio
+from plait.policy.engine_view import EngineView
+from plait.policy.types import Call, Objective
 
 DEFAULT_TPOT_S: Final = 0.040
 """The time per token of latency calls of which it is not known: that of deduced ones (`objectives_slo.LATENCY_SLO`)."""

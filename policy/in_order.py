@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import attrgetter
 
-from policy.plan import EngineFacts, LocalCall, Plan
-from policy.priority import GROUPS, HitRatioGroups
+from plait.policy.plan import EngineFacts, LocalCall, Plan
+from plait.policy.priority import GROUPS, HitRatioGroups
 
 MAX_BACKFILL_CALLS = 16
 """More than an iteration admits beyond its plan; the list is made anew in every iteration."""
@@ -58,7 +58,7 @@ class HitRatio:
 
 
 class HitRatioOrder:
-    """Waiting calls as their hit-ratio groups take turns (`policy.priority`)."""
+    """Waiting calls as their hit-ratio groups take turns (`plait.policy.priority`)."""
 
     def __init__(self) -> None:
         self._groups = HitRatioGroups()

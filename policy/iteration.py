@@ -11,15 +11,15 @@ from itertools import chain, islice
 from math import ceil, inf
 from operator import attrgetter
 
-from policy.batching import Batch, Candidate, select_by_distance, select_in_order
-from policy.best_effort import BestEffort
-from policy.chunking import Budget, ModelBudget, PivotBudget
-from policy.in_order import MAX_BACKFILL_CALLS, HitRatioOrder
-from policy.pace import Measurements
-from policy.plan import EngineFacts, LocalCall, Plan
-from policy.slo import Objectives
-from policy.slo_settings import SloSettings
-from policy.waiting import Moment, Sorted, SortRules, sort_waiting
+from plait.policy.batching import Batch, Candidate, select_by_distance, select_in_order
+from plait.policy.best_effort import BestEffort
+from plait.policy.chunking import Budget, ModelBudget, PivotBudget
+from plait.policy.in_order import MAX_BACKFILL_CALLS, HitRatioOrder
+from plait.policy.pace import Measurements
+from plait.policy.plan import EngineFacts, LocalCall, Plan
+from plait.policy.slo import Objectives
+from plait.policy.slo_settings import SloSettings
+from plait.policy.waiting import Moment, Sorted, SortRules, sort_waiting
 
 DECODE_TOKENS = 8
 """A call behind its prompt with no more than this to compute decodes; with more it recomputes what was preempted."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from policy.cost_model import CostModel
-from policy.node import Node
+from plait.policy.cost_model import CostModel
+from plait.policy.node import Node
 
 DEFAULT_WINDOW_S = 180.0
 """H: three minutes; Preble (section 3.2) finds that its length hardly matters."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policy.in_order import MAX_BACKFILL_CALLS, Fcfs, HitRatio, LongestPrefix
-from policy.plan import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
-from policy.slo_scheduler import SloScheduler
-from policy.slo_settings import SloSettings
+from plait.policy.in_order import MAX_BACKFILL_CALLS, Fcfs, HitRatio, LongestPrefix
+from plait.policy.plan import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.policy.slo_scheduler import SloScheduler
+from plait.policy.slo_settings import SloSettings
 
 __all__ = [
     "MAX_BACKFILL_CALLS",

@@ -29,12 +29,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from policy.objectives_offers import Need, Offers
-from policy.objectives_stage import Stage, Stages
-from policy.request_graph_effects import Effects
-from policy.request_graph_state import UnknownCallError, VariableState
-from policy.request_graph_view import RequestGraphView
-from policy.types import Objective, Slo
+from plait.policy.objectives_offers import Need, Offers
+from plait.policy.objectives_stage import Stage, Stages
+from plait.policy.request_graph_effects import Effects
+from plait.policy.request_graph_state import UnknownCallError, VariableState
+from plait.policy.request_graph_view import RequestGraphView
+from plait.policy.types import Objective, Slo
 
 Mark = Objective | Slo
 """What a `get` asks for: an objective, or figures (Parrot, section 4.1)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from policy.objectives_stage import Stage
-from policy.types import Objective
+from plait.policy.objectives_stage import Stage
+from plait.policy.types import Objective
 
 Need = Stage | Literal[Objective.THROUGHPUT]
 """What those who wait for a call need it for: to be in a stage, or throughput."""

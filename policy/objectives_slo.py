@@ -6,10 +6,10 @@ from collections.abc import Callable
 from graphlib import TopologicalSorter
 from typing import Final
 
-from policy.objectives import Deduction
-from policy.request_graph_state import VariableState
-from policy.request_graph_view import RequestGraphView
-from policy.types import Objective, Slo
+from plait.policy.objectives import Deduction
+from plait.policy.request_graph_state import VariableState
+from plait.policy.request_graph_view import RequestGraphView
+from plait.policy.types import Objective, Slo
 
 LATENCY_SLO: Final = Slo(ttft_s=1.0, tpot_s=0.040)
 """A deduced latency call's: 40 ms a token is what Parrot's evaluation (section 8.1) holds latency-sensitive calls to,

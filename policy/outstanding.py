@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from policy.types import Objective
+from plait.policy.types import Objective
 
 
 class Work(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear, Pivot
-from policy.plan import LocalCall
-from policy.types import Objective
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear, Pivot
+from plait.policy.plan import LocalCall
+from plait.policy.types import Objective
 
 RECENT_ITERATIONS = 128
 """DESIGN 4.5: T_max and L_c are taken over these."""

@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from policy.application import apart_s
-from policy.capacity import decode_iteration_s
-from policy.engine_view import EngineView
-from policy.harm import harm_s
-from policy.prefix_tree import Segment
-from policy.reservation import Reservation
-from policy.task_group import Part, allocate
-from policy.types import Call, LoadCost, Placement, PlacementReason, TaskGroup
+from plait.policy.application import apart_s
+from plait.policy.capacity import decode_iteration_s
+from plait.policy.engine_view import EngineView
+from plait.policy.harm import harm_s
+from plait.policy.prefix_tree import Segment
+from plait.policy.reservation import Reservation
+from plait.policy.task_group import Part, allocate
+from plait.policy.types import Call, LoadCost, Placement, PlacementReason, TaskGroup
 
 
 @dataclass(frozen=True, slots=True)

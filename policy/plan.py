@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from policy.cost_model import CostModel
-from policy.types import Objective, Slo
+from plait.policy.cost_model import CostModel
+from plait.policy.types import Objective, Slo
 
 
 @dataclass(slots=True, eq=False)

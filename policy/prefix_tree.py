@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policy.node import Node
+from plait.policy.node import Node
 
 
 @dataclass(frozen=True, slots=True)

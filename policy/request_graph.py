@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from policy.request_graph_effects import NO_EFFECTS, Effects, Ended, Failed, Link
-from policy.request_graph_node import CallNode, VariableNode, ranks_with
-from policy.request_graph_state import (
+from plait.policy.request_graph_effects import NO_EFFECTS, Effects, Ended, Failed, Link
+from plait.policy.request_graph_node import CallNode, VariableNode, ranks_with
+from plait.policy.request_graph_state import (
     CallEvent,
     Cause,
     CycleError,
@@ -26,7 +26,7 @@ from policy.request_graph_state import (
     VariableInUseError,
     VariableState,
 )
-from policy.request_graph_view import RequestGraphView
+from plait.policy.request_graph_view import RequestGraphView
 
 CLIENT: Final = "the client"
 """The producer of a variable whose value the client gave itself."""

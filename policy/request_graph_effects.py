@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from policy.request_graph_state import CallState, Cause
+from plait.policy.request_graph_state import CallState, Cause
 
 
 class Ended(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 
-from policy.request_graph_state import (
+from plait.policy.request_graph_state import (
     CALL_TRANSITIONS,
     VARIABLE_TRANSITIONS,
     CallEvent,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policy.request_graph_node import CallNode, VariableNode
-from policy.request_graph_state import (
+from plait.policy.request_graph_node import CallNode, VariableNode
+from plait.policy.request_graph_state import (
     CallState,
     Cause,
     UnknownCallError,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from policy.types import Call, Placement
+from plait.policy.types import Call, Placement
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from policy.node import Node
-from policy.prefix_tree import PrefixTree, Segment
-from policy.use_order import UseOrder
+from plait.policy.node import Node
+from plait.policy.prefix_tree import PrefixTree, Segment
+from plait.policy.use_order import UseOrder
 
 Victim = tuple[Node, int]
 """A node, and how many blocks from its resident end go."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from policy.pace import Pace
-from policy.plan import LocalCall
-from policy.types import Objective, Slo
+from plait.policy.pace import Pace
+from plait.policy.plan import LocalCall
+from plait.policy.types import Objective, Slo
 
 Execution = Literal["chunks", "throughput"]
 """What is still to be computed takes N_ck T_max, as in the paper, or as long as at the pivot's throughput."""

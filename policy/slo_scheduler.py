@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policy.cost_model import CostModel
-from policy.in_order import HitRatioOrder, plan_in_order
-from policy.iteration import Iteration, Knowledge
-from policy.pace import Measurements
-from policy.plan import EngineFacts, LocalCall, Plan
-from policy.slo import Objectives
-from policy.slo_settings import SloSettings
+from plait.policy.cost_model import CostModel
+from plait.policy.in_order import HitRatioOrder, plan_in_order
+from plait.policy.iteration import Iteration, Knowledge
+from plait.policy.pace import Measurements
+from plait.policy.plan import EngineFacts, LocalCall, Plan
+from plait.policy.slo import Objectives
+from plait.policy.slo_settings import SloSettings
 
 
 class SloScheduler:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from policy.batching import WINDOW_S
-from policy.slo import Execution, JctSlack
-from policy.types import Slo
+from plait.policy.batching import WINDOW_S
+from plait.policy.slo import Execution, JctSlack
+from plait.policy.types import Slo
 
 LONG_TOKENS = 4096
 """DESIGN 4.5: uncached tokens from which on a prompt is long; AccelGen calls prompts of 4K tokens and more long."""
@@ -23,7 +23,7 @@ class SloSettings:
     selection: `distance` to what is left of compute and KV within `window_s`, or in `order`.
     long_prompts: whether a new one waits until those that run are `completed`, are `prefilled`, or not at all.
     lost: whether a call that cannot meet its TTFT or JCT any more goes behind those that can, or keeps its place.
-    execution, jct_slack: how T_e and the slack of a JCT are reckoned (`policy.slo`).
+    execution, jct_slack: how T_e and the slack of a JCT are reckoned (`plait.policy.slo`).
     best_effort_share, lost_share: shares of the budget that are kept for calls without an SLO, or for lost ones only.
     floor_share: of the engine's maximum, for prompts while decodes by themselves take longer than their SLO.
     preempt: for urgent calls, `spare` ones (those without an objective, or that have missed theirs), `any` that stays

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policy.node import Holding, Node
+from plait.policy.node import Holding, Node
 
 
 class UseOrder:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from math import inf
 
-from policy.batching import MISFITS, WINDOW_CALLS, Candidate
-from policy.chunking import Budget
-from policy.pace import Pace
-from policy.plan import EngineFacts, LocalCall
-from policy.slo import Objectives
+from plait.policy.batching import MISFITS, WINDOW_CALLS, Candidate
+from plait.policy.chunking import Budget
+from plait.policy.pace import Pace
+from plait.policy.plan import EngineFacts, LocalCall
+from plait.policy.slo import Objectives
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,20 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+SHIPPED = ("policy", "backends", "gateway", "client")
+"""The folders of the package `plait`."""
+
 MAY_IMPORT = {
     "policy": {"policy"},
     "backends": {"backends", "policy"},
     "gateway": {"gateway", "backends", "policy"},
-    "tests": {"tests", "gateway", "backends", "policy"},
-    "examples": {"examples", "gateway"},
-    "e2e": {"e2e", "examples", "gateway", "backends", "policy"},
-    "benchmarks": {"benchmarks", "e2e", "gateway", "backends", "policy"},
+    "client": {"client"},
+    "tests": {"tests", *SHIPPED},
+    "examples": {"examples", "client"},
+    "e2e": {"e2e", "examples", *SHIPPED},
+    "benchmarks": {"benchmarks", "e2e", *SHIPPED},
 }
-"""gateway -> backends -> policy; nobody imports benchmarks."""
-
-OURS = set(MAY_IMPORT)
+"""gateway -> backends -> policy; client stands alone; nobody imports benchmarks."""
 
 IMPURE_MODULES = {
     *("asyncio", "concurrent", "multiprocessing", "queue", "sched", "select", "selectors", "signal", "threading"),
@@ -59,7 +61,14 @@ def tree_of(file: Path) -> ast.Module:
 
 
 def imports(file: Path) -> set[str]:
-    """The dotted names that a file imports anywhere in it, relative ones made absolute."""
+    """The dotted names that a file imports anywhere in it, relative ones made absolute.
+
+    Our own begin with their folder: `plait.policy.types` is `policy.types` here.
+    """
+    return {name.removeprefix("plait.") for name in imported_names(file)}
+
+
+def imported_names(file: Path) -> set[str]:
     found = set()
     for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Import):
@@ -97,7 +106,7 @@ def reached_from(files: list[Path]) -> set[Path]:
             continue
         reached.add(file)
         for name in imports(file):
-            if name.partition(".")[0] in OURS:
+            if name.partition(".")[0] in MAY_IMPORT:
                 package = [ROOT.joinpath(*name.split(".")[:depth], "__init__.py") for depth in (1, 2)]
                 todo += [found for found in (module_file(name), *package) if found is not None and found.is_file()]
     return reached
@@ -108,13 +117,19 @@ def test_a_package_imports_only_what_stands_to_its_right(package: str) -> None:
     wrong = {
         path_of(file): bad
         for file in sources(package)
-        if (bad := top_level(imports(file)) & OURS - MAY_IMPORT[package])
+        if (bad := top_level(imports(file)) & set(MAY_IMPORT) - MAY_IMPORT[package])
     }
     assert not wrong
 
 
-def test_the_three_packages_are_there() -> None:
-    assert all(sources(package) for package in ("policy", "backends", "gateway")), "else this file tests nothing"
+def test_the_packages_are_there() -> None:
+    assert all(sources(package) for package in SHIPPED), "else this file tests nothing"
+
+
+def test_the_folders_are_imported_by_the_packages_name() -> None:
+    """The working directory has them too: each class would exist twice."""
+    files = [file for package in MAY_IMPORT for file in sources(package)]
+    assert not {path_of(file): bad for file in files if (bad := top_level(imported_names(file)) & set(SHIPPED))}
 
 
 def test_policy_imports_the_standard_library_only() -> None:
@@ -135,7 +150,7 @@ def test_policy_calls_nothing_impure() -> None:
 
 def test_an_engine_is_imported_in_its_own_folder_only() -> None:
     engines = set(ENGINE_FOLDERS.values())
-    for package in ("policy", "backends", "gateway"):
+    for package in SHIPPED:
         for file in sources(package):
             own = {engine for folder, engine in ENGINE_FOLDERS.items() if path_of(file).startswith(f"{folder}/")}
             assert top_level(imports(file)) & engines <= own, path_of(file)
@@ -173,9 +188,7 @@ def broad_handlers(file: Path) -> Iterator[str]:
 
 
 def test_everything_is_caught_only_where_there_is_a_reason() -> None:
-    found = {
-        place for package in ("policy", "backends", "gateway") for f in sources(package) for place in broad_handlers(f)
-    }
+    found = {place for package in SHIPPED for f in sources(package) for place in broad_handlers(f)}
     assert found == set(BROAD_EXCEPT), "a place without a reason, or a reason without its place"
     assert all(BROAD_EXCEPT.values())
 
@@ -187,7 +200,7 @@ def test_everything_is_caught_only_where_there_is_a_reason() -> None:
         ("def f():\n    from random import choice", {"random.choice"}),
         ("from . import node", {"policy.node"}),
         ("from .node import Node", {"policy.node.Node"}),
-        ("if TYPE_CHECKING:\n    import gateway.router", {"gateway.router"}),
+        ("if TYPE_CHECKING:\n    import plait.gateway.router", {"gateway.router"}),
     ],
 )
 def test_imports_are_found_wherever_they_stand(

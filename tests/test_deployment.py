@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from gateway.cli import parse
-from gateway.config import parse_config
+from plait.gateway.cli import parse
+from plait.gateway.config import parse_config
 
 ROOT = Path(__file__).parent.parent
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from backends.cache_state import CacheState
-from backends.embedded.engine import Engine, EngineCall, Output
+from plait.backends.cache_state import CacheState
+from plait.backends.embedded.engine import Engine, EngineCall, Output
 
 OnOutput = Callable[[Output], None]
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import msgspec
 
-from backends.call_annotations import Annotations
-from backends.embedded.clock import EngineClock
-from backends.embedded.generation import NO_ANNOTATIONS, Generation, Piece
-from backends.embedded.responses import ChatFormat, Format, Json, TextFormat, Usage
-from backends.embedded.text import EmulatedToken, TextSource
-from backends.embedded.tool_text import called_tool, example_arguments
-from backends.errors import ContextLengthError, ModelNotFoundError
-from backends.openai_protocol import ChatRequest, CompletionRequest, Request
-from backends.tokenizer import Tokenizer
-from policy.block_hash import root_hash
-from policy.types import Slo
+from plait.backends.call_annotations import Annotations
+from plait.backends.embedded.clock import EngineClock
+from plait.backends.embedded.generation import NO_ANNOTATIONS, Generation, Piece
+from plait.backends.embedded.responses import ChatFormat, Format, Json, TextFormat, Usage
+from plait.backends.embedded.text import EmulatedToken, TextSource
+from plait.backends.embedded.tool_text import called_tool, example_arguments
+from plait.backends.errors import ContextLengthError, ModelNotFoundError
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest, Request
+from plait.backends.tokenizer import Tokenizer
+from plait.policy.block_hash import root_hash
+from plait.policy.types import Slo
 
 NATURAL_OUTPUT_TOKENS = (64, 256)
 """A completion of no given length ends by itself within these bounds, around the means of public chat traces."""

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from backends.embedded.engine import Engine
+from plait.backends.embedded.engine import Engine
 
 COUNTERS = {
     "calls": "Calls received",

@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from backends.call_annotations import AnnotationReader
-from backends.embedded.clock import EngineClock
-from backends.embedded.completion import (
+from plait.backends.call_annotations import AnnotationReader
+from plait.backends.embedded.clock import EngineClock
+from plait.backends.embedded.completion import (
     Completion,
     ServedModel,
     Target,
@@ -28,11 +28,11 @@ from backends.embedded.completion import (
     complete_text,
     in_emulated_time,
 )
-from backends.embedded.engine import Engine, EngineSettings
-from backends.embedded.metrics import EngineCollector
-from backends.errors import AuthenticationError, CallerError, PlaitError
-from backends.openai_protocol import ChatRequest, CompletionRequest, parse_request
-from policy.cost_model import CostModel
+from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.backends.embedded.metrics import EngineCollector
+from plait.backends.errors import AuthenticationError, CallerError, PlaitError
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest, parse_request
+from plait.policy.cost_model import CostModel
 
 MAX_WAIT_MS = 60_000
 

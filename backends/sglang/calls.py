@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from backends.cache_state import KvState
-from backends.call_annotations import Annotations
-from backends.prefix_search import cached_blocks
-from backends.sglang.cache_state import CacheObserver
-from policy.block_hash import chain
-from policy.local_scheduler import LocalCall
+from plait.backends.cache_state import KvState
+from plait.backends.call_annotations import Annotations
+from plait.backends.prefix_search import cached_blocks
+from plait.backends.sglang.cache_state import CacheObserver
+from plait.policy.block_hash import chain
+from plait.policy.local_scheduler import LocalCall
 
 
 @dataclass(slots=True, eq=False)

@@ -15,20 +15,20 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, cast
 
-from backends.attainment import Attainment
-from backends.cache_state import CacheState, QueueState, SchedulerState
-from backends.call_annotations import AnnotationReader
-from backends.forced_levers import local_scheduler
-from backends.iterations import Iterations
-from backends.scheduler_settings import cost_model
-from backends.sglang.cache_state import CacheObserver
-from backends.sglang.calls import EngineCall, SchedulerFacts, engine_call
-from backends.sglang.event_tap import EventTap
-from backends.sglang.levers import Levers, levers_of
-from backends.sglang.prefill_pass import NO_LIMITS
-from backends.sglang.settings import VARIABLE, Settings
-from backends.sglang.step_clock import StepClock, Tick
-from policy.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.backends.attainment import Attainment
+from plait.backends.cache_state import CacheState, QueueState, SchedulerState
+from plait.backends.call_annotations import AnnotationReader
+from plait.backends.forced_levers import local_scheduler
+from plait.backends.iterations import Iterations
+from plait.backends.scheduler_settings import cost_model
+from plait.backends.sglang.cache_state import CacheObserver
+from plait.backends.sglang.calls import EngineCall, SchedulerFacts, engine_call
+from plait.backends.sglang.event_tap import EventTap
+from plait.backends.sglang.levers import Levers, levers_of
+from plait.backends.sglang.prefill_pass import NO_LIMITS
+from plait.backends.sglang.settings import VARIABLE, Settings
+from plait.backends.sglang.step_clock import StepClock, Tick
+from plait.policy.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 _ORDER = attrgetter("order")
 

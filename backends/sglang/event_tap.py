@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.sglang.cache_state import CacheObserver
+from plait.backends.sglang.cache_state import CacheObserver
 
 
 class EventTap:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from backends.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
-from backends.sglang.settings import VARIABLE
+from plait.backends.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
+from plait.backends.sglang.settings import VARIABLE
 
 PLUGIN: Final = "plait"
 """The name of the entry point."""
@@ -68,7 +68,7 @@ def serve_environment(arguments: Sequence[str], environment: Mapping[str, str]) 
 
 
 def _check() -> None:
-    from backends.sglang.plugin import check  # noqa: PLC0415 - help needs no SGLang
+    from plait.backends.sglang.plugin import check  # noqa: PLC0415 - help needs no SGLang
 
     try:
         check()

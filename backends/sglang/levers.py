@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from backends.sglang.calls import EngineCall
-from backends.sglang.prefill_pass import NO_LIMITS, PrefillPass
-from policy.local_scheduler import EngineFacts, Plan
+from plait.backends.sglang.calls import EngineCall
+from plait.backends.sglang.prefill_pass import NO_LIMITS, PrefillPass
+from plait.policy.local_scheduler import EngineFacts, Plan
 
 
 @dataclass(frozen=True, slots=True)

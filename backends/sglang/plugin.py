@@ -10,9 +10,9 @@ import multiprocessing
 import sys
 from typing import Any, Final
 
-from backends.required_names import load
-from backends.sglang.compatibility import check_names
-from backends.sglang.settings import read_settings
+from plait.backends.required_names import load
+from plait.backends.sglang.compatibility import check_names
+from plait.backends.sglang.settings import read_settings
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
 API_SERVER: Final = "sglang.srt.entrypoints.http_server._setup_and_run_http_server"
@@ -28,7 +28,7 @@ def register() -> None:
         return  # neither does it schedule: the detokenizer, say
     check()
     if not is_api_server:
-        from backends.sglang.scheduler import scheduler_class  # noqa: PLC0415 - only once SGLang is known to fit
+        from plait.backends.sglang.scheduler import scheduler_class  # noqa: PLC0415 - only once SGLang is known to fit
 
         _hook(f"{SCHEDULER}.Scheduler", scheduler_class(load(f"{SCHEDULER}.Scheduler")), "REPLACE")
         _hook(KV_CACHE, _with_events, "AROUND")
@@ -46,7 +46,7 @@ def _hook(target: str, hook: Any, kind: str) -> None:
 
 
 def _before_serving(*_: Any, **__: Any) -> None:
-    from backends.sglang.route import add_route  # noqa: PLC0415 - only the API server has use for it
+    from plait.backends.sglang.route import add_route  # noqa: PLC0415 - only the API server has use for it
 
     add_route(_problem())
 

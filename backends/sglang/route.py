@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from backends.cache_state import CacheState
-from backends.cache_state_route import ANSWER_DEADLINE_S, PATH, Receive, ReportQuery, Scope, Send, answer
-from backends.errors import EngineTimeoutError, UnsupportedError
-from backends.required_names import load
-from backends.sglang.report_query import STATE_KEY, query_id
+from plait.backends.cache_state import CacheState
+from plait.backends.cache_state_route import ANSWER_DEADLINE_S, PATH, Receive, ReportQuery, Scope, Send, answer
+from plait.backends.errors import EngineTimeoutError, UnsupportedError
+from plait.backends.required_names import load
+from plait.backends.sglang.report_query import STATE_KEY, query_id
 
 ASKING_INTERVAL_S = 0.02
 """While a report is waited for: as often as a gateway asks a busy engine, and 0.2 % of an idle scheduler's time."""

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backends.required_names import load
-from backends.sglang.cache_state import CacheObserver
-from backends.sglang.compatibility import UnsupportedSglangError, check_attributes
-from backends.sglang.driver import Driver
-from backends.sglang.event_tap import EventTap
-from backends.sglang.prefill_pass import limited
-from backends.sglang.report_query import STATE_KEY, parse_query
-from backends.sglang.settings import read_settings
-from backends.sglang.step_clock import Tick
+from plait.backends.required_names import load
+from plait.backends.sglang.cache_state import CacheObserver
+from plait.backends.sglang.compatibility import UnsupportedSglangError, check_attributes
+from plait.backends.sglang.driver import Driver
+from plait.backends.sglang.event_tap import EventTap
+from plait.backends.sglang.prefill_pass import limited
+from plait.backends.sglang.report_query import STATE_KEY, parse_query
+from plait.backends.sglang.settings import read_settings
+from plait.backends.sglang.step_clock import Tick
 
 if TYPE_CHECKING:
 

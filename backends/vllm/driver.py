@@ -13,16 +13,16 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, cast
 
-from backends.attainment import Attainment
-from backends.cache_state import CacheState, QueueState, SchedulerState
-from backends.call_annotations import AnnotationReader
-from backends.forced_levers import local_scheduler
-from backends.iterations import Iterations
-from backends.scheduler_settings import cost_model
-from backends.vllm.cache_state import PoolObserver
-from backends.vllm.calls import EngineCall, SchedulerFacts, engine_call
-from backends.vllm.settings import WHERE, Settings
-from policy.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.backends.attainment import Attainment
+from plait.backends.cache_state import CacheState, QueueState, SchedulerState
+from plait.backends.call_annotations import AnnotationReader
+from plait.backends.forced_levers import local_scheduler
+from plait.backends.iterations import Iterations
+from plait.backends.scheduler_settings import cost_model
+from plait.backends.vllm.cache_state import PoolObserver
+from plait.backends.vllm.calls import EngineCall, SchedulerFacts, engine_call
+from plait.backends.vllm.settings import WHERE, Settings
+from plait.policy.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 _ORDER = attrgetter("order")
 

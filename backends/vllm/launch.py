@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from backends.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
+from plait.backends.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
 
-SCHEDULER = "backends.vllm.scheduler.create_scheduler"
-MIDDLEWARE = "backends.vllm.middleware.CacheStateMiddleware"
+SCHEDULER = "plait.backends.vllm.scheduler.create_scheduler"
+MIDDLEWARE = "plait.backends.vllm.middleware.CacheStateMiddleware"
 
 USAGE = f"""usage: plait vllm [--scheduler NAME] [--profile PROFILE] [--name NAME] -- <vllm serve arguments>
 

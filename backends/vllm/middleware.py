@@ -11,10 +11,10 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from backends.cache_state_route import ANSWER_DEADLINE_S, PATH, Receive, ReportQuery, Scope, Send, answer
-from backends.errors import AuthenticationError, EngineError, EngineTimeoutError, UnsupportedError
-from backends.vllm.launch import SCHEDULER
-from backends.vllm.plugin import METHOD
+from plait.backends.cache_state_route import ANSWER_DEADLINE_S, PATH, Receive, ReportQuery, Scope, Send, answer
+from plait.backends.errors import AuthenticationError, EngineError, EngineTimeoutError, UnsupportedError
+from plait.backends.vllm.launch import SCHEDULER
+from plait.backends.vllm.plugin import METHOD
 
 
 class CacheStateMiddleware:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from backends.required_names import load
+from plait.backends.required_names import load
 
 if TYPE_CHECKING:
-    from backends.vllm.driver import Driver
+    from plait.backends.vllm.driver import Driver
 
 METHOD = "plait_cache_state"
 """The method's name in EngineCore."""

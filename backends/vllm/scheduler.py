@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from backends.required_names import load
-from backends.vllm import plugin
-from backends.vllm.cache_state import PoolObserver
-from backends.vllm.compatibility import UnsupportedVllmError, check_attributes, check_names
-from backends.vllm.driver import Driver, served_model
-from backends.vllm.settings import parse_settings
+from plait.backends.required_names import load
+from plait.backends.vllm import plugin
+from plait.backends.vllm.cache_state import PoolObserver
+from plait.backends.vllm.compatibility import UnsupportedVllmError, check_attributes, check_names
+from plait.backends.vllm.driver import Driver, served_model
+from plait.backends.vllm.settings import parse_settings
 
 if TYPE_CHECKING:
 

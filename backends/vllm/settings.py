@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from backends.scheduler_settings import SchedulerSettings, convert_settings
+from plait.backends.scheduler_settings import SchedulerSettings, convert_settings
 
 WHERE: Final = "--additional-config: plait"
 

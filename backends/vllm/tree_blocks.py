@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backends.cache_journal import CacheJournal
+from plait.backends.cache_journal import CacheJournal
 
 
 class TreeBlocks:

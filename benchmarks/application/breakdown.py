@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from benchmarks.application.clients import Job
-from gateway.simulate import CallRecord
+from plait.gateway.simulate import CallRecord
 
 
 @dataclass(frozen=True, slots=True)

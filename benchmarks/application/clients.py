@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from backends.errors import PlaitError
 from benchmarks.application.program import Launch, ProgramCall, Scenario, ids_of, text_of
 from benchmarks.application.systems import BLOCK_TOKENS, MODEL, Machine, System, simulation
-from gateway.config import SessionsConfig
-from gateway.executor import Executor
-from gateway.getter import Getter
-from gateway.held_call import HeldCall, Output, ReadyCall
-from gateway.router import Router
-from gateway.simulate import CallRecord, Prompt, SimulatedCall
-from policy.block_hash import HashChain, root_hash, tree_block_tokens
-from policy.types import Objective, Slo, TaskGroup
+from plait.backends.errors import PlaitError
+from plait.gateway.config import SessionsConfig
+from plait.gateway.executor import Executor
+from plait.gateway.getter import Getter
+from plait.gateway.held_call import HeldCall, Output, ReadyCall
+from plait.gateway.router import Router
+from plait.gateway.simulate import CallRecord, Prompt, SimulatedCall
+from plait.policy.block_hash import HashChain, root_hash, tree_block_tokens
+from plait.policy.types import Objective, Slo, TaskGroup
 
 NETWORK_S = 0.25
 """A request's way to the gateway and its answer's way back, half each: Parrot emulates 200 to 300 ms a request."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from benchmarks.application.program import Launch, Program, ProgramCall, Vocabulary
-from policy.types import Objective
+from plait.policy.types import Objective
 
 CHAT_FILE = "AzureLLMInferenceTrace_conv.csv"
 SYSTEM_TOKENS = (3000, 6000)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from backends.profiles import load_profile
 from benchmarks.application.conversations import CHAT_FILE, Chat, assistants
 from benchmarks.application.documents import ARTICLES_FILE, Documents, chain_summary, map_reduce_summary
 from benchmarks.application.multi_agent import TRACE_FILE, multi_agent, read_lengths
 from benchmarks.application.program import Launch, Program, Scenario, Vocabulary
 from benchmarks.application.systems import BLOCK_TOKENS, LATENCY, OURS, THROUGHPUT, Machine
-from policy.types import Objective
+from plait.backends.profiles import load_profile
+from plait.policy.types import Objective
 
 TRACE_FILES = (ARTICLES_FILE, CHAT_FILE, TRACE_FILE)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from backends.embedded.engine import Engine, EngineSettings
-from backends.profiles import load_profile
-from gateway.router import Router
-from gateway.simulate import Simulation
-from policy.cost_model import CostModel
-from policy.local_scheduler import SCHEDULERS, EngineFacts, Fcfs, LocalCall, LocalScheduler, Plan
-from policy.placement import POLICIES
+from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.backends.profiles import load_profile
+from plait.gateway.router import Router
+from plait.gateway.simulate import Simulation
+from plait.policy.cost_model import CostModel
+from plait.policy.local_scheduler import SCHEDULERS, EngineFacts, Fcfs, LocalCall, LocalScheduler, Plan
+from plait.policy.placement import POLICIES
 
 MODEL = "m"
 BLOCK_TOKENS = 16

@@ -10,12 +10,12 @@ from typing import Any, Final, cast
 import msgspec
 from starlette.types import Message, Scope
 
-from backends.errors import EngineError
-from backends.http_client import HttpClient
-from backends.http_response import Response
-from gateway.app import Gateway
-from gateway.config import Config, EngineConfig, ModelConfig
-from gateway.relay import EngineLink
+from plait.backends.errors import EngineError
+from plait.backends.http_client import HttpClient
+from plait.backends.http_response import Response
+from plait.gateway.app import Gateway
+from plait.gateway.config import Config, EngineConfig, ModelConfig
+from plait.gateway.relay import EngineLink
 
 MODEL: Final = "bench"
 COMPLETIONS: Final = "/v1/completions"

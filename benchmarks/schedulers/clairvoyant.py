@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 
-from backends.embedded.engine import EngineCall
-from policy.cost_model import CostModel
-from policy.local_scheduler import EngineFacts, LocalCall, Plan
+from plait.backends.embedded.engine import EngineCall
+from plait.policy.cost_model import CostModel
+from plait.policy.local_scheduler import EngineFacts, LocalCall, Plan
 
 MOST_MISFITS = 8
 """Waiting calls without hope that are tried in vain before the rest is left alone."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from time import thread_time_ns
 
-from backends.embedded.engine import Engine, EngineCall, EngineSettings
 from benchmarks.mixed_prompts import MixedCall
-from policy.block_hash import HashChain, root_hash
-from policy.cost_model import CostModel
-from policy.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.policy.block_hash import HashChain, root_hash
+from plait.policy.cost_model import CostModel
+from plait.policy.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 MODEL = "opt-13b"
 BLOCK_TOKENS = 32

@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from time import monotonic
 
-from backends.profiles import load_profile
 from benchmarks.mixed_prompts import LONG_SHARE, PROFILE, Mix, MixedPrompts
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS, run
 from benchmarks.schedulers.metrics import goodput_bound, measure
 from benchmarks.schedulers.systems import Machine, systems
 from benchmarks.workers import run_all
+from plait.backends.profiles import load_profile
 
 BOUND = "bound"
 """The name under which the relaxation bound is among the results; only its goodput means anything."""

@@ -17,10 +17,10 @@ from benchmarks.schedulers.clairvoyant import (
     shortest_remaining,
 )
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS
-from policy.cost_model import CostModel
-from policy.local_scheduler import SCHEDULERS, Fcfs, LocalScheduler
-from policy.slo_scheduler import SloScheduler
-from policy.slo_settings import SloSettings
+from plait.policy.cost_model import CostModel
+from plait.policy.local_scheduler import SCHEDULERS, Fcfs, LocalScheduler
+from plait.policy.slo_scheduler import SloScheduler
+from plait.policy.slo_settings import SloSettings
 
 MAX_BATCH_TOKENS = 2048
 """vLLM's default on an A100; what every system but Orca may compute in an iteration at most."""

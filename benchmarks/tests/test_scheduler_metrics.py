@@ -10,9 +10,9 @@ from benchmarks.schedulers.engine_run import CallRecord, Iterations, Run, run
 from benchmarks.schedulers.metrics import goodput_bound, measure, most_items
 from benchmarks.schedulers.sweep import BOUND, FULL, QUICK, Point, Results
 from benchmarks.schedulers.systems import OURS, systems
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.local_scheduler import Fcfs
-from policy.types import Slo
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.local_scheduler import Fcfs
+from plait.policy.types import Slo
 
 COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 0.0001), 0.0, 0.0, 0.0, LongAttention())
 

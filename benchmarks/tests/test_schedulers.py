@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from backends.embedded.engine import Engine, EngineSettings
 from benchmarks.mixed_prompts import MAX_OUTPUT_TOKENS, Lengths, MixedCall
 from benchmarks.schedulers.baselines import ORCA_CALLS, FastGen, Orca, SmallerBudget
 from benchmarks.schedulers.clairvoyant import Clairvoyant, Foresight, least_kv_time, shortest_remaining
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS, CallRecord, engine_call, run
 from benchmarks.schedulers.systems import Machine, systems
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.local_scheduler import EngineFacts, Fcfs, LocalCall, LocalScheduler, Plan
-from policy.types import Slo
+from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.local_scheduler import EngineFacts, Fcfs, LocalCall, LocalScheduler, Plan
+from plait.policy.types import Slo
 
 KV_TOKENS = 12_800
 COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 0.0001), 0.0, 1e-6, 0.0, LongAttention())

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from backends.http_client import HttpClient
-from backends.timed_stream import TimedStream, read_stream
 from benchmarks.vllm_slo_parts.workload import BenchCall
 from e2e.vllm.engines import MODEL
+from plait.backends.http_client import HttpClient
+from plait.backends.timed_stream import TimedStream, read_stream
 
 _HEADERS = ((b"content-type", b"application/json"),)
 

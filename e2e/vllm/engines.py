@@ -15,9 +15,9 @@ from typing import Final
 import httpx
 import msgspec
 
-from backends.cache_state import CacheState
 from e2e.servers import DEADLINE_S, Server, eventually, free_port
 from e2e.tiny_model import CONTEXT_TOKENS
+from plait.backends.cache_state import CacheState
 
 MODEL: Final = "tiny"
 BLOCK_TOKENS: Final = 32

@@ -17,13 +17,13 @@ from typing import Any, Final
 import pytest
 from openai import AsyncOpenAI
 
-from backends.tokenizer import load_tokenizer
 from e2e.programs import METAGPT, Answers, Program, chained_by_client, chained_by_gateway, metagpt, texts, wanted
 from e2e.sdk import async_client
 from e2e.servers import Server
 from e2e.vllm.engines import MODEL
 from e2e.vllm.findings import Findings
 from e2e.vllm.fleet import VllmFleet, new_gateway
+from plait.backends.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.skipif(not METAGPT.is_file(), reason="the recorded run (../shared/traces/metagpt) is not here")
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
-from backends.tokenizer import load_tokenizer
 from e2e.sdk import content
 from e2e.vllm.engines import MODEL
 from e2e.vllm.fleet import VllmFleet
+from plait.backends.tokenizer import load_tokenizer
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "You are brief."},

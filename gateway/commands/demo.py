@@ -11,13 +11,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from backends.profiles import load_profile
-from gateway.commands import positive, positive_number
-from gateway.compare import Experiment, Progress, Workload, arrival_times, prepare, saturation_rate, simulate, summarise
-from gateway.comparison_report import Report
-from gateway.live import send_workload
-from gateway.processes import FleetPlan, running_fleet
-from gateway.simulate import CallRecord
+from plait.backends.profiles import load_profile
+from plait.gateway.commands import positive, positive_number
+from plait.gateway.compare import (
+    Experiment,
+    Progress,
+    Workload,
+    arrival_times,
+    prepare,
+    saturation_rate,
+    simulate,
+    summarise,
+)
+from plait.gateway.comparison_report import Report
+from plait.gateway.live import send_workload
+from plait.gateway.processes import FleetPlan, running_fleet
+from plait.gateway.simulate import CallRecord
 
 DEFAULTS = Experiment()
 

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from backends.engine_probe import EngineProbe, Identity
-from backends.fitted_profile import Circumstances, FittedProfile, fit_profile
-from backends.profile_plan import FULL, QUICK
-from backends.profiler import Profiler
-from gateway.commands import positive
+from plait.backends.engine_probe import EngineProbe, Identity
+from plait.backends.fitted_profile import Circumstances, FittedProfile, fit_profile
+from plait.backends.profile_plan import FULL, QUICK
+from plait.backends.profiler import Profiler
+from plait.gateway.commands import positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gateway.app import Gateway
-from gateway.commands import positive
-from gateway.commands.http_server import run_server
-from gateway.config import load_config
-from gateway.log import configure_logging
+from plait.gateway.app import Gateway
+from plait.gateway.commands import positive
+from plait.gateway.commands.http_server import run_server
+from plait.gateway.config import load_config
+from plait.gateway.log import configure_logging
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ Nothing here does I/O or reads a clock, and no step takes more than linear time 
 
 from __future__ import annotations
 
-from gateway.transforms.chain import MAX_RESULT_BYTES, Transform
-from gateway.transforms.errors import TransformError, TransformSpecError
-from gateway.transforms.spec import parse
+from plait.gateway.transforms.chain import MAX_RESULT_BYTES, Transform
+from plait.gateway.transforms.errors import TransformError, TransformSpecError
+from plait.gateway.transforms.spec import parse
 
 __all__ = ["MAX_RESULT_BYTES", "Transform", "TransformError", "TransformSpecError", "parse"]

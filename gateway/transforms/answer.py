@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gateway.transforms.errors import ParameterError, RejectedTextError, excerpt, quoted
-from gateway.transforms.step import Kind, Parameter, Step
+from plait.gateway.transforms.errors import ParameterError, RejectedTextError, excerpt, quoted
+from plait.gateway.transforms.step import Kind, Parameter, Step
 
 _WORD = re.compile(r"\w+")
 

@@ -6,16 +6,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.transforms.answer import Boolean, OneOf
-from gateway.transforms.code_block import CodeBlock
-from gateway.transforms.errors import ParameterError, TransformSpecError, nearest, quoted
-from gateway.transforms.integer import Integer
-from gateway.transforms.json_value import Json
-from gateway.transforms.lists import ItemList
-from gateway.transforms.plain import Strip, Template
-from gateway.transforms.regex import Regex
-from gateway.transforms.step import Kind, Parameter, Step
-from gateway.transforms.xml_tag import XmlTag
+from plait.gateway.transforms.answer import Boolean, OneOf
+from plait.gateway.transforms.code_block import CodeBlock
+from plait.gateway.transforms.errors import ParameterError, TransformSpecError, nearest, quoted
+from plait.gateway.transforms.integer import Integer
+from plait.gateway.transforms.json_value import Json
+from plait.gateway.transforms.lists import ItemList
+from plait.gateway.transforms.plain import Strip, Template
+from plait.gateway.transforms.regex import Regex
+from plait.gateway.transforms.step import Kind, Parameter, Step
+from plait.gateway.transforms.xml_tag import XmlTag
 
 _CLASSES: tuple[type[Step], ...] = (
     *(Strip, CodeBlock, Json, Regex, ItemList),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gateway.transforms.errors import RejectedTextError, TransformError
-from gateway.transforms.step import Step
+from plait.gateway.transforms.errors import RejectedTextError, TransformError
+from plait.gateway.transforms.step import Step
 
 MAX_RESULT_BYTES = 1 << 20
 """1 MiB of UTF-8, some 250,000 tokens: longer than any context that a value could be put into."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import ClassVar
 
-from backends.errors import CallerError, PlaitError
+from plait.backends.errors import CallerError, PlaitError
 
 _EXCERPT_CHARACTERS = 200
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gateway.transforms.errors import RejectedTextError, excerpt, quoted
-from gateway.transforms.step import Step
+from plait.gateway.transforms.errors import RejectedTextError, excerpt, quoted
+from plait.gateway.transforms.step import Step
 
 _SEPARATOR = r",_'\u2019\u00a0\u202f\u2009"
 """Between thousands: the visible ones, and the no-break and thin spaces. A point is taken for a decimal point."""

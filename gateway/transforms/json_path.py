@@ -22,7 +22,7 @@ from jsonpath_rfc9535.filter_expressions import (
 from jsonpath_rfc9535.segments import JSONPathRecursiveDescentSegment, JSONPathSegment
 from jsonpath_rfc9535.selectors import FilterSelector, NameSelector
 
-from gateway.transforms.errors import ParameterError, RejectedTextError, excerpt
+from plait.gateway.transforms.errors import ParameterError, RejectedTextError, excerpt
 
 _MAX_PATH_CHARACTERS = 1000
 _MAX_DEPTH = 32

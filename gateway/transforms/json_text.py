@@ -8,8 +8,8 @@ import re
 from contextlib import suppress
 from typing import NoReturn
 
-from gateway.transforms.code_block import Block, fenced_blocks
-from gateway.transforms.errors import RejectedTextError, excerpt, place, quoted
+from plait.gateway.transforms.code_block import Block, fenced_blocks
+from plait.gateway.transforms.errors import RejectedTextError, excerpt, place, quoted
 
 MAX_DEPTH = 64
 """Objects and arrays within each other; deep enough for any answer, and far from Python's recursion limit."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gateway.transforms.json_path import compile_path, select
-from gateway.transforms.json_text import dump_json, find_json
-from gateway.transforms.step import Parameter, Step
+from plait.gateway.transforms.json_path import compile_path, select
+from plait.gateway.transforms.json_text import dump_json, find_json
+from plait.gateway.transforms.step import Parameter, Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gateway.transforms.errors import ParameterError, RejectedTextError, nearest, quoted
-from gateway.transforms.json_text import dump_json
-from gateway.transforms.step import Parameter, Step
+from plait.gateway.transforms.errors import ParameterError, RejectedTextError, nearest, quoted
+from plait.gateway.transforms.json_text import dump_json
+from plait.gateway.transforms.step import Parameter, Step
 
 _NUMBERED = re.compile(r"[ \t]*+[0-9]++[.)][ \t]++(.*\S)")
 _BULLETED = re.compile(r"[ \t]*+[-*+][ \t]++(.*\S)")

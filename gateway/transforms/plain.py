@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gateway.transforms.errors import ParameterError
-from gateway.transforms.step import Parameter, Step
+from plait.gateway.transforms.errors import ParameterError
+from plait.gateway.transforms.step import Parameter, Step
 
 _PLACEHOLDER = "{{value}}"
 

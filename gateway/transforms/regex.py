@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import re2  # type: ignore[import-untyped]
 
-from gateway.transforms.errors import ParameterError, RejectedTextError, quoted
-from gateway.transforms.json_text import dump_json
-from gateway.transforms.step import Parameter, Step
+from plait.gateway.transforms.errors import ParameterError, RejectedTextError, quoted
+from plait.gateway.transforms.json_text import dump_json
+from plait.gateway.transforms.step import Parameter, Step
 
 _MAX_PROGRAM_BYTES = 1 << 20
 """What a compiled expression may take; RE2 keeps up to 128 of them."""

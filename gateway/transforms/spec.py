@@ -14,10 +14,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from gateway.transforms.binding import A_TRANSFORM, Argument, build
-from gateway.transforms.chain import Transform
-from gateway.transforms.errors import TransformSpecError, quoted
-from gateway.transforms.step import Step
+from plait.gateway.transforms.binding import A_TRANSFORM, Argument, build
+from plait.gateway.transforms.chain import Transform
+from plait.gateway.transforms.errors import TransformSpecError, quoted
+from plait.gateway.transforms.step import Step
 
 MAX_STEPS = 16
 MAX_SPEC_CHARACTERS = 16_384

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gateway.transforms.errors import ParameterError, RejectedTextError, place, quoted
-from gateway.transforms.step import Parameter, Step
+from plait.gateway.transforms.errors import ParameterError, RejectedTextError, place, quoted
+from plait.gateway.transforms.step import Parameter, Step
 
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.:-]*")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from backends.attainment import RECENT_CALLS, Attainment
-from backends.embedded.engine import Engine, EngineCall, EngineSettings
-from backends.profiles import load_profile
-from policy.block_hash import HashChain, root_hash
-from policy.plan import LocalCall
-from policy.types import Slo
+from plait.backends.attainment import RECENT_CALLS, Attainment
+from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.backends.profiles import load_profile
+from plait.policy.block_hash import HashChain, root_hash
+from plait.policy.plan import LocalCall
+from plait.policy.types import Slo
 
 
 def told(slo: Slo | None, tokens_at_s: list[float], ended_s: float, zero_s: float = 100.0) -> float | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.cache_journal import CacheJournal
-from backends.cache_state import StoredRun
+from plait.backends.cache_journal import CacheJournal
+from plait.backends.cache_state import StoredRun
 
 Block = int
 Parents = dict[Block, Block | None]

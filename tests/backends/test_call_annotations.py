@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from backends.call_annotations import AnnotationReader, Annotations
-from policy.types import Objective, Slo
+from plait.backends.call_annotations import AnnotationReader, Annotations
+from plait.policy.types import Objective, Slo
 
 
 @pytest.mark.parametrize(

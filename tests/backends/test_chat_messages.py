@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from backends.chat_messages import template_messages, template_tools
-from backends.errors import CallerError, UnsupportedError
+from plait.backends.chat_messages import template_messages, template_tools
+from plait.backends.errors import CallerError, UnsupportedError
 
 STRINGS = "{% for message in messages %}{{ message.content }}{% endfor %}"
 PARTS = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"

@@ -1,7 +1,7 @@
 import pytest
 
-from backends.chat_template import loops_over_content, template_options
-from backends.errors import CallerError
+from plait.backends.chat_template import loops_over_content, template_options
+from plait.backends.errors import CallerError
 
 LOOP = "{% for part in @ %}{{ part }}{% endfor %}"
 

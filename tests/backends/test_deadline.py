@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from backends.deadline import Deadline
+from plait.backends.deadline import Deadline
 
 
 class FakeLoop:

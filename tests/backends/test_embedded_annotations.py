@@ -10,16 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
-from backends.cache_state import CacheState
-from backends.call_annotations import Annotations
-from backends.embedded.completion import ServedModel, in_emulated_time
-from backends.embedded.engine import Engine, EngineCall, EngineSettings
-from backends.embedded.server import EmbeddedServer, ServerSettings
-from backends.profiles import load_profile
-from backends.tokenizer import load_tokenizer
-from policy.block_hash import HashChain, root_hash
-from policy.local_scheduler import SCHEDULERS
-from policy.types import Objective, Slo
+from plait.backends.cache_state import CacheState
+from plait.backends.call_annotations import Annotations
+from plait.backends.embedded.completion import ServedModel, in_emulated_time
+from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.backends.embedded.server import EmbeddedServer, ServerSettings
+from plait.backends.profiles import load_profile
+from plait.backends.tokenizer import load_tokenizer
+from plait.policy.block_hash import HashChain, root_hash
+from plait.policy.local_scheduler import SCHEDULERS
+from plait.policy.types import Objective, Slo
 
 TIME_SCALE = 1000.0
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from backends.embedded.clock import EngineClock
-from backends.embedded.engine import Engine, EngineCall, EngineSettings, Output
-from policy.block_hash import HashChain, root_hash
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.backends.embedded.clock import EngineClock
+from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings, Output
+from plait.policy.block_hash import HashChain, root_hash
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 COSTS = CostModel(PiecewiseLinear(((1, 0.5),), 0.0), 0.0, 0.0, 0.0, LongAttention())
 FOREVER_S = 100.0

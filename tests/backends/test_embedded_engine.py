@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.cache_state import KvState, StoredRun
-from backends.embedded.engine import Engine, EngineCall, EngineSettings
-from backends.profiles import load_profile
-from policy.block_hash import HashChain, root_hash
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.backends.cache_state import KvState, StoredRun
+from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.backends.profiles import load_profile
+from plait.policy.block_hash import HashChain, root_hash
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 ROOT = root_hash("m")
 COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 1e-4), 0.0, 1e-6, 0.0, LongAttention())

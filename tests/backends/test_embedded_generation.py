@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.embedded.clock import EngineClock, OnOutput
-from backends.embedded.engine import Engine, EngineCall, EngineSettings, Output
-from backends.embedded.generation import Generation, Piece
-from backends.embedded.text import EmulatedToken
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.backends.embedded.clock import EngineClock, OnOutput
+from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings, Output
+from plait.backends.embedded.generation import Generation, Piece
+from plait.backends.embedded.text import EmulatedToken
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 0.0), 0.0, 0.0, 0.0, LongAttention())
 TEXTS = st.lists(st.text("abc", max_size=3), min_size=1, max_size=12)

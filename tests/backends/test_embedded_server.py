@@ -12,14 +12,14 @@ import httpx
 import msgspec
 import pytest
 
-from backends.cache_state import CacheState
-from backends.embedded.completion import ServedModel
-from backends.embedded.engine import EngineSettings
-from backends.embedded.responses import FINGERPRINT
-from backends.embedded.server import EmbeddedServer, ServerSettings
-from backends.profiles import load_profile
-from backends.tokenizer import load_tokenizer
-from policy.block_hash import chain, root_hash
+from plait.backends.cache_state import CacheState
+from plait.backends.embedded.completion import ServedModel
+from plait.backends.embedded.engine import EngineSettings
+from plait.backends.embedded.responses import FINGERPRINT
+from plait.backends.embedded.server import EmbeddedServer, ServerSettings
+from plait.backends.profiles import load_profile
+from plait.backends.tokenizer import load_tokenizer
+from plait.policy.block_hash import chain, root_hash
 
 KV_TOKENS = 4_003  # no whole number of blocks
 TOOL = {

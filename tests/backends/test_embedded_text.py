@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.embedded.text import OPENING, TextSource
-from backends.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from plait.backends.embedded.text import OPENING, TextSource
+from plait.backends.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 SHIPPED = load_tokenizer("embedded")
 BYTES = load_tokenizer("bytes")

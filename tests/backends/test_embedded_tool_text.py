@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.embedded.tool_text import called_tool, example_arguments
-from backends.errors import CallerError
-from backends.openai_protocol import ChatRequest
+from plait.backends.embedded.tool_text import called_tool, example_arguments
+from plait.backends.errors import CallerError
+from plait.backends.openai_protocol import ChatRequest
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(("object", "array", "string", "enum", "x")),

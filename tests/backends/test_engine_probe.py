@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends import engine_probe
-from backends.engine_probe import EngineProbe
-from backends.profile_plan import Limits
+from plait.backends import engine_probe
+from plait.backends.engine_probe import EngineProbe
+from plait.backends.profile_plan import Limits
 
 MODELS = {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 8192}, {"id": "other"}]}
 STATE = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backends.forced_levers import ForcedLevers
-from backends.profiles import load_profile
-from backends.scheduler_settings import LeverSettings
-from policy.cost_model import CostModel
-from policy.local_scheduler import Fcfs, LocalCall, MeasuringScheduler, Plan
+from plait.backends.forced_levers import ForcedLevers
+from plait.backends.profiles import load_profile
+from plait.backends.scheduler_settings import LeverSettings
+from plait.policy.cost_model import CostModel
+from plait.policy.local_scheduler import Fcfs, LocalCall, MeasuringScheduler, Plan
 
 
 class Facts:

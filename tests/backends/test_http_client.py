@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from backends.errors import EngineError, EngineTimeoutError, EngineUnreachableError
-from backends.http_client import HttpClient, Timeouts
+from plait.backends.errors import EngineError, EngineTimeoutError, EngineUnreachableError
+from plait.backends.http_client import HttpClient, Timeouts
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

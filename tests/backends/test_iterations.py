@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.iterations import RECENT_ITERATIONS, Iterations
+from plait.backends.iterations import RECENT_ITERATIONS, Iterations
 
 
 def test_iterations_in_a_row() -> None:

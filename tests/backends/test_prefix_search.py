@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.prefix_search import cached_blocks
+from plait.backends.prefix_search import cached_blocks
 
 
 @given(most=st.integers(0, 70), cached=st.integers(0, 80), guess=st.integers(0, 80))

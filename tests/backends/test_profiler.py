@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from backends.engine_probe import Identity
-from backends.fitted_profile import Circumstances, FittedProfile, fit_profile
-from backends.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks
-from backends.profiler import Measured, Profiler, typical
-from backends.profiles import load_profile
-from backends.timed_stream import TimedStream
-from policy.cost_model import CostModel
+from plait.backends.engine_probe import Identity
+from plait.backends.fitted_profile import Circumstances, FittedProfile, fit_profile
+from plait.backends.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks
+from plait.backends.profiler import Measured, Profiler, typical
+from plait.backends.profiles import load_profile
+from plait.backends.timed_stream import TimedStream
+from plait.policy.cost_model import CostModel
 
 LIMITS = Limits(context_tokens=16_384, budget_tokens=2048, kv_tokens=100_000)
 CIRCUMSTANCES = Circumstances(date="2026-01-02", version="1.2.3")

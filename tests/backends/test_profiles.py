@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from backends.profiles import Fit, Pivot, load_profile, shipped_profiles
+from plait.backends.profiles import Fit, Pivot, load_profile, shipped_profiles
 
 NAMES = ("a100-llama-70b-tp2", "a100-mistral-7b", "a100-opt-13b", "a6000-mistral-7b", "h100-llama-70b-tp2")
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from backends.required_names import missing_attributes, missing_names
+from plait.backends.required_names import missing_attributes, missing_names
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.profiles import load_profile
-from backends.scheduler_settings import SchedulerSettings, SettingsError, cost_model
+from plait.backends.profiles import load_profile
+from plait.backends.scheduler_settings import SchedulerSettings, SettingsError, cost_model
 
 
 def test_a_profile_is_a_shipped_one_or_a_file(tmp_path: Path) -> None:

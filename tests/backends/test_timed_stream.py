@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.http_response import Response
-from backends.timed_stream import TimedStream, inter_token_s, read_stream
+from plait.backends.http_response import Response
+from plait.backends.timed_stream import TimedStream, inter_token_s, read_stream
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 8}}
 DONE = b"data: [DONE]\n\n"

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from backends.errors import CallerError, UnsupportedError
-from backends.tokenizer import EMBEDDED_FOLDER, Tokenizer, load_tokenizer
+from plait.backends.errors import CallerError, UnsupportedError
+from plait.backends.tokenizer import EMBEDDED_FOLDER, Tokenizer, load_tokenizer
 
 SHIPPED = load_tokenizer("embedded")
 REPOSITORY = Path(__file__).parents[2]
@@ -291,7 +291,7 @@ def test_a_template_file_is_checked_when_it_is_loaded(tmp_path: Path) -> None:
 
 def test_loading_and_encoding_print_nothing() -> None:
     code = (
-        "from backends.tokenizer import load_tokenizer; t = load_tokenizer('embedded');"
+        "from plait.backends.tokenizer import load_tokenizer; t = load_tokenizer('embedded');"
         "t.encode_chat([{'role': 'user', 'content': 'hi'}]); t.decode(t.encode('x' * 200_000))"
     )
     run = subprocess.run(

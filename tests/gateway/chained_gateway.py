@@ -11,11 +11,11 @@ from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
 
-from backends.errors import EngineError, NoEngineError
-from gateway.app import Gateway
-from gateway.asgi import send_whole
-from gateway.config import parse_config
-from gateway.relay import Delivery, Outcome, Problem, Relay
+from plait.backends.errors import EngineError, NoEngineError
+from plait.gateway.app import Gateway
+from plait.gateway.asgi import send_whole
+from plait.gateway.config import parse_config
+from plait.gateway.relay import Delivery, Outcome, Problem, Relay
 
 CHAT, SUBMIT, GET = "/v1/chat/completions", "/v1/submit", "/v1/get"
 KEYS = ["one", "two"]

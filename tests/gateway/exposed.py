@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from gateway.metrics import exposition
+from plait.gateway.metrics import exposition
 
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:

@@ -7,19 +7,19 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from backends.errors import EngineError, PlaitError
-from backends.http_client import HttpClient
-from backends.http_response import Response
-from backends.openai_protocol import CompletionRequest, parse_request
-from gateway.asgi import Headers
-from gateway.call_metrics import CallMetrics
-from gateway.metrics import new_registry
-from gateway.outgoing import OutgoingBody
-from gateway.relay import Delivery, EngineLink, Relay
-from gateway.router import Router
-from policy.block_hash import chain, root_hash
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.types import Call
+from plait.backends.errors import EngineError, PlaitError
+from plait.backends.http_client import HttpClient
+from plait.backends.http_response import Response
+from plait.backends.openai_protocol import CompletionRequest, parse_request
+from plait.gateway.asgi import Headers
+from plait.gateway.call_metrics import CallMetrics
+from plait.gateway.metrics import new_registry
+from plait.gateway.outgoing import OutgoingBody
+from plait.gateway.relay import Delivery, EngineLink, Relay
+from plait.gateway.router import Router
+from plait.policy.block_hash import chain, root_hash
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.types import Call
 from tests.gateway.exposed import samples
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())

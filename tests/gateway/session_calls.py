@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.errors import PlaitError
-from gateway.config import SessionsConfig
-from gateway.executor import Executor
-from gateway.getter import Getter
-from gateway.held_call import HeldCall, Output, ReadyCall
-from gateway.sessions import Session
-from gateway.timer import Event
-from gateway.transforms import parse
-from policy.objectives import Mark
+from plait.backends.errors import PlaitError
+from plait.gateway.config import SessionsConfig
+from plait.gateway.executor import Executor
+from plait.gateway.getter import Getter
+from plait.gateway.held_call import HeldCall, Output, ReadyCall
+from plait.gateway.sessions import Session
+from plait.gateway.timer import Event
+from plait.gateway.transforms import parse
+from plait.policy.objectives import Mark
 
 SECONDS_PER_TOKEN = 0.01
 

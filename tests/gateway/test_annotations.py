@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backends.errors import CallerError
-from gateway.annotations import NO_ANNOTATIONS, Annotations, OutputVariable, read_annotations
-from policy.types import Objective, Slo
+from plait.backends.errors import CallerError
+from plait.gateway.annotations import NO_ANNOTATIONS, Annotations, OutputVariable, read_annotations
+from plait.policy.types import Objective, Slo
 
 
 def read(body: Mapping[str, object] | None = None, **headers: str) -> Annotations:

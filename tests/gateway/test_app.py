@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.app import Gateway, build_router
-from gateway.config import Config, parse_config
-from gateway.health import HealthState
-from gateway.router import CallUsage
-from policy.types import Call
+from plait.gateway.app import Gateway, build_router
+from plait.gateway.config import Config, parse_config
+from plait.gateway.health import HealthState
+from plait.gateway.router import CallUsage
+from plait.policy.types import Call
 
 ENGINES: list[dict[str, Any]] = [{"name": "a", "url": "http://127.0.0.1:1"}, {"name": "b", "url": "http://127.0.0.1:9"}]
 

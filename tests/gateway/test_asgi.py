@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, NoEngineError
-from gateway.asgi import ClientGoneError, Headers, header, read_body, send_error
+from plait.backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, NoEngineError
+from plait.gateway.asgi import ClientGoneError, Headers, header, read_body, send_error
 
 
 def body_of(*pieces: bytes, gone: bool = False) -> tuple[Any, list[int]]:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from backends.errors import AuthenticationError
-from gateway.asgi import Headers
-from gateway.auth import KeyRing
+from plait.backends.errors import AuthenticationError
+from plait.gateway.asgi import Headers
+from plait.gateway.auth import KeyRing
 
 
 def bearer(value: bytes) -> Headers:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from gateway.call_metrics import CallMetrics
-from gateway.metrics import new_registry
-from gateway.router import CallUsage, Router
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.types import Call
+from plait.gateway.call_metrics import CallMetrics
+from plait.gateway.metrics import new_registry
+from plait.gateway.router import CallUsage, Router
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.types import Call
 from tests.gateway.exposed import samples
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from backends.openai_protocol import CompletionRequest, parse_request
-from gateway.annotations import Annotations
-from gateway.call_reader import TEXT_PATH, CallReader, Incoming
-from gateway.config import Config
-from gateway.held_call import CHARACTERS_PER_TOKEN
-from gateway.router import Router
-from gateway.tokenization import PromptReader
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.types import Call, TaskGroup
+from plait.backends.openai_protocol import CompletionRequest, parse_request
+from plait.gateway.annotations import Annotations
+from plait.gateway.call_reader import TEXT_PATH, CallReader, Incoming
+from plait.gateway.config import Config
+from plait.gateway.held_call import CHARACTERS_PER_TOKEN
+from plait.gateway.router import Router
+from plait.gateway.tokenization import PromptReader
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.types import Call, TaskGroup
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 BODY = b'{"model": "m", "prompt": [1, 2, 3]}'

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.recorded_answer import KEEP_ALIVE
-from gateway.relay import Outcome
-from policy.types import Objective, Slo
+from plait.gateway.recorded_answer import KEEP_ALIVE
+from plait.gateway.relay import Outcome
+from plait.policy.types import Objective, Slo
 from tests.gateway.chained_gateway import CHAT, Served, served_calls, settle
 from tests.gateway.exposed import samples
 

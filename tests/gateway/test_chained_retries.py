@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.recorded_answer import KEEP_ALIVE
+from plait.gateway.recorded_answer import KEEP_ALIVE
 from tests.gateway.chained_gateway import Served, events, served_calls, settle
 from tests.gateway.exposed import samples
 

@@ -7,10 +7,10 @@ from functools import lru_cache
 import msgspec
 import pytest
 
-from gateway.compare import Experiment, Workload, percentile, prepare, saturation_rate, simulate, summarise
-from gateway.comparison_report import Report
-from gateway.simulate import CallRecord
-from policy.types import PlacementReason
+from plait.gateway.compare import Experiment, Workload, percentile, prepare, saturation_rate, simulate, summarise
+from plait.gateway.comparison_report import Report
+from plait.gateway.simulate import CallRecord
+from plait.policy.types import PlacementReason
 
 SMALL = Experiment(calls=300, kv_tokens=20_000)
 

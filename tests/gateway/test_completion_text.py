@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.completion_text import TextTap, refusal
+from plait.gateway.completion_text import TextTap, refusal
 
 
 def read(*pieces: bytes, stream: bool = True) -> tuple[list[str], str | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.errors import (
+from plait.backends.errors import (
     ConflictError,
     FailedDependencyError,
     LimitError,
@@ -13,11 +13,11 @@ from backends.errors import (
     SessionEndedError,
     ValueTooLargeError,
 )
-from gateway.held_call import HeldCall, Output, ReadyCall
-from gateway.transforms import TransformError
-from policy.objectives_slo import GROUP_STRETCH, LATENCY_SLO
-from policy.request_graph_state import VariableState
-from policy.types import Objective, Slo
+from plait.gateway.held_call import HeldCall, Output, ReadyCall
+from plait.gateway.transforms import TransformError
+from plait.policy.objectives_slo import GROUP_STRETCH, LATENCY_SLO
+from plait.policy.request_graph_state import VariableState
+from plait.policy.types import Objective, Slo
 from tests.gateway.session_calls import SECONDS_PER_TOKEN, Core, Owner, owner
 
 

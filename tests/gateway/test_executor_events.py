@@ -9,8 +9,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.errors import FailedDependencyError
-from gateway.held_call import HeldCall
+from plait.backends.errors import FailedDependencyError
+from plait.gateway.held_call import HeldCall
 from tests.gateway.session_calls import Core, Waiting, owner
 
 CALLS = 8

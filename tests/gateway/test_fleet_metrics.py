@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from backends.embedded.engine import Engine, EngineSettings
-from gateway.fleet_metrics import FleetCollector
-from gateway.metrics import exposition, new_registry
-from gateway.router import Router
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.gateway.fleet_metrics import FleetCollector
+from plait.gateway.metrics import exposition, new_registry
+from plait.gateway.router import Router
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 

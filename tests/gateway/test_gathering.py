@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.held_call import HeldCall, ReadyCall
-from policy.objectives_slo import LATENCY_SLO
-from policy.types import Objective, Slo
+from plait.gateway.held_call import HeldCall, ReadyCall
+from plait.policy.objectives_slo import LATENCY_SLO
+from plait.policy.types import Objective, Slo
 from tests.gateway.chained_gateway import Served, served_calls, settle
 from tests.gateway.session_calls import Core, owner
 

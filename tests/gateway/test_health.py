@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.health import TRANSITIONS, Health, HealthEvent, HealthState
+from plait.gateway.health import TRANSITIONS, Health, HealthEvent, HealthState
 
 ANSWERED, UNREACHABLE = HealthEvent.ANSWERED, HealthEvent.UNREACHABLE
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import structlog
 
-from gateway.log import configure_logging
+from plait.gateway.log import configure_logging
 
 Read = Callable[[], list[dict[str, Any]]]
 TOUCHED = ["", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "httpx", "httpcore", "library"]

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-import gateway.monitor
-from backends.cache_state import CacheState, KvState, StoredRun
-from gateway.config import EngineConfig, UpstreamConfig
-from gateway.health import Health, HealthState
-from gateway.monitor import Monitor
-from gateway.router import Router
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+import plait.gateway.monitor
+from plait.backends.cache_state import CacheState, KvState, StoredRun
+from plait.gateway.config import EngineConfig, UpstreamConfig
+from plait.gateway.health import Health, HealthState
+from plait.gateway.monitor import Monitor
+from plait.gateway.router import Router
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 TICK_S = 0.001
@@ -70,7 +70,7 @@ async def watching(
     """A monitor of one engine, named a."""
     client = partial(httpx.AsyncClient, transport=httpx.MockTransport(fake.answer))
     monkeypatch.setattr(httpx, "AsyncClient", client)
-    monkeypatch.setattr(gateway.monitor, "AGE_INTERVAL_S", TICK_S)
+    monkeypatch.setattr(plait.gateway.monitor, "AGE_INTERVAL_S", TICK_S)
     engine = msgspec.convert({"url": "http://engine/base", "name": "a", **config}, EngineConfig)
     router = Router(window_s=0.001)
     router.add_engine("a", COSTS, health=Health(TICK_S, TICK_S))

@@ -10,23 +10,23 @@ import httpx
 import pytest
 from starlette.types import Receive, Send
 
-from backends.errors import EngineError
-from gateway.asgi import ClientGoneError, send_whole
-from gateway.auth import KeyRing
-from gateway.call_reader import OFF_LOOP_BYTES, CallReader
-from gateway.chained_calls import ChainedCalls
-from gateway.config import Config, ModelConfig, SessionsConfig
-from gateway.executor import Executor
-from gateway.metrics import new_registry
-from gateway.openai_api import CompletionApi
-from gateway.program_metrics import ProgramMetrics
-from gateway.relay import Delivery, Relay
-from gateway.router import Router
-from gateway.timer import at_loop_time
-from gateway.tokenization import PromptReader
-from policy.block_hash import chain, root_hash
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.types import Objective, Slo
+from plait.backends.errors import EngineError
+from plait.gateway.asgi import ClientGoneError, send_whole
+from plait.gateway.auth import KeyRing
+from plait.gateway.call_reader import OFF_LOOP_BYTES, CallReader
+from plait.gateway.chained_calls import ChainedCalls
+from plait.gateway.config import Config, ModelConfig, SessionsConfig
+from plait.gateway.executor import Executor
+from plait.gateway.metrics import new_registry
+from plait.gateway.openai_api import CompletionApi
+from plait.gateway.program_metrics import ProgramMetrics
+from plait.gateway.relay import Delivery, Relay
+from plait.gateway.router import Router
+from plait.gateway.timer import at_loop_time
+from plait.gateway.tokenization import PromptReader
+from plait.policy.block_hash import chain, root_hash
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.types import Objective, Slo
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 MAX_BODY_BYTES = 100_000

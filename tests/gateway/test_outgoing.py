@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.cache_state import EngineKind
-from backends.openai_protocol import ChatRequest, CompletionRequest, parse_request
-from gateway.outgoing import OutgoingBody
-from policy.types import Call, Objective, Placement, PlacementReason, Slo
+from plait.backends.cache_state import EngineKind
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest, parse_request
+from plait.gateway.outgoing import OutgoingBody
+from plait.policy.types import Call, Objective, Placement, PlacementReason, Slo
 
 CALL = Call("c", "m", 100, 64, ())
 PLACEMENT = Placement("e", PlacementReason.EXPLOIT, cached_tokens=64, missed_tokens=36)

@@ -9,13 +9,13 @@ from typing import Self
 
 import pytest
 
-from backends.engine_probe import Identity
-from backends.profile_fit import Point
-from backends.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks, plan
-from backends.profiler import Measured
-from backends.profiles import load_profile
-from gateway.cli import main
-from gateway.commands import profile
+from plait.backends.engine_probe import Identity
+from plait.backends.profile_fit import Point
+from plait.backends.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks, plan
+from plait.backends.profiler import Measured
+from plait.backends.profiles import load_profile
+from plait.gateway.cli import main
+from plait.gateway.commands import profile
 
 LIMITS = Limits(16_384, 2048, 50_000)
 MODEL = load_profile("a6000-mistral-7b").cost_model()

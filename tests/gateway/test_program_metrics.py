@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from gateway.metrics import new_registry
-from gateway.program_metrics import ProgramMetrics, SessionCollector
+from plait.gateway.metrics import new_registry
+from plait.gateway.program_metrics import ProgramMetrics, SessionCollector
 from tests.gateway.exposed import samples
 from tests.gateway.session_calls import Core
 

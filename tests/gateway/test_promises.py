@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall
-from policy.types import Objective
-from policy.variable_prefix import NO_OUTLINE, Constant, Outline, Segment
+from plait.gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall
+from plait.policy.types import Objective
+from plait.policy.variable_prefix import NO_OUTLINE, Constant, Outline, Segment
 from tests.gateway.session_calls import Core, owner
 
 RULES, CODE, TEST = Constant(b"Keep to the rules.", 50), Constant(b"Write code.", 10), Constant(b"Write a test.", 20)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.errors import CallerError
-from backends.openai_protocol import ChatRequest, CompletionRequest
-from gateway.held_call import CHARACTERS_PER_TOKEN
-from gateway.prompt_outline import outline_of
-from gateway.substitution import replaced
-from policy.variable_prefix import shared_segments
+from plait.backends.errors import CallerError
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest
+from plait.gateway.held_call import CHARACTERS_PER_TOKEN
+from plait.gateway.prompt_outline import outline_of
+from plait.gateway.substitution import replaced
+from plait.policy.variable_prefix import shared_segments
 from tests.gateway.chained_gateway import served_calls
 
 INPUTS = ("a", "b")

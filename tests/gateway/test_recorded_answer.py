@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.errors import EngineError
-from gateway.recorded_answer import KEEP_ALIVE, RecordedAnswer
+from plait.backends.errors import EngineError
+from plait.gateway.recorded_answer import KEEP_ALIVE, RecordedAnswer
 
 START: dict[str, Any] = {
     "type": "http.response.start",

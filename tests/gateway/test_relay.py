@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from backends.errors import EngineError, EngineTimeoutError, EngineUnreachableError, NoEngineError
-from gateway.asgi import Headers
-from gateway.health import HealthState
+from plait.backends.errors import EngineError, EngineTimeoutError, EngineUnreachableError, NoEngineError
+from plait.gateway.asgi import Headers
+from plait.gateway.health import HealthState
 from tests.gateway.exposed import samples
 from tests.gateway.scripted_engines import (
     BODY,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from backends.errors import EngineError
-from gateway.asgi import ClientGoneError, Headers
+from plait.backends.errors import EngineError
+from plait.gateway.asgi import ClientGoneError, Headers
 from tests.gateway.scripted_engines import (
     JSON,
     LOST,

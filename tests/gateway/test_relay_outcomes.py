@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from backends.errors import EngineError, EngineTimeoutError
-from gateway.completion_text import TextTap
-from gateway.relay import Outcome
+from plait.backends.errors import EngineError, EngineTimeoutError
+from plait.gateway.completion_text import TextTap
+from plait.gateway.relay import Outcome
 from tests.gateway.scripted_engines import JSON, LOST, USAGE_EVENT, WHOLE, Client, Exchange, FakeHttp, gateway
 
 CHOICE = b'data: {"choices":[{"text":"one"}]}\n\n'

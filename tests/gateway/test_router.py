@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from backends.cache_state import CacheState, KvState, StoredRun
-from backends.errors import ModelNotFoundError, NoEngineError
-from gateway.router import BookingState, CallUsage, IllegalTransitionError, Router
-from policy.block_hash import chain, root_hash
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.types import Call, PlacementReason
+from plait.backends.cache_state import CacheState, KvState, StoredRun
+from plait.backends.errors import ModelNotFoundError, NoEngineError
+from plait.gateway.router import BookingState, CallUsage, IllegalTransitionError, Router
+from plait.policy.block_hash import chain, root_hash
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.types import Call, PlacementReason
 
 # 10 ms a pass and 1 ms a new token; attention is free.
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())

@@ -12,15 +12,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backends.cache_journal import CacheJournal
-from backends.cache_state import CacheState, KvState
-from backends.errors import NoEngineError
-from gateway.health import HealthState
-from gateway.router import Booking, BookingState, CallUsage, IllegalTransitionError, Router
-from policy.block_hash import chain, root_hash
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.placement import POLICIES
-from policy.types import Call
+from plait.backends.cache_journal import CacheJournal
+from plait.backends.cache_state import CacheState, KvState
+from plait.backends.errors import NoEngineError
+from plait.gateway.health import HealthState
+from plait.gateway.router import Booking, BookingState, CallUsage, IllegalTransitionError, Router
+from plait.policy.block_hash import chain, root_hash
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.placement import POLICIES
+from plait.policy.types import Call
 
 Prefix = tuple[int, ...]
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())

@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backends.cache_state import CacheState, KvState
-from gateway.health import HealthState
-from gateway.router import Booking, BookingState, CallUsage, Router
-from policy.block_hash import chain, root_hash
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.placement import POLICIES
-from policy.types import Call, Objective, PlacementReason, TaskGroup
+from plait.backends.cache_state import CacheState, KvState
+from plait.gateway.health import HealthState
+from plait.gateway.router import Booking, BookingState, CallUsage, Router
+from plait.policy.block_hash import chain, root_hash
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.placement import POLICIES
+from plait.policy.types import Call, Objective, PlacementReason, TaskGroup
 
 # 10 ms a pass and 1 ms a new token; attention is free.
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policy.types import Slo
+from plait.policy.types import Slo
 from tests.gateway.chained_gateway import GET, SUBMIT, Served, events, served_calls
 
 

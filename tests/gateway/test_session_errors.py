@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from gateway.failure_cause import FailureCause
-from gateway.session_errors import SHOWN_CAUSES, failure_causes, input_failed, variable_failed
-from policy.request_graph_state import Cause, InputFailed
+from plait.gateway.failure_cause import FailureCause
+from plait.gateway.session_errors import SHOWN_CAUSES, failure_causes, input_failed, variable_failed
+from plait.policy.request_graph_state import Cause, InputFailed
 
 ROOT = FailureCause(engine="e1", transform="json", message="transform json: no.")
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.shown_text import ShownText, TextChangedError
+from plait.gateway.shown_text import ShownText, TextChangedError
 
 TEXTS = st.text("ab", max_size=6)
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from backends.embedded.engine import Engine, EngineSettings
-from gateway.router import Router
-from gateway.simulate import CallRecord, Prompt, SimulatedCall, Simulation
-from policy.block_hash import HashChain, root_hash
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.types import PlacementReason
+from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.gateway.router import Router
+from plait.gateway.simulate import CallRecord, Prompt, SimulatedCall, Simulation
+from plait.policy.block_hash import HashChain, root_hash
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.types import PlacementReason
 
 # 10 ms an iteration and 1 ms a new token; attention is free.
 COST = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())

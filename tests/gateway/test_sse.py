@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.router import CallUsage
-from gateway.sse import UsageTap, body_usage
+from plait.gateway.router import CallUsage
+from plait.gateway.sse import UsageTap, body_usage
 
 USAGE = {
     "prompt_tokens": 100,

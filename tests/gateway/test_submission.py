@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from backends.errors import CallerError, PlaitError
-from backends.openai_protocol import ChatRequest
-from gateway.submission import Submission
+from plait.backends.errors import CallerError, PlaitError
+from plait.backends.openai_protocol import ChatRequest
+from plait.gateway.submission import Submission
 
 TASK, CODE, TEST = {"name": "task"}, {"name": "code", "in_out": True}, {"name": "test", "in_out": True}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.openai_protocol import ChatRequest, CompletionRequest, parse_request
-from gateway.substitution import fill_in, replaced
+from plait.backends.openai_protocol import ChatRequest, CompletionRequest, parse_request
+from plait.gateway.substitution import fill_in, replaced
 
 VALUES = {"a": "one", "b": "{{a}} and \\1"}
 

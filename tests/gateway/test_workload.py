@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.workload import (
+from plait.gateway.workload import (
     SharedPrefix,
     WorkloadCall,
     generate_calls,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.plan import LocalCall, LocalScheduler, Plan
-from policy.slo_scheduler import SloScheduler
-from policy.slo_settings import SloSettings
-from policy.types import Slo
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.plan import LocalCall, LocalScheduler, Plan
+from plait.policy.slo_scheduler import SloScheduler
+from plait.policy.slo_settings import SloSettings
+from plait.policy.types import Slo
 
 BLOCK_TOKENS = 4
 

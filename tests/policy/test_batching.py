@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from policy.batching import WINDOW_CALLS, Batch, Candidate, select_by_distance, select_in_order
-from policy.chunking import ModelBudget, PivotBudget
-from policy.plan import Plan
+from plait.policy.batching import WINDOW_CALLS, Batch, Candidate, select_by_distance, select_in_order
+from plait.policy.chunking import ModelBudget, PivotBudget
+from plait.policy.plan import Plan
 from tests.policy.fake_engine import COSTS, FakeEngine, names, prompt
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.block_hash import HashChain, chain, root_hash, tree_block_tokens
+from plait.policy.block_hash import HashChain, chain, root_hash, tree_block_tokens
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 

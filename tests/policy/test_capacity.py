@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.capacity import CALL_TOKENS, LEAST_RATIO, capacity_ratio, decode_iteration_s
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.capacity import CALL_TOKENS, LEAST_RATIO, capacity_ratio, decode_iteration_s
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 LINEAR = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 """10 ms an iteration and 1 ms a new token; the pivot is at 90 tokens and takes 100 ms, which is 900 tokens a second."""

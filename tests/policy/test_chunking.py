@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.profiles import load_profile
-from policy.chunking import Budget, ModelBudget, PivotBudget
-from policy.cost_model import Pivot
+from plait.backends.profiles import load_profile
+from plait.policy.chunking import Budget, ModelBudget, PivotBudget
+from plait.policy.cost_model import Pivot
 from tests.policy.fake_engine import COSTS
 
 

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.load import LedgerEntry, LoadLedger
-from policy.prefix_tree import PrefixTree
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.load import LedgerEntry, LoadLedger
+from plait.policy.prefix_tree import PrefixTree
 
 # 1 ms a token, and 1 us for each token of the sequence it attends to.
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 1e-3), 0.0, 1e-6, 0.0, LongAttention())

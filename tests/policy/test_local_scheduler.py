@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.local_scheduler import MAX_BACKFILL_CALLS, SCHEDULERS, HitRatio, LocalCall, LongestPrefix, Plan
+from plait.policy.local_scheduler import MAX_BACKFILL_CALLS, SCHEDULERS, HitRatio, LocalCall, LongestPrefix, Plan
 
 BLOCK_TOKENS = 4
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.objectives import NOTHING, Deduction, Deductions, Mark
-from policy.objectives_offers import Need, Offers
-from policy.objectives_slo import GROUP_STRETCH, LATENCY_SLO, jct_shares, slo_of
-from policy.objectives_stage import Stage
-from policy.request_graph import RequestGraph
-from policy.request_graph_effects import Effects
-from policy.request_graph_state import GraphError, UnknownCallError
-from policy.types import Objective, Slo
+from plait.policy.objectives import NOTHING, Deduction, Deductions, Mark
+from plait.policy.objectives_offers import Need, Offers
+from plait.policy.objectives_slo import GROUP_STRETCH, LATENCY_SLO, jct_shares, slo_of
+from plait.policy.objectives_stage import Stage
+from plait.policy.request_graph import RequestGraph
+from plait.policy.request_graph_effects import Effects
+from plait.policy.request_graph_state import GraphError, UnknownCallError
+from plait.policy.types import Objective, Slo
 
 LATENCY, THROUGHPUT = Objective.LATENCY, Objective.THROUGHPUT
 

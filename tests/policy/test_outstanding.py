@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.outstanding import OutstandingWork, Work
-from policy.types import Objective
+from plait.policy.outstanding import OutstandingWork, Work
+from plait.policy.types import Objective
 
 WORK = st.builds(
     Work,

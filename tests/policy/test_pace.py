@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.pace import PREEMPTION_ITERATIONS, RECENT_ITERATIONS, START_OUTPUT_TOKENS, Measurements
-from policy.plan import LocalCall
-from policy.types import Objective
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.pace import PREEMPTION_ITERATIONS, RECENT_ITERATIONS, START_OUTPUT_TOKENS, Measurements
+from plait.policy.plan import LocalCall
+from plait.policy.types import Objective
 from tests.policy.fake_engine import COSTS
 
 

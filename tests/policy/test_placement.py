@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from policy.block_hash import chain
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.engine_view import EngineView
-from policy.load import LoadLedger
-from policy.placement import POLICIES, Policy, Situation, e2, least_outstanding, round_robin
-from policy.prefix_tree import PrefixTree
-from policy.residency import Residency
-from policy.types import Call, PlacementReason
+from plait.policy.block_hash import chain
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.engine_view import EngineView
+from plait.policy.load import LoadLedger
+from plait.policy.placement import POLICIES, Policy, Situation, e2, least_outstanding, round_robin
+from plait.policy.prefix_tree import PrefixTree
+from plait.policy.residency import Residency
+from plait.policy.types import Call, PlacementReason
 
 BLOCK_TOKENS = 10
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 0.001), 0.0, 0.0, 0.0, LongAttention())

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.block_hash import chain
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.engine_view import EngineView
-from policy.load import LoadLedger
-from policy.placement import Situation, e2
-from policy.prefix_tree import PrefixTree
-from policy.residency import Residency
-from policy.types import Call, PlacementReason
+from plait.policy.block_hash import chain
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.engine_view import EngineView
+from plait.policy.load import LoadLedger
+from plait.policy.placement import Situation, e2
+from plait.policy.prefix_tree import PrefixTree
+from plait.policy.residency import Residency
+from plait.policy.types import Call, PlacementReason
 
 BLOCK_TOKENS, PRIOR_OUTPUT_TOKENS = 10, 15
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 1.0), 0.0, 0.0, 0.0, LongAttention())  # a second a token

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.block_hash import chain
-from policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from policy.engine_view import EngineView
-from policy.harm import DEFAULT_TPOT_S, harm_s
-from policy.load import LoadLedger
-from policy.objectives_slo import LATENCY_SLO
-from policy.outstanding import Work
-from policy.placement import Situation, e2
-from policy.prefix_tree import PrefixTree
-from policy.reservation import NOTHING_RESERVED, Reservation
-from policy.residency import Residency
-from policy.types import Call, Objective, Placement, PlacementReason, Slo, TaskGroup
+from plait.policy.block_hash import chain
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.engine_view import EngineView
+from plait.policy.harm import DEFAULT_TPOT_S, harm_s
+from plait.policy.load import LoadLedger
+from plait.policy.objectives_slo import LATENCY_SLO
+from plait.policy.outstanding import Work
+from plait.policy.placement import Situation, e2
+from plait.policy.prefix_tree import PrefixTree
+from plait.policy.reservation import NOTHING_RESERVED, Reservation
+from plait.policy.residency import Residency
+from plait.policy.types import Call, Objective, Placement, PlacementReason, Slo, TaskGroup
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 LATENCY, THROUGHPUT = Objective.LATENCY, Objective.THROUGHPUT

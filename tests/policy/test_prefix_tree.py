@@ -9,9 +9,9 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.block_hash import chain
-from policy.node import Node
-from policy.prefix_tree import PrefixTree, Segment
+from plait.policy.block_hash import chain
+from plait.policy.node import Node
+from plait.policy.prefix_tree import PrefixTree, Segment
 
 CHAINS = st.lists(st.integers(0, 2), max_size=8)  # heavily shared: three different blocks
 

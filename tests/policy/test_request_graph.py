@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from policy import request_graph_node
-from policy.request_graph import CLIENT, RequestGraph
-from policy.request_graph_effects import NO_EFFECTS, Effects, Failed, Link
-from policy.request_graph_state import (
+from plait.policy import request_graph_node
+from plait.policy.request_graph import CLIENT, RequestGraph
+from plait.policy.request_graph_effects import NO_EFFECTS, Effects, Failed, Link
+from plait.policy.request_graph_state import (
     CALL_TRANSITIONS,
     FURTHEST_CAUSES,
     VARIABLE_TRANSITIONS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policy.reservation import NOTHING_RESERVED, Reservation, Reservations
-from policy.types import Call, Placement, PlacementReason, TaskGroup
+from plait.policy.reservation import NOTHING_RESERVED, Reservation, Reservations
+from plait.policy.types import Call, Placement, PlacementReason, TaskGroup
 
 WINDOW_S = 10.0
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 
-from policy.block_hash import chain
-from policy.node import Holding, Node
-from policy.prefix_tree import PrefixTree
-from policy.residency import Residency
-from policy.use_order import UseOrder
+from plait.policy.block_hash import chain
+from plait.policy.node import Holding, Node
+from plait.policy.prefix_tree import PrefixTree
+from plait.policy.residency import Residency
+from plait.policy.use_order import UseOrder
 
 
 def hashes(text: bytes) -> array[int]:

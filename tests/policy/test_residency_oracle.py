@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from backends.cache_journal import CacheJournal
-from policy.block_hash import chain
-from policy.node import Holding, Node
-from policy.prefix_tree import PrefixTree
-from policy.residency import Residency
+from plait.backends.cache_journal import CacheJournal
+from plait.policy.block_hash import chain
+from plait.policy.node import Holding, Node
+from plait.policy.prefix_tree import PrefixTree
+from plait.policy.residency import Residency
 
 Prefix = tuple[int, ...]
 ENGINES = ("a", "b", "c")

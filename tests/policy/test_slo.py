@@ -6,10 +6,10 @@ from math import inf
 
 import pytest
 
-from policy.pace import Pace
-from policy.plan import LocalCall
-from policy.slo import JctSpread, Objectives, execution_times, token_slo_s
-from policy.types import Objective, Slo
+from plait.policy.pace import Pace
+from plait.policy.plan import LocalCall
+from plait.policy.slo import JctSpread, Objectives, execution_times, token_slo_s
+from plait.policy.types import Objective, Slo
 
 PACE = Pace(longest_s=0.2, shortest_s=0.01, chunk_tokens=500.0, tokens_per_s=5000.0)
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.embedded.engine import Engine, EngineCall, EngineSettings
-from policy.block_hash import HashChain, root_hash
-from policy.in_order import HitRatio
-from policy.local_scheduler import SCHEDULERS, MeasuringScheduler
-from policy.plan import EngineFacts, LocalCall, Plan
-from policy.priority import GROUPS
-from policy.slo_scheduler import SloScheduler
-from policy.slo_settings import SloSettings
-from policy.types import Slo
+from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.policy.block_hash import HashChain, root_hash
+from plait.policy.in_order import HitRatio
+from plait.policy.local_scheduler import SCHEDULERS, MeasuringScheduler
+from plait.policy.plan import EngineFacts, LocalCall, Plan
+from plait.policy.priority import GROUPS
+from plait.policy.slo_scheduler import SloScheduler
+from plait.policy.slo_settings import SloSettings
+from plait.policy.types import Slo
 from tests.policy.fake_engine import BLOCK_TOKENS, COSTS, FakeEngine, blocks, decode, names, prompt, slo_scheduler
 
 LongPrompts = Literal["until_completed", "until_prefilled", "any"]

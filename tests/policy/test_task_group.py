@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.task_group import Part, allocate
+from plait.policy.task_group import Part, allocate
 
 
 def part(

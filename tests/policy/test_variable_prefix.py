@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.block_hash import root_hash
-from policy.variable_prefix import MOST_SEGMENTS, NO_OUTLINE, Constant, Outline, Segment, shared_segments
+from plait.policy.block_hash import root_hash
+from plait.policy.variable_prefix import MOST_SEGMENTS, NO_OUTLINE, Constant, Outline, Segment, shared_segments
 
 ROOT = root_hash("model")
 CODE = Constant(b"You are an expert software engineer. Write code for ", 12)

@@ -21,9 +21,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from backends.vllm.driver import Driver
-from backends.vllm.scheduler import create_scheduler
-from policy.local_scheduler import LocalScheduler
+from plait.backends.vllm.driver import Driver
+from plait.backends.vllm.scheduler import create_scheduler
+from plait.policy.local_scheduler import LocalScheduler
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],

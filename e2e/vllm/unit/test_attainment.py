@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from backends.profiles import load_profile
-from backends.scheduler_settings import SettingsError
 from e2e.vllm.unit.engine import Build, Engine
-from policy.local_scheduler import SloScheduler
+from plait.backends.profiles import load_profile
+from plait.backends.scheduler_settings import SettingsError
+from plait.policy.local_scheduler import SloScheduler
 
 TIME_OF_DAY = 1_000_000.0
 """When every request is sent."""

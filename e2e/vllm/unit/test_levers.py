@@ -9,8 +9,8 @@ import pytest
 from vllm.v1.core.sched.interface import PauseState
 
 from e2e.vllm.unit.engine import Build
-from policy.local_scheduler import EngineFacts, LocalCall, Plan
-from policy.types import Objective, Slo
+from plait.policy.local_scheduler import EngineFacts, LocalCall, Plan
+from plait.policy.types import Objective, Slo
 
 
 def prompt(tokens: int, seed: int) -> list[int]:

@@ -9,12 +9,12 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from backends.required_names import missing_names
-from backends.scheduler_settings import SettingsError
-from backends.vllm import compatibility
-from backends.vllm.compatibility import UnsupportedVllmError
-from backends.vllm.scheduler import create_scheduler
 from e2e.vllm.unit.engine import Build
+from plait.backends.required_names import missing_names
+from plait.backends.scheduler_settings import SettingsError
+from plait.backends.vllm import compatibility
+from plait.backends.vllm.compatibility import UnsupportedVllmError
+from plait.backends.vllm.scheduler import create_scheduler
 
 
 def _other_touch(self: BlockPool, block: object) -> None:

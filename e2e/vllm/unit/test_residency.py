@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.cache_state import CacheState
 from e2e.vllm.unit.engine import Build, Engine
-from policy.block_hash import HashChain, root_hash
+from plait.backends.cache_state import CacheState
+from plait.policy.block_hash import HashChain, root_hash
 
 
 class Oracle:

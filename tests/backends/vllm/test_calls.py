@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.vllm.cache_state import PoolObserver
-from backends.vllm.calls import EngineCall, SchedulerFacts
+from plait.backends.vllm.cache_state import PoolObserver
+from plait.backends.vllm.calls import EngineCall, SchedulerFacts
 from tests.backends.vllm.fake_pool import Block, Pool, request
 
 BLOCK_TOKENS = 16

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from backends.vllm.compatibility import ATTRIBUTES, UnsupportedVllmError, check_attributes, check_names
+from plait.backends.vllm.compatibility import ATTRIBUTES, UnsupportedVllmError, check_attributes, check_names
 
 
 def test_the_refusal_lists_all_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

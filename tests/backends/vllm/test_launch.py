@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from backends.launch_arguments import LaunchError
-from backends.vllm.launch import MIDDLEWARE, SCHEDULER, main, serve_command
+from plait.backends.launch_arguments import LaunchError
+from plait.backends.vllm.launch import MIDDLEWARE, SCHEDULER, main, serve_command
 
 OURS = ["--scheduler-cls", SCHEDULER, "--middleware", MIDDLEWARE]
 DETAILS = "--enable-prompt-tokens-details"

@@ -11,10 +11,10 @@ import httpx
 import msgspec
 import pytest
 
-from backends.cache_state import CacheState, KvState
-from backends.vllm.launch import SCHEDULER
-from backends.vllm.middleware import CacheStateMiddleware
-from backends.vllm.plugin import METHOD
+from plait.backends.cache_state import CacheState, KvState
+from plait.backends.vllm.launch import SCHEDULER
+from plait.backends.vllm.middleware import CacheStateMiddleware
+from plait.backends.vllm.plugin import METHOD
 
 STATE = CacheState(
     engine="one",

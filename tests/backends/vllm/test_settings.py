@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from backends.scheduler_settings import LeverSettings, SettingsError
-from backends.vllm.settings import Settings, parse_settings
+from plait.backends.scheduler_settings import LeverSettings, SettingsError
+from plait.backends.vllm.settings import Settings, parse_settings
 
 
 @pytest.mark.parametrize(

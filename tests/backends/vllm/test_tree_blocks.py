@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.cache_journal import CacheJournal
-from backends.vllm.tree_blocks import TreeBlocks
+from plait.backends.cache_journal import CacheJournal
+from plait.backends.vllm.tree_blocks import TreeBlocks
 
 WIDTH = 3
 """Engine blocks of a tree block."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import strategies as st
 
-from gateway.transforms import Transform, TransformError, TransformSpecError, parse
+from plait.gateway.transforms import Transform, TransformError, TransformSpecError, parse
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60)
 """Lone surrogates too, which no encoder takes."""

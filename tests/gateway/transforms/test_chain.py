@@ -7,8 +7,8 @@ import json
 import pytest
 from hypothesis import given
 
-from backends.errors import PlaitError
-from gateway.transforms import MAX_RESULT_BYTES, Transform, TransformError, parse
+from plait.backends.errors import PlaitError
+from plait.gateway.transforms import MAX_RESULT_BYTES, Transform, TransformError, parse
 from tests.gateway.transforms.chains import ANY_TEXT, CHAINS, FRAGMENTS, applied, outcome, refusal
 
 

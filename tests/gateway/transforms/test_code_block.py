@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.transforms.code_block import fenced_blocks
+from plait.gateway.transforms.code_block import fenced_blocks
 from tests.gateway.transforms.chains import applied, refusal
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.transforms import TransformError, TransformSpecError, parse
-from gateway.transforms.binding import STEPS
+from plait.gateway.transforms import TransformError, TransformSpecError, parse
+from plait.gateway.transforms.binding import STEPS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "transforms.md").read_text(encoding="utf-8")
 

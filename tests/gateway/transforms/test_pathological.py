@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.transforms import MAX_RESULT_BYTES, TransformError, parse
+from plait.gateway.transforms import MAX_RESULT_BYTES, TransformError, parse
 from tests.gateway.transforms.chains import outcome
 
 N = 200_000

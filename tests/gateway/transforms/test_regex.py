@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.transforms import TransformSpecError, parse
+from plait.gateway.transforms import TransformSpecError, parse
 from tests.gateway.transforms.chains import applied, refusal
 
 

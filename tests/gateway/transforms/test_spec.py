@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.errors import CallerError
-from gateway.transforms import Transform, TransformSpecError, parse
+from plait.backends.errors import CallerError
+from plait.gateway.transforms import Transform, TransformSpecError, parse
 from tests.gateway.transforms.chains import ANY_TEXT, CHAINS, parsed
 
 

@@ -1,0 +1,42 @@
+"""The Python front end: prompts as functions, their results as futures, chained in the gateway (docs/client.md).
+
+It needs httpx and msgspec beside the standard library, and loads nothing of the server.
+"""
+
+from __future__ import annotations
+
+from plait.client.client import Client
+from plait.client.errors import (
+    AnswerError,
+    ClientError,
+    ConnectionFailedError,
+    GetTimeoutError,
+    TemplateError,
+    VariableFailedError,
+)
+from plait.client.failure_cause import FailureCause
+from plait.client.function import SemanticFunction, semantic_function
+from plait.client.objectives import Objective, Slo
+from plait.client.prompt import Output
+from plait.client.session import Session
+from plait.client.variable import Argument, SemanticVariable, Text
+
+__all__ = [
+    "AnswerError",
+    "Argument",
+    "Client",
+    "ClientError",
+    "ConnectionFailedError",
+    "FailureCause",
+    "GetTimeoutError",
+    "Objective",
+    "Output",
+    "SemanticFunction",
+    "SemanticVariable",
+    "Session",
+    "Slo",
+    "TemplateError",
+    "Text",
+    "VariableFailedError",
+    "semantic_function",
+]

@@ -1,0 +1,78 @@
+"""The connection to a gateway, from which sessions are opened."""
+
+from __future__ import annotations
+
+import ssl
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from plait.client.connection import Connection
+from plait.client.flow import Retries
+from plait.client.session import Session
+from plait.client.transport import AsyncTransport, BlockingTransport, Endpoint
+
+DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
+
+
+class Client:
+    """A gateway's address and what to present there. It holds connections, so one serves a whole program.
+
+    `base_url` is the one that the OpenAI SDK is given, with `/v1` at its end. `model` serves the semantic functions
+    that name none. `timeout_s` bounds each request except for the time that a `get` waits for its value. `max_retries`
+    is how often a request is sent again when it could not be sent, was answered 502, 503, 504, or 429 with a
+    `retry-after`, or lost its answer; what is not the same when it is done twice is not repeated. `tls` is as `verify`
+    in httpx.
+
+    Close it with `close`, or with `aclose` if anything asynchronous was done; as a context it does so by itself. Its
+    asynchronous half belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_BASE_URL,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout_s: float = 30.0,
+        max_retries: int = 2,
+        tls: ssl.SSLContext | bool = True,
+    ) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ValueError(f"base_url is {base_url!r}; expected http://HOST:PORT/v1")
+        # One context for both, since the system's certificates take a while to load.
+        endpoint = Endpoint(base_url, api_key, timeout_s, httpx.create_ssl_context() if tls is True else tls)
+        self._connection = Connection(
+            BlockingTransport(endpoint), AsyncTransport(endpoint), Retries(max_retries), model
+        )
+
+    def session(self, session_id: str | None = None, *, ttl_s: float | None = None) -> Session:
+        """A session, to be entered with `with` or `async with`.
+
+        With an id, calls of other clients can take part in it; the gateway keeps it for `ttl_s` seconds at the most.
+        """
+        return Session(self._connection, session_id, ttl_s)
+
+    def close(self) -> None:
+        """Close the connections of a blocking program."""
+        self._connection.blocking.close()
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        self._connection.blocking.close()
+        await self._connection.asynchronous.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        await self.aclose()

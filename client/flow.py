@@ -1,0 +1,149 @@
+"""What is asked of the gateway and how often, without a socket: generators that the two transports drive.
+
+A flow yields requests, is sent their answers, and returns what they come to; a failed transport is thrown into it.
+Beside requests it yields pauses. So retries and long waits are written once, for blocking and for asynchronous use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx
+import msgspec
+
+from plait.client.errors import (
+    AnswerError,
+    ClientError,
+    ConnectionFailedError,
+    GetTimeoutError,
+    VariableFailedError,
+    answer_error,
+)
+
+T = TypeVar("T")
+
+POLL_S = 50.0
+"""The longest single wait for a value: proxies commonly cut connections that are silent for 60 s."""
+LONGEST_PAUSE_S = 30.0
+
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_TEMPORARY = frozenset({502, 503, 504})
+_TOO_MANY = 429
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP request below the base URL; `wait_s` is how long its answer may take beyond the client's time-out.
+
+    `repeatable` says that it may be sent again when its answer was lost; if it is then refused with the code
+    `done_code`, the first one had arrived.
+    """
+
+    method: str
+    path: str
+    body: Mapping[str, object] | None = None
+    wait_s: float = 0.0
+    repeatable: bool = True
+    done_code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Nothing for so many seconds."""
+
+    s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often a request is sent again, and how long after the first failure; each further pause is twice as long."""
+
+    most: int = 2
+    first_pause_s: float = 0.25
+
+    def pause_s(self, attempt: int, asked_s: float | None = None) -> float:
+        """Seconds to wait after an attempt (0 is the first), or what the gateway asked for."""
+        pause_s = self.first_pause_s * 2**attempt if asked_s is None else asked_s
+        return min(pause_s, LONGEST_PAUSE_S)
+
+
+Flow = Generator[Request | Pause, httpx.Response | None, T]
+
+
+class _Value(msgspec.Struct, frozen=True):
+    value: str
+
+
+def answered(request: Request, retries: Retries) -> Flow[bytes]:
+    """The body of the request's answer. Raises `AnswerError`, or `ConnectionFailedError` when there was none."""
+    lost = False
+    for attempt in range(retries.most + 1):
+        last = attempt == retries.most
+        try:
+            response = yield request
+        except httpx.TransportError as error:
+            sent = not isinstance(error, _NEVER_SENT)
+            if last or (sent and not request.repeatable):
+                raise connection_failed(request, error) from error
+            lost |= sent
+            yield Pause(retries.pause_s(attempt))
+            continue
+        assert response is not None, "a request is answered with a response"
+        if response.is_success:
+            return response.content
+        refusal = answer_error(response)
+        if lost and refusal.code is not None and refusal.code == request.done_code:
+            return b""
+        asked_s = _retry_after_s(response)
+        if last or not _is_temporary(response, request, asked_s):
+            raise refusal
+        yield Pause(retries.pause_s(attempt, asked_s))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def got(request: Request, variable: str, timeout_s: float, retries: Retries) -> Flow[str]:
+    """The variable's value, asked for again until it is there or `timeout_s` have passed.
+
+    Raises `GetTimeoutError`, `VariableFailedError`, `AnswerError` or `ConnectionFailedError`.
+    """
+    ends_s = time.monotonic() + timeout_s
+    while True:
+        left_s = max(ends_s - time.monotonic(), 0.001)
+        wait_s = min(left_s, POLL_S)
+        asked = Request(request.method, request.path, {**(request.body or {}), "timeout_s": wait_s}, wait_s)
+        try:
+            body = yield from answered(asked, retries)
+        except AnswerError as error:
+            if error.code == "get_timeout" and left_s > wait_s:
+                continue
+            raise failed_get(error, variable, timeout_s) from error
+        return msgspec.json.decode(body, type=_Value).value
+
+
+def failed_get(error: AnswerError, variable: str, timeout_s: float) -> ClientError:
+    """The error of a `get` in the program's terms."""
+    if error.code == "get_timeout":
+        return GetTimeoutError(variable, timeout_s)
+    if error.code == "variable_failed":
+        return VariableFailedError(variable, error.causes)
+    return error
+
+
+def connection_failed(request: Request, error: httpx.TransportError) -> ConnectionFailedError:
+    """What to raise for a transport's failure."""
+    return ConnectionFailedError(f"{request.method} {request.path}: {str(error) or type(error).__name__}")
+
+
+def _is_temporary(response: httpx.Response, request: Request, asked_s: float | None) -> bool:
+    """Whether the same request may succeed later, and sending it again does no harm."""
+    if response.status_code == _TOO_MANY:
+        return asked_s is not None  # a full session stays full, and says no time
+    return response.status_code in _TEMPORARY and (request.repeatable or asked_s is not None)
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdigit() else None

@@ -1,0 +1,149 @@
+"""Semantic functions: a Python signature over a prompt, which the model carries out (Parrot, section 4.1)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, get_args, get_origin
+
+from plait.client.errors import TemplateError
+from plait.client.objectives import Objective, Slo
+from plait.client.prompt import Output, Prompt, call_annotations
+from plait.client.sampling import Sampling, sampling_fields
+from plait.client.template import parse_template
+from plait.client.variable import Argument, Scope, texts_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class SemanticFunction(Generic[P, R]):
+    """Called, it submits its prompt and returns at once the variable of its output, or a tuple of several.
+
+    The session is that of the variables among its arguments; `on` names it where there are none.
+    """
+
+    def __init__(self, function: Callable[P, R], prompt: Prompt) -> None:
+        functools.update_wrapper(self, function)
+        self.prompt = prompt
+        self._signature = inspect.signature(function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Submit it. Raises `TemplateError`, and what `Session.submit` does."""
+        arguments = self._arguments(args, kwargs)
+        variables = (text for given in arguments.values() for text in texts_of(given) if not isinstance(text, str))
+        first = next(variables, None)
+        if first is None:
+            name = self.prompt.name
+            raise TemplateError(f"no argument is a semantic variable: say where, as in {name}.on(session)(...)")
+        return self._submitted(first.session, arguments)
+
+    def on(self, session: Scope) -> Callable[P, R]:
+        """The function in a session, so that all arguments may be strings."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return self._submitted(session, self._arguments(args, kwargs))
+
+        return call
+
+    def _arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Argument]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return cast("dict[str, Argument]", bound.arguments)
+
+    def _submitted(self, session: Scope, arguments: Mapping[str, Argument]) -> R:
+        outputs = session.submit(self.prompt, arguments)
+        return cast("R", outputs[0] if len(outputs) == 1 else outputs)
+
+    def __repr__(self) -> str:
+        return f"<SemanticFunction {self.prompt.name}{self._signature}>"
+
+
+def semantic_function(
+    *,
+    model: str | None = None,
+    objective: Objective | str | None = None,
+    slo: Slo | None = None,
+    priority: int | None = None,
+    system: str | None = None,
+    chat: bool = True,
+    separator: str = "\n\n",
+    **sampling: Unpack[Sampling],
+) -> Callable[[Callable[P, R]], SemanticFunction[P, R]]:
+    """Make a semantic function of a function whose docstring is the prompt; its body is never run.
+
+    In the docstring, `{{name}}` is an input if the function has a parameter `name`, and otherwise an output: the place
+    where text is generated. Every parameter has to stand there. The annotation of the result may say more about an
+    output, with `Output`. Sampling fields are those of all outputs; `model` is the client's unless given. `objective`,
+    `slo` and `priority` annotate the call itself, and win over what the gateway deduces from how its results are used.
+    `system` is the message before the prompt, in which inputs may stand as well. `chat` and `separator` are as in
+    `Prompt`.
+
+    Raises `TemplateError` where the function is not written like that.
+    """
+    if system is not None and not chat:
+        raise TemplateError("a system message needs a chat: chat=False continues a bare text")
+    fields = sampling_fields(sampling)
+    said = call_annotations(objective, slo, priority)
+
+    def decorate(function: Callable[P, R]) -> SemanticFunction[P, R]:
+        name = getattr(function, "__name__", "a semantic function")
+        try:
+            template = parse_template(_docstring(function), _parameters(function), system)
+            outputs = _outputs(function, template.outputs)
+        except TemplateError as error:
+            raise TemplateError(f"{name}: {error}") from None
+        return SemanticFunction(function, Prompt(name, template, outputs, model, fields, said, chat, separator))
+
+    return decorate
+
+
+def _docstring(function: Callable[..., object]) -> str:
+    text = inspect.getdoc(function)
+    if not text:
+        raise TemplateError("there is no docstring to take the prompt from (Python drops them when run with -OO)")
+    return text
+
+
+def _parameters(function: Callable[..., object]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    wrong = next((parameter for parameter in parameters if parameter.kind not in _NAMED), None)
+    if wrong is not None:
+        raise TemplateError(f"the parameter {wrong} has no name of its own to stand in the prompt")
+    return [parameter.name for parameter in parameters]
+
+
+def _outputs(function: Callable[..., object], names: Sequence[str]) -> dict[str, Output]:
+    """What the annotation of the result says about the outputs, which it has to fit."""
+    annotation = _result_annotation(function)
+    said = {output.name: output for output in _outputs_in(annotation)}
+    for name in said:
+        if name not in names:
+            raise TemplateError(f"Output({name!r}) is no output of the prompt; its outputs are {', '.join(names)}")
+    is_tuple = get_origin(annotation) is tuple
+    if (is_tuple and len(get_args(annotation)) != len(names)) or (said and not is_tuple and len(names) > 1):
+        raise TemplateError(f"the prompt has the outputs {', '.join(names)}; annotate the result as a tuple of as many")
+    return said
+
+
+def _outputs_in(annotation: object) -> list[Output]:
+    if isinstance(annotation, Output):
+        return [annotation]
+    return [output for part in get_args(annotation) for output in _outputs_in(part)]
+
+
+def _result_annotation(function: Callable[..., object]) -> object:
+    """The annotation of the result alone, evaluated: what parameters are annotated with may not exist at run time."""
+    annotation: Any = getattr(function, "__annotations__", {}).get("return")
+    if not isinstance(annotation, str):
+        return annotation
+    alone = FunctionType((lambda: None).__code__, getattr(function, "__globals__", {}))
+    alone.__annotations__ = {"return": annotation}
+    try:
+        return inspect.get_annotations(alone, eval_str=True)["return"]
+    except NameError as error:
+        raise TemplateError(f"the annotation of the result cannot be evaluated: {error}") from error

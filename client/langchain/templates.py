@@ -1,0 +1,101 @@
+"""LangChain's prompt templates as ours: which pieces are text for ever, and which are variables."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.prompts import (
+    AIMessagePromptTemplate,
+    BasePromptTemplate,
+    ChatPromptTemplate,
+    HumanMessagePromptTemplate,
+    PromptTemplate,
+    SystemMessagePromptTemplate,
+)
+
+from plait.client.errors import TemplateError
+from plait.client.template import Piece, Place, Role, Template
+
+_ROLES: Mapping[type, str] = {
+    SystemMessage: "system",
+    SystemMessagePromptTemplate: "system",
+    HumanMessage: "user",
+    HumanMessagePromptTemplate: "user",
+    AIMessage: "assistant",
+    AIMessagePromptTemplate: "assistant",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTemplate:
+    """A template that ends in its output, and the functions that LangChain calls for some of its inputs."""
+
+    template: Template
+    late: Mapping[str, Callable[[], Any]]
+
+
+def read_template(prompt: BasePromptTemplate[Any], *, chat: bool) -> ReadTemplate:
+    """Raises `TemplateError` for a template whose variables cannot be told from its text, and for one of messages where
+    the model does not `chat`.
+    """
+    partial = prompt.partial_variables
+    fixed = [_filled(piece, partial) for piece in _pieces(prompt, chat=chat)]
+    late = {name: value for name, value in partial.items() if callable(value)}
+    inputs = {piece.name for piece in fixed if isinstance(piece, Place)}
+    output = "answer"
+    while output in inputs:
+        output += "_"
+    return ReadTemplate(Template((*fixed, Place(output, is_output=True))), late)
+
+
+def _filled(piece: Piece, partial: Mapping[str, Any]) -> Piece:
+    """Partial variables are constant text, which is what calls can share, unless a function makes them."""
+    if not isinstance(piece, Place) or piece.name not in partial or callable(partial[piece.name]):
+        return piece
+    return str(partial[piece.name])
+
+
+def _pieces(prompt: BasePromptTemplate[Any], *, chat: bool) -> list[Piece]:
+    """Up to the answer, which is the assistant's message in a chat."""
+    if isinstance(prompt, PromptTemplate):
+        return list(_fields(prompt))
+    if type(prompt) is not ChatPromptTemplate:
+        raise TemplateError(f"{type(prompt).__name__} chooses its text at run time; use a PromptTemplate")
+    if not chat:
+        raise TemplateError("a completion model continues a text; use a PromptTemplate instead of messages")
+    pieces: list[Piece] = []
+    for message in prompt.messages:
+        pieces += _message(message)
+    return [*pieces, Role("assistant")]
+
+
+def _message(message: object) -> list[Piece]:
+    role = _ROLES.get(type(message))
+    if role is None:
+        name = message.type if isinstance(message, BaseMessage) else type(message).__name__
+        raise TemplateError(f"{name} cannot be part of a submission, whose messages are the system's, user's and AI's")
+    if isinstance(message, BaseMessage):
+        if not isinstance(message.content, str) or getattr(message, "tool_calls", None):
+            raise TemplateError("a message of a submission is one text")
+        return [Role(role), message.content]
+    template = getattr(message, "prompt", None)
+    if not isinstance(template, PromptTemplate):
+        raise TemplateError("a message with parts other than text cannot be a template")
+    return [Role(role), *_fields(template)]
+
+
+def _fields(prompt: PromptTemplate) -> Iterator[Piece]:
+    if prompt.template_format != "f-string":
+        raise TemplateError(f"a template in {prompt.template_format}; only f-string templates can be read")
+    for text, field, spec, conversion in string.Formatter().parse(prompt.template):
+        if text:
+            yield text
+        if field is None:
+            continue
+        if spec or conversion or not field.isidentifier():
+            raise TemplateError(f"{{{field}}} is formatted; a variable can only stand as it is")
+        yield _filled(Place(field), prompt.partial_variables)

@@ -1,0 +1,110 @@
+"""What the gateway is told about a call: the template, which model, and how each output is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Unpack
+
+from plait.client.objectives import Objective, Slo
+from plait.client.sampling import Sampling, sampling_fields
+from plait.client.template import RenderedPrompt, Template
+
+Transforms = str | Sequence[str | Mapping[str, object]]
+"""A chain of transforms as docs/transforms.md has it, as a text or as a list of steps."""
+
+
+class Output:
+    """What is said about one output: its transforms, and sampling fields for it alone.
+
+    It stands in the annotation of a semantic function's result, as in `-> Annotated[SemanticVariable, Output("code",
+    transforms="code_block(python)", max_tokens=400)]`.
+    """
+
+    __slots__ = ("name", "sampling", "transforms")
+
+    def __init__(self, name: str, *, transforms: Transforms | None = None, **sampling: Unpack[Sampling]) -> None:
+        self.name = name
+        self.transforms = transforms
+        self.sampling = sampling_fields(sampling)
+
+    def __repr__(self) -> str:
+        return f"Output({self.name!r}, transforms={self.transforms!r}, sampling={self.sampling!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A semantic function without its Python signature.
+
+    `name` is for messages to people. `outputs` has an entry for each output that something is said about. `separator`
+    goes between the variables of an input that is given several. `chat` puts the prompt through the model's chat
+    template, as one user message if the template has no messages of its own; without it, the model continues the bare
+    text.
+    """
+
+    name: str
+    template: Template
+    outputs: Mapping[str, Output] = field(default_factory=dict)
+    model: str | None = None
+    sampling: Mapping[str, object] = field(default_factory=dict)
+    annotations: Mapping[str, object] = field(default_factory=dict)
+    chat: bool = True
+    separator: str = "\n\n"
+
+    def body(
+        self, session_id: str, model: str, inputs: Mapping[str, Sequence[str]], outputs: Sequence[str]
+    ) -> dict[str, object]:
+        """The body of its submission: `inputs` has the variables of each input, `outputs` one for each output."""
+        rendered = self.template.rendered(inputs, self.separator)
+        places: list[dict[str, object]] = [
+            {"name": name, "in_out": False, "semantic_var_id": variable} for name, variable in rendered.inputs.items()
+        ]
+        names = zip(self.template.outputs, rendered.outputs, outputs, strict=True)
+        places += [self._output_place(name, place, variable) for name, place, variable in names]
+        return {
+            **self.sampling,
+            "session_id": session_id,
+            "model": model,
+            **_texts(rendered),
+            "placeholders": places,
+            "chat": self.chat,
+            **({"plait": self.annotations} if self.annotations else {}),
+        }
+
+    def _output_place(self, name: str, place: str, variable: str) -> dict[str, object]:
+        said = self.outputs.get(name) or Output(name)
+        transforms = {} if said.transforms is None else {"transforms": said.transforms}
+        params = {"params": said.sampling} if said.sampling else {}
+        return {"name": place, "in_out": True, "semantic_var_id": variable, **transforms, **params}
+
+
+def _texts(rendered: RenderedPrompt) -> dict[str, object]:
+    (role, text), *_ = rendered.turns
+    if role is None:
+        return {"prompt": text}
+    return {"messages": [{"role": role, "content": text} for role, text in rendered.turns]}
+
+
+def call_annotations(objective: Objective | str | None, slo: Slo | None, priority: int | None) -> dict[str, object]:
+    """A call's annotations as the wire has them; only those that were given."""
+    promised = slo or Slo()
+    given = {
+        "objective": None if objective is None else Objective(objective).value,
+        "slo-ttft-ms": _ms(promised.ttft_s),
+        "slo-tpot-ms": _ms(promised.tpot_s),
+        "slo-jct-ms": _ms(promised.jct_s),
+        "priority": priority,
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def criteria(objective: Objective | str | Slo | None) -> object:
+    """What a `get` asks for, as the wire has it. Raises `ValueError` for an objective that there is not."""
+    if isinstance(objective, Slo):
+        given = {"ttft_ms": objective.ttft_s, "tpot_ms": objective.tpot_s, "jct_ms": objective.jct_s}
+        return {key: _ms(value) for key, value in given.items() if value is not None}
+    return None if objective is None else Objective(objective).value
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000

@@ -1,0 +1,36 @@
+"""How an output is generated: OpenAI's sampling fields, and room for those that only some engines know."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import TypedDict, cast
+
+from plait.client.errors import TemplateError
+
+
+class Sampling(TypedDict, total=False):
+    """Sampling fields as keyword arguments. What stands in `extra_body` is sent beside them as it is."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    stop: str | Sequence[str]
+    seed: int
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[str, float]
+    response_format: Mapping[str, object]
+    extra_body: Mapping[str, object]
+
+
+def sampling_fields(given: Sampling) -> dict[str, object]:
+    """The fields as the wire has them, `extra_body` unpacked; raises `TemplateError` for one that is not known."""
+    fields = dict(cast("Mapping[str, object]", given))
+    for name in fields:
+        if name not in Sampling.__annotations__:
+            nearest = difflib.get_close_matches(name, Sampling.__annotations__, n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else "fields of an engine's own go into extra_body"
+            raise TemplateError(f"{name} is no sampling field; {hint}")
+    extra = cast("Mapping[str, object]", fields.pop("extra_body", {}))
+    return {**fields, **extra}

@@ -1,0 +1,189 @@
+"""A session: where variables and calls belong together, from its opening to the end of its `with` block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from plait.client.connection import Connection
+from plait.client.errors import AnswerError, ClientError, TemplateError
+from plait.client.flow import Flow, Request, Retries, answered
+from plait.client.prompt import Prompt
+from plait.client.submission import Submission
+from plait.client.transport import AsyncTransport, BlockingTransport
+from plait.client.variable import Argument, SemanticVariable, texts_of
+
+_NAME_CHARACTERS = 55  # of a variable's 64, so that a suffix makes it unique
+_NOT_FOUND = 404
+
+
+class Session:
+    """Variables and calls of one run of a program; its end cancels what still runs or waits in it at the gateway.
+
+    Entered with `with`, each call of a semantic function is one short request, which may raise what the gateway says
+    about it. Entered with `async with`, calls return without any waiting and send in the background; a refusal is
+    raised where a variable is awaited that depends on it, or else at the end of the block.
+
+    A blocking session may be used by several threads, an asynchronous one by the tasks of its event loop.
+    """
+
+    def __init__(self, connection: Connection, session_id: str | None, ttl_s: float | None) -> None:
+        self.id = session_id or uuid.uuid4().hex
+        self._connection = connection
+        self._ttl_s = ttl_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_open = False
+        self._submissions: list[Submission] = []
+        self._texts: dict[str, SemanticVariable] = {}
+        self._texts_lock = threading.Lock()
+
+    def variable(self, value: str | None = None, *, name: str | None = None) -> SemanticVariable:
+        """A variable with a value, or, with a name only, one that somebody else gives its value.
+
+        The gateway refuses a value (409) for a name that has one, or a call that produces it.
+        """
+        if value is None:
+            if name is None:
+                raise TypeError("a variable needs a value, or the name of one that somebody else sets")
+            return SemanticVariable(self, name, None)
+        chosen = name or _unique("text")
+        submission = self._start(f"variable {chosen}", self._setting(chosen, value, is_ours=name is None), ())
+        return SemanticVariable(self, chosen, submission, value)
+
+    def submit(self, prompt: Prompt, arguments: Mapping[str, Argument]) -> tuple[SemanticVariable, ...]:
+        """Send a call on its way; returns the variables of its outputs at once.
+
+        Raises `TemplateError` for arguments that it cannot take, and in a blocking session `AnswerError` or
+        `ConnectionFailedError`.
+        """
+        model = prompt.model or self._connection.model
+        if model is None:
+            raise TemplateError(f"{prompt.name} names no model, and neither does the client")
+        inputs = {name: self._variables(prompt, name, arguments[name]) for name in prompt.template.inputs}
+        ids = {name: [variable.name for variable in given] for name, given in inputs.items()}
+        outputs = [_unique(name) for name in prompt.template.outputs]
+        body = prompt.body(self.id, model, ids, outputs)
+        parents = [variable.submission for given in inputs.values() for variable in given]
+        # The names of the outputs are ours alone, so a second producer can only be this request, sent before.
+        request = Request("POST", "/submit", body, done_code="double_producer")
+        submission = self._start(prompt.name, answered(request, self.retries), parents)
+        return tuple(SemanticVariable(self, name, submission) for name in outputs)
+
+    @property
+    def retries(self) -> Retries:
+        """How requests are repeated."""
+        return self._connection.retries
+
+    def blocking_transport(self) -> BlockingTransport:
+        """For a `get`; raises `RuntimeError` in an asynchronous session, whose event loop it would stop."""
+        if self._loop is not None:
+            raise RuntimeError("this session was entered with `async with`: use `await variable.aget(...)` or astream")
+        return self._connection.blocking
+
+    def async_transport(self) -> AsyncTransport:
+        """For an `aget`, in either kind of session."""
+        return self._connection.asynchronous
+
+    def __enter__(self) -> Self:
+        self._connection.blocking.run(self._opening())
+        self._is_open = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._is_open = False
+        with suppress(*_hidden_by(error)):
+            self._connection.blocking.run(self._closing())
+
+    async def __aenter__(self) -> Self:
+        await self._connection.asynchronous.run(self._opening())
+        self._loop = asyncio.get_running_loop()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        if error is not None:
+            for submission in self._submissions:
+                submission.cancel()
+        try:
+            refusals = [await submission.end() for submission in self._submissions]
+        finally:
+            with suppress(*_hidden_by(error)):
+                await self._connection.asynchronous.run(self._closing())
+        unmet = next((refusal for refusal in refusals if refusal is not None), None)
+        if error is None and unmet is not None:
+            raise unmet
+
+    def _start(self, what: str, flow: Flow[bytes], parents: Sequence[Submission | None]) -> Submission | None:
+        """Send something: now, or in the background."""
+        if not self._is_open:
+            raise RuntimeError("the session is not open: use it in `with client.session() as session:`")
+        if self._loop is None:
+            self._connection.blocking.run(flow)
+            return None
+        if self._loop is not _running_loop():
+            raise RuntimeError("this session belongs to the event loop in which it was entered")
+        task = self._loop.create_task(self._send(flow))
+        submission = Submission(what, task, [parent for parent in parents if parent is not None])
+        self._submissions.append(submission)
+        return submission
+
+    async def _send(self, flow: Flow[bytes]) -> None:
+        await self._connection.asynchronous.run(flow)
+
+    def _variables(self, prompt: Prompt, name: str, given: Argument) -> list[SemanticVariable]:
+        """The variables of an input; equal texts are one variable, so that the gateway sees what calls share."""
+        texts = texts_of(given)
+        if any(text.session is not self for text in texts if not isinstance(text, str)):
+            raise TemplateError(f"{prompt.name}: {name} is a variable of another session; get it, and pass its text")
+        return [self._text(text) if isinstance(text, str) else text for text in texts]
+
+    def _text(self, text: str) -> SemanticVariable:
+        with self._texts_lock:
+            variable = self._texts.get(text)
+            if variable is None:
+                variable = self._texts[text] = self.variable(text)
+            return variable
+
+    def _setting(self, name: str, value: str, *, is_ours: bool) -> Flow[bytes]:
+        body = {"session_id": self.id, "semantic_var_id": name, "value": value}
+        # As in `submit` where we chose the name; for one that others may know, a 409 could be theirs.
+        request = Request("POST", "/variables", body, repeatable=is_ours, done_code="double_producer")
+        return answered(request, self.retries)
+
+    def _opening(self) -> Flow[bytes]:
+        ttl = {} if self._ttl_s is None else {"ttl_s": self._ttl_s}
+        return answered(Request("POST", "/sessions", {"session_id": self.id, **ttl}), self.retries)
+
+    def _closing(self) -> Flow[None]:
+        try:
+            yield from answered(Request("DELETE", f"/sessions/{self.id}"), self.retries)
+        except AnswerError as error:
+            if error.status != _NOT_FOUND:  # it has expired, which is as good
+                raise
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id}{' open' if self._is_open else ''}>"
+
+
+def _unique(name: str) -> str:
+    """A variable's name that nobody else uses, and that people recognise."""
+    return f"{name[:_NAME_CHARACTERS]}_{uuid.uuid4().hex[:8]}"
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    with suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    return None
+
+
+def _hidden_by(error: BaseException | None) -> tuple[type[ClientError], ...]:
+    """Where the block has failed, its error says more than that the session could not be closed either."""
+    return () if error is None else (ClientError,)

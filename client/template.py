@@ -1,0 +1,150 @@
+"""A prompt with places for variables in it: which there are, and how it goes over the wire for one call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from plait.client.errors import TemplateError
+
+_PLACEHOLDER = re.compile(r"\{\{\s*(?:(?P<role>input|output):\s*)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
+_PLACEHOLDER_CHARACTERS = 64  # the longest name that the gateway takes
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a variable's text stands, or where one is generated."""
+
+    name: str
+    is_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Here begins a message of a chat: the system's, the user's or the assistant's."""
+
+    name: str
+
+
+Piece = str | Place | Role
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Texts and places in their order; with messages in them, or as a prompt of one text."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs' names, each once, in the order of the text."""
+        return tuple(dict.fromkeys(place.name for place in self._places() if not place.is_output))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs' names in the order of the text."""
+        return tuple(place.name for place in self._places() if place.is_output)
+
+    def rendered(self, inputs: Mapping[str, Sequence[str]], separator: str) -> RenderedPrompt:
+        """The prompt of one call, where `inputs` has the ids of the variables that each input stands for.
+
+        An input with several variables becomes as many places with `separator` between them, one with none is empty.
+        """
+        own = set(self.outputs) | set(self.inputs)
+        turns: list[tuple[str | None, list[str]]] = [(None, [])]
+        ids: dict[str, str] = {}
+        for piece in self.pieces:
+            if isinstance(piece, Role):
+                turns.append((piece.name, []))
+            elif isinstance(piece, str):
+                turns[-1][1].append(piece)
+            elif piece.is_output or len(inputs[piece.name]) == 1:
+                name = self._free_name(piece.name, ())
+                turns[-1][1].append(f"{{{{{name}}}}}")
+                ids.update({} if piece.is_output else {name: inputs[piece.name][0]})
+            else:
+                names = [self._free_name(f"{piece.name}_{n}", own) for n in range(1, len(inputs[piece.name]) + 1)]
+                turns[-1][1].append(separator.join(f"{{{{{name}}}}}" for name in names))
+                ids.update(zip(names, inputs[piece.name], strict=True))
+        said = tuple((role, "".join(text)) for role, text in turns if role is not None or len(turns) == 1)
+        return RenderedPrompt(said, ids, tuple(self._free_name(name, ()) for name in self.outputs))
+
+    def _places(self) -> Iterator[Place]:
+        return (piece for piece in self.pieces if isinstance(piece, Place))
+
+    def _free_name(self, name: str, taken: Collection[str]) -> str:
+        """A name like this one for a place, such that no text of the template reads like that place."""
+        constant = "".join(piece if isinstance(piece, str) else "\0" for piece in self.pieces)
+        while name in taken or re.search(rf"\{{\{{\s*{name}\s*\}}\}}", constant):
+            name += "_"
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt as it is sent: its texts by role, or a single one without a role, the variable of each input place, and
+    the output places in order.
+    """
+
+    turns: tuple[tuple[str | None, str], ...]
+    inputs: Mapping[str, str]
+    outputs: tuple[str, ...]
+
+
+def parse_template(text: str, parameters: Collection[str], system: str | None = None) -> Template:
+    """The template in a docstring: `{{name}}` is an input if a parameter is called so, otherwise an output.
+
+    `{{input:name}}` and `{{output:name}}` say which they are meant to be. With a `system` message before it, which has
+    inputs only, it is the user's message up to the first output, and from there on the assistant's. Raises
+    `TemplateError` where a place is not what it is meant to be, where a parameter stands nowhere, where there is no
+    output, and where one stands twice.
+    """
+    pieces = _pieces(text, parameters)
+    if system is not None:
+        pieces = _chat(_pieces(system, parameters), pieces)
+    template = Template(tuple(pieces))
+    _check(template, parameters)
+    return template
+
+
+def _pieces(text: str, parameters: Collection[str]) -> list[Piece]:
+    pieces: list[Piece] = []
+    end = 0
+    for match in _PLACEHOLDER.finditer(text):
+        pieces += [text[end : match.start()], _place(match, parameters)]
+        end = match.end()
+    return [piece for piece in (*pieces, text[end:]) if piece != ""]
+
+
+def _chat(system: Sequence[Piece], prompt: Sequence[Piece]) -> list[Piece]:
+    output = next((piece for piece in system if isinstance(piece, Place) and piece.is_output), None)
+    if output is not None:
+        raise TemplateError(f"{output.name} is no parameter, and the system's message has no outputs")
+    is_output = [isinstance(piece, Place) and piece.is_output for piece in prompt]
+    first = is_output.index(True) if True in is_output else len(prompt)
+    return [Role("system"), *system, Role("user"), *prompt[:first], Role("assistant"), *prompt[first:]]
+
+
+def _place(match: re.Match[str], parameters: Collection[str]) -> Place:
+    place = Place(match["name"], is_output=match["name"] not in parameters)
+    role = "output" if place.is_output else "input"
+    if match["role"] not in (None, role):
+        known = f"the parameters are {', '.join(parameters)}" if parameters else "there are no parameters"
+        raise TemplateError(f"{match.group()} is an {role}: {known}")
+    if len(place.name) > _PLACEHOLDER_CHARACTERS:
+        raise TemplateError(f"{match.group()} is too long a name; at most {_PLACEHOLDER_CHARACTERS} characters")
+    return place
+
+
+def _check(template: Template, parameters: Collection[str]) -> None:
+    outputs = template.outputs
+    for name in parameters:
+        if name not in template.inputs:
+            instead = f" ({', '.join(outputs)} would be an output)" if outputs else ""
+            raise TemplateError(f"the parameter {name} stands nowhere in the prompt{instead}")
+    if not outputs:
+        raise TemplateError("the prompt has no output: a {{name}} that is no parameter says where text is generated")
+    twice = next((name for name in outputs if outputs.count(name) > 1), None)
+    if twice is not None:
+        raise TemplateError(f"the output {twice} stands twice in the prompt; an output is generated once")

@@ -1,0 +1,48 @@
+"""`plait demo` as a process of its own, on ports that are free."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.servers import DEADLINE_S, PLAIT
+
+
+@contextmanager
+def demo(
+    port: int, engine_port: int, *, plait: Path = PLAIT, folder: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """The demo, while the context lasts; `plait` starts it, in `folder`."""
+    command = [str(plait), "demo", f"--port={port}", f"--engine-port={engine_port}", "--time-scale=20"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(DEADLINE_S)
+
+
+def ports_in_a_row(count: int) -> int:
+    """The first of `count` adjacent free ports, below the range that outgoing connections use."""
+    for first in range(20_000, 30_000, count):
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for offset, candidate in enumerate(sockets):
+                candidate.bind(("127.0.0.1", first + offset))
+        except OSError:
+            continue
+        else:
+            return first
+        finally:
+            for candidate in sockets:
+                candidate.close()
+    raise AssertionError("no free ports")
+
+
+def refused(port: int) -> bool:
+    """Whether nobody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

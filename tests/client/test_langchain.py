@@ -1,0 +1,253 @@
+"""LangChain's chains as semantic functions: what is submitted, what comes out, and what is refused."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import Any
+
+import pytest
+
+pytest.importorskip("langchain_core", reason="LangChain is not installed (pip install langchain-core langchain-openai)")
+pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.output_parsers import (
+    BaseOutputParser,
+    CommaSeparatedListOutputParser,
+    JsonOutputParser,
+    MarkdownListOutputParser,
+    NumberedListOutputParser,
+    PydanticOutputParser,
+    StrOutputParser,
+    XMLOutputParser,
+)
+from langchain_core.prompts import (
+    ChatPromptTemplate,
+    FewShotPromptTemplate,
+    MessagesPlaceholder,
+    PromptTemplate,
+)
+from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, RunnableParallel, RunnablePassthrough
+from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, SecretStr
+
+from plait.client import Client, SemanticVariable, Session, TemplateError
+from plait.client.langchain import ParsedVariable, Program, in_session, semantic
+from plait.gateway.transforms import parse
+from tests.client.fake_gateway import FakeGateway, events
+
+KEY = SecretStr("unused")
+MODEL = ChatOpenAI(model="demo", api_key=KEY, max_completion_tokens=50, temperature=0.5)
+TRANSLATE = ChatPromptTemplate.from_template("Translate {text} to {language}:")
+SHORTEN = PromptTemplate.from_template("Shorten: {text}", name="shorten")
+
+
+class Shout(BaseOutputParser[str]):
+    def parse(self, text: str) -> str:
+        return text.upper()
+
+
+class Score(BaseModel):
+    score: int
+
+
+def places(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {place["name"]: place for place in body["placeholders"]}
+
+
+def invoked(chain: Runnable[Any, Any], session: Session, given: Any) -> Any:
+    return semantic(chain).invoke(given, in_session(session))
+
+
+def test_a_chain_submits_its_template_and_returns_a_variable(fake: FakeGateway, session: Session) -> None:
+    answer = invoked(TRANSLATE | MODEL | StrOutputParser(), session, {"text": "Hello {{text}}", "language": "French"})
+    assert isinstance(answer, SemanticVariable)
+    (body,) = fake.submitted
+    assert body["messages"] == [
+        {"role": "user", "content": "Translate {{text}} to {{language}}:"},
+        {"role": "assistant", "content": "{{answer}}"},
+    ]
+    assert (body["model"], body["chat"], body["max_tokens"], body["temperature"]) == ("demo", True, 50, 0.5)
+    assert set(places(body)) == {"text", "language", "answer"}
+    assert fake.bodies("POST /v1/get") == []
+
+
+def test_a_template_keeps_its_braces_and_its_constant_parts(fake: FakeGateway, session: Session) -> None:
+    prompt = PromptTemplate.from_template('As {{"a": 1}}, not {{{{text}}}}: {rules} {text} {day} {answer}').partial(
+        rules="Be {brief}.", day=lambda: "Monday"
+    )
+    invoked(prompt | MODEL, session, {"text": "t", "answer": "a"})
+    (body,) = fake.submitted
+    assert body["prompt"] == 'As {"a": 1}, not {{text}}: Be {brief}. {{text_}} {{day}} {{answer}}{{answer_}}'
+    assert {asked["value"] for asked in fake.bodies("POST /v1/variables")} == {"t", "a", "Monday"}
+
+
+def test_messages_keep_their_roles(fake: FakeGateway, session: Session) -> None:
+    said = [("system", "You are {who}."), ("human", "Hello"), ("ai", "Hello, {name}!"), ("human", "{text}")]
+    prompt = ChatPromptTemplate([*said, AIMessage("Well,"), HumanMessage("{so}")])
+    invoked(prompt | MODEL, session, {"who": "a poet", "name": "you", "text": "t"})
+    (body,) = fake.submitted
+    assert [(message["role"], message["content"]) for message in body["messages"]] == [
+        ("system", "You are {{who}}."),
+        ("user", "Hello"),
+        ("assistant", "Hello, {{name}}!"),
+        ("user", "{{text}}"),
+        ("assistant", "Well,"),
+        ("user", "{so}"),
+        ("assistant", "{{answer}}"),
+    ]
+    assert set(places(body)) == {"who", "name", "text", "answer"}
+
+
+def test_sampling_comes_from_the_model_and_what_is_bound_to_it(fake: FakeGateway, session: Session) -> None:
+    model = MODEL.bind(stop=["\n"], max_tokens=9, extra_body={"min_p": 0.1})
+    invoked(SHORTEN | model | StrOutputParser(), session, "a long text")
+    (body,) = fake.submitted
+    assert (body["stop"], body["max_tokens"], body["min_p"], body["temperature"]) == (["\n"], 9, 0.1, 0.5)
+    assert "n" not in body
+
+
+def test_a_completion_model_continues_the_text(fake: FakeGateway, session: Session) -> None:
+    answer = invoked(SHORTEN | OpenAI(model="base", api_key=KEY), session, "x")
+    assert isinstance(answer, SemanticVariable)
+    assert (fake.submitted[0]["model"], fake.submitted[0]["chat"]) == ("base", False)
+
+
+def test_chains_compose_without_waiting(fake: FakeGateway, session: Session) -> None:
+    short = SHORTEN | MODEL | StrOutputParser()
+    both = RunnableParallel(text=short, language=itemgetter("language")) | TRANSLATE | MODEL | StrOutputParser()
+    result = invoked(both, session, {"text": "long", "language": "French"})
+    first, second = fake.submitted
+    assert places(second)["text"]["semantic_var_id"] == places(first)["answer"]["semantic_var_id"]
+    assert result.name == places(second)["answer"]["semantic_var_id"]
+    assert fake.bodies("POST /v1/get") == []
+
+
+def test_a_map_reduce_is_one_dag(fake: FakeGateway, session: Session) -> None:
+    mapped = (SHORTEN | MODEL | StrOutputParser()).map()
+    reduce = SHORTEN | MODEL | StrOutputParser()
+    invoked(mapped | (lambda parts: {"text": parts}) | reduce, session, ["one", "two", "three"])
+    *maps, last = fake.submitted
+    outputs = {places(body)["answer"]["semantic_var_id"] for body in maps}
+    assert last["prompt"] == "Shorten: {{text_1}}\n\n{{text_2}}\n\n{{text_3}}{{answer}}"
+    assert {place["semantic_var_id"] for place in last["placeholders"] if not place["in_out"]} == outputs
+
+
+def test_what_assigns_is_gone_through_and_what_is_semantic_stays(fake: FakeGateway, session: Session) -> None:
+    chain = RunnablePassthrough.assign(text=SHORTEN | MODEL | StrOutputParser()) | TRANSLATE | MODEL
+    once = semantic(chain.with_config(tags=["a"]))
+    result = semantic(once).invoke({"text": "x", "language": "French"}, in_session(session))
+    assert isinstance(result, ParsedVariable)
+    assert len(fake.submitted) == 2
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "expected"),
+    [
+        (CommaSeparatedListOutputParser(), "red, green", ["red", "green"]),
+        (NumberedListOutputParser(), "Two:\n1. red\n2. green", ["red", "green"]),
+        (MarkdownListOutputParser(), "- red\n- green", ["red", "green"]),
+        (JsonOutputParser(), 'Sure: {"score": 8}', {"score": 8}),
+        (PydanticOutputParser(pydantic_object=Score), '```json\n{"score": 8}\n```', Score(score=8)),
+        (XMLOutputParser(tags=["a", "b"], parser="xml"), "Here: <a><b>1</b></a> so", {"a": [{"b": "1"}]}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_parsers_are_transforms_with_langchains_result(
+    fake: FakeGateway, session: Session, parser: Any, text: str, expected: object
+) -> None:
+    """What the gateway will make of a completion comes out of the program as it would have without it."""
+    answer = invoked(SHORTEN | MODEL | parser, session, "x")
+    spec = places(fake.submitted[0])["answer"]["transforms"]
+    fake.values[answer.variable.name] = parse(spec).apply(text)
+    assert answer.get() == expected
+    semantic(SHORTEN | MODEL).invoke(answer, in_session(session))
+    assert places(fake.submitted[1])["text"]["semantic_var_id"] == answer.variable.name
+
+
+@pytest.mark.parametrize("parser", [Shout(), XMLOutputParser(parser="xml")])
+def test_an_unknown_parser_runs_at_the_end_and_nowhere_else(fake: FakeGateway, session: Session, parser: Any) -> None:
+    answer = invoked(SHORTEN | MODEL | parser, session, "x")
+    assert "transforms" not in places(fake.submitted[0])["answer"]
+    fake.values[answer.variable.name] = "<a>b</a>"
+    assert answer.get() in ("<A>B</A>", {"a": "b"})
+    with pytest.raises(
+        TemplateError, match="has no transform in the gateway, so its result cannot go into another call"
+    ):
+        invoked(SHORTEN | MODEL | parser | SHORTEN | MODEL, session, "x")
+
+
+def test_a_program_is_the_chain_with_the_same_result(fake: FakeGateway, client: Client) -> None:
+    message = Program(SHORTEN | MODEL, client, objective="latency", timeout_s=5).invoke("x")
+    assert isinstance(message, AIMessage)
+    assert message.text.startswith("text of answer_")
+    (body,) = fake.bodies("POST /v1/get")
+    assert body["criteria"] == "latency"
+    assert 4 < body["timeout_s"] <= 5
+    assert fake.asked[-1].what.startswith("DELETE /v1/sessions/")
+
+
+async def test_a_program_gets_whatever_comes_out(fake: FakeGateway, client: Client) -> None:
+    text = SHORTEN | MODEL | StrOutputParser()
+    chain = RunnableParallel(many=text.map(), one=text, untouched=RunnablePassthrough()) | RunnableLambda(lambda x: x)
+    program = Program(chain, client)
+    for result in (program.invoke(["a", "b"]), await program.ainvoke(["a", "b"])):
+        assert [len(result["many"]), result["untouched"]] == [2, ["a", "b"]]
+        assert all(value.startswith("text of answer_") for value in (*result["many"], result["one"]))
+    assert len(fake.bodies("POST /v1/get")) == 6
+    assert len(program.batch([["a"], ["b"]])) == 2
+
+
+async def test_a_program_streams_a_text(fake: FakeGateway, client: Client) -> None:
+    program = Program(SHORTEN | MODEL | StrOutputParser(), client)
+    answer = events('{"delta": "Hel"}', '{"delta": "lo"}', '{"value": "Hello"}')
+    fake.script("POST /v1/get", answer, answer)
+    assert list(program.stream("x")) == ["Hel", "lo"]
+    assert [piece async for piece in program.astream("x")] == ["Hel", "lo"]
+    assert len(list(Program(SHORTEN | MODEL, client).stream("x"))) == 1
+    assert len([piece async for piece in Program(SHORTEN | MODEL, client).astream("x")]) == 1
+
+
+EXAMPLES = FewShotPromptTemplate(
+    examples=[], example_prompt=SHORTEN, suffix="{text}", input_variables=["text"], prefix=""
+)
+
+
+@pytest.mark.parametrize(
+    ("chain", "message"),
+    [
+        (MODEL, "ChatOpenAI stands alone"),
+        (RunnablePassthrough() | MODEL.bind(stop=["x"]), "ChatOpenAI stands alone"),
+        (SHORTEN | RunnablePassthrough(), "PromptTemplate stands alone"),
+        (SHORTEN | MODEL | StrOutputParser() | Shout(), "Shout stands alone"),
+        (RunnableBranch((lambda _: True, MODEL), MODEL), "RunnableBranch decides by values"),
+        ((SHORTEN | MODEL).with_fallbacks([SHORTEN | MODEL]), "RunnableWithFallbacks decides by values"),
+        ((SHORTEN | MODEL).with_retry(), "RunnableRetry decides by values"),
+        (SHORTEN | MODEL.bind(tools=[]), "bound with tools answers with more than text"),
+        (SHORTEN | MODEL.bind(n=2), "n is 2"),
+        (SHORTEN | MODEL.with_structured_output(Score), "JSON schema"),
+        (EXAMPLES | MODEL, "FewShotPromptTemplate chooses its text"),
+        (ChatPromptTemplate([MessagesPlaceholder("history")]) | MODEL, "MessagesPlaceholder cannot be part"),
+        (ChatPromptTemplate([ToolMessage("1", tool_call_id="t")]) | MODEL, "tool cannot be part"),
+        (ChatPromptTemplate([HumanMessage(["a"])]) | MODEL, "a message of a submission is one text"),
+        (TRANSLATE | OpenAI(model="base", api_key=KEY), "a completion model continues a text"),
+        (PromptTemplate.from_template("{{x}}", template_format="mustache") | MODEL, "a template in mustache"),
+        (PromptTemplate.from_template("{x:>9}") | MODEL, "{x} is formatted"),
+    ],
+)
+def test_what_cannot_be_submitted_before_it_runs_is_refused(chain: Any, message: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        semantic(chain)
+    assert message in str(caught.value)
+
+
+def test_an_invocation_needs_a_session_and_all_variables(session: Session) -> None:
+    chain = semantic(TRANSLATE | MODEL)
+    with pytest.raises(TemplateError, match="no session: invoke with"):
+        chain.invoke({"text": "a", "language": "b"})
+    with pytest.raises(TemplateError, match="takes text, language; missing is language"):
+        chain.invoke({"text": "a"}, in_session(session))
+    with pytest.raises(TemplateError, match="takes text, language"):
+        chain.invoke("a", in_session(session))
+    with pytest.raises(TemplateError, match="invoked with stop"):
+        chain.invoke({"text": "a", "language": "b"}, in_session(session), stop=["x"])

@@ -9,7 +9,7 @@ from plait.backends.errors import ContextLengthError
 from plait.backends.openai_protocol import ChatRequest, CompletionRequest
 from plait.gateway.annotations import Annotations
 from plait.gateway.asgi import Headers
-from plait.gateway.held_call import CHARACTERS_PER_TOKEN
+from plait.gateway.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.outgoing import OutgoingBody
 from plait.gateway.relay import Delivery
 from plait.gateway.router import Router

@@ -20,7 +20,8 @@ from plait.gateway.asgi import unless_gone
 from plait.gateway.call_reader import CallReader, Incoming
 from plait.gateway.chained_call import CallRunner, ChainedCall
 from plait.gateway.executor import Executor
-from plait.gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, Output, ReadyCall
+from plait.gateway.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.program_metrics import ProgramMetrics
 from plait.gateway.prompt_outline import outline_of
 from plait.gateway.recorded_answer import RecordedAnswer

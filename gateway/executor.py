@@ -15,7 +15,8 @@ from plait.gateway.config import SessionsConfig
 from plait.gateway.failure_cause import FailureCause
 from plait.gateway.gathering import Gathering
 from plait.gateway.getter import Getter
-from plait.gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, ReadyCall
+from plait.gateway.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.held_call import HeldCall, ReadyCall
 from plait.gateway.promises import promised
 from plait.gateway.session_errors import cancelled, input_failed, refused, variable_failed
 from plait.gateway.sessions import Session, Sessions

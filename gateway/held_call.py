@@ -11,9 +11,6 @@ from plait.gateway.transforms import Transform
 from plait.policy.types import Objective, Slo, TaskGroup
 from plait.policy.variable_prefix import NO_OUTLINE, Outline
 
-CHARACTERS_PER_TOKEN = 4
-"""How texts that are not tokenized yet are sized, as English is by most vocabularies; it only weighs calls."""
-
 
 @dataclass(frozen=True, slots=True)
 class Output:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
-from plait.gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall, ReadyCall
+from plait.gateway.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.held_call import HeldCall, ReadyCall
 from plait.gateway.sessions import Session
 from plait.policy.objectives_slo import jct_shares, slo_of
 from plait.policy.objectives_stage import Stage

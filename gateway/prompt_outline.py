@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from plait.backends.openai_protocol import ChatRequest, CompletionRequest
-from plait.gateway.held_call import CHARACTERS_PER_TOKEN
+from plait.gateway.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.substitution import PLACEHOLDER
 from plait.policy.block_hash import root_hash
 from plait.policy.variable_prefix import Constant, Outline, Segment

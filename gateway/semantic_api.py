@@ -22,7 +22,8 @@ from plait.gateway.asgi import header, read_body
 from plait.gateway.auth import KeyRing
 from plait.gateway.call_reader import Incoming
 from plait.gateway.chained_calls import ChainedCalls
-from plait.gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall
+from plait.gateway.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.held_call import HeldCall
 from plait.gateway.prompt_outline import outline_of
 from plait.gateway.sessions import Session
 from plait.gateway.submission import SessionId, Submission, VariableName

@@ -8,7 +8,7 @@ from plait.backends.openai_protocol import CompletionRequest, parse_request
 from plait.gateway.annotations import Annotations
 from plait.gateway.call_reader import TEXT_PATH, CallReader, Incoming
 from plait.gateway.config import Config
-from plait.gateway.held_call import CHARACTERS_PER_TOKEN
+from plait.gateway.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.router import Router
 from plait.gateway.tokenization import PromptReader
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.held_call import CHARACTERS_PER_TOKEN, HeldCall
+from plait.gateway.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.held_call import HeldCall
 from plait.policy.types import Objective
 from plait.policy.variable_prefix import NO_OUTLINE, Constant, Outline, Segment
 from tests.gateway.session_calls import Core, owner

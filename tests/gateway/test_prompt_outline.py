@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plait.backends.errors import CallerError
 from plait.backends.openai_protocol import ChatRequest, CompletionRequest
-from plait.gateway.held_call import CHARACTERS_PER_TOKEN
+from plait.gateway.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.prompt_outline import outline_of
 from plait.gateway.substitution import replaced
 from plait.policy.variable_prefix import shared_segments

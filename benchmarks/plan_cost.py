@@ -19,8 +19,8 @@ from typing import Any
 
 from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
 from plait.backends.profiles import load_profile
-from plait.policy.block_hash import HashChain, root_hash
-from plait.policy.local_scheduler import SCHEDULERS
+from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.types import Slo
 
 TARGETS_MS = {256: 0.5, 5000: 15.0}

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from e2e.servers import Launcher, Server
-from plait.backends.cache_state import CacheState
-from plait.policy.block_hash import chain, root_hash
+from plait.backends.protocol.cache_state import CacheState
+from plait.policy.prefix.block_hash import chain, root_hash
 
 TREE_BLOCK_TOKENS = 64
 

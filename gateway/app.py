@@ -14,26 +14,26 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.backends.errors import NotFoundError, PlaitError
-from plait.backends.http_client import HttpClient, Timeouts
+from plait.backends.http.client import HttpClient, Timeouts
 from plait.backends.profiles import load_profile
+from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.openai_api import CompletionApi
+from plait.gateway.api.semantic_api import SemanticApi
 from plait.gateway.asgi import ClientGoneError
-from plait.gateway.auth import KeyRing
-from plait.gateway.call_metrics import CallMetrics
-from plait.gateway.call_reader import KINDS, CallReader
-from plait.gateway.chained_calls import ChainedCalls
+from plait.gateway.calls.call_reader import KINDS, CallReader
+from plait.gateway.calls.metrics import CallMetrics
+from plait.gateway.calls.relay import EngineLink, Relay
+from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config
-from plait.gateway.executor import Executor
-from plait.gateway.fleet_metrics import FleetCollector
-from plait.gateway.health import Health
+from plait.gateway.fleet.health import Health
+from plait.gateway.fleet.metrics import FleetCollector
+from plait.gateway.fleet.monitor import Monitor
+from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import exposition, new_registry
-from plait.gateway.monitor import Monitor
-from plait.gateway.openai_api import CompletionApi
-from plait.gateway.program_metrics import ProgramMetrics, SessionCollector
-from plait.gateway.relay import EngineLink, Relay
-from plait.gateway.router import Router
-from plait.gateway.semantic_api import SemanticApi
+from plait.gateway.programs.chained_calls import ChainedCalls
+from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.timer import at_loop_time
-from plait.gateway.tokenization import PromptReader
 
 
 class Gateway:

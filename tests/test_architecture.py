@@ -40,7 +40,7 @@ IMPURE_CALLS = {"__import__", "breakpoint", "compile", "eval", "exec", "exit", "
 ENGINE_FOLDERS = {"backends/vllm": "vllm", "backends/sglang": "sglang"}
 """Run inside an engine's environment, where only the package itself is installed (`pip install --no-deps plait`)."""
 
-DATA_PATH = ("gateway/relay.py", "backends/http_*.py")
+DATA_PATH = ("gateway/calls/relay.py", "backends/http/*.py")
 """What a call's bytes run through; httpx costs half a millisecond a request there."""
 
 BROAD_EXCEPT: dict[str, str] = {}
@@ -212,7 +212,7 @@ def test_imports_are_found_wherever_they_stand(
 
 def test_what_a_file_reaches_is_found_through_others() -> None:
     reached = {path_of(file) for file in reached_from([ROOT / "backends" / "embedded" / "engine.py"])}
-    assert reached >= {"backends/__init__.py", "backends/cache_state.py", "policy/block_hash.py"}
+    assert reached >= {"backends/__init__.py", "backends/protocol/cache_state.py", "policy/prefix/block_hash.py"}
 
 
 @pytest.mark.parametrize("handler", ["except:", "except Exception:", "except (OSError, BaseException) as error:"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from plait.backends.cache_state import CacheState
 from plait.backends.embedded.engine import Engine, EngineCall, Output
+from plait.backends.protocol.cache_state import CacheState
 
 OnOutput = Callable[[Output], None]
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import msgspec
 
-from plait.backends.call_annotations import Annotations
 from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.generation import NO_ANNOTATIONS, Generation, Piece
 from plait.backends.embedded.responses import ChatFormat, Format, Json, TextFormat, Usage
 from plait.backends.embedded.text import EmulatedToken, TextSource
 from plait.backends.embedded.tool_text import called_tool, example_arguments
 from plait.backends.errors import ContextLengthError, ModelNotFoundError
-from plait.backends.openai_protocol import ChatRequest, CompletionRequest, Request
-from plait.backends.tokenizer import Tokenizer
-from plait.policy.block_hash import root_hash
+from plait.backends.protocol.call_annotations import Annotations
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
+from plait.backends.tokenization.tokenizer import Tokenizer
+from plait.policy.prefix.block_hash import root_hash
 from plait.policy.types import Slo
 
 NATURAL_OUTPUT_TOKENS = (64, 256)

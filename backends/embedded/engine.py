@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from operator import attrgetter
 
-from plait.backends.attainment import Attainment
-from plait.backends.cache_journal import CacheJournal
-from plait.backends.cache_state import CacheState, IterationState, KvState, QueueState, SchedulerState
+from plait.backends.adapter.attainment import Attainment
+from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.embedded.block_cache import BlockCache
-from plait.policy.block_hash import HashChain, tree_block_tokens
+from plait.backends.protocol.cache_state import CacheState, IterationState, KvState, QueueState, SchedulerState
 from plait.policy.cost_model import CostModel
-from plait.policy.local_scheduler import SCHEDULERS, LocalCall, LocalScheduler, MeasuringScheduler
+from plait.policy.prefix.block_hash import HashChain, tree_block_tokens
+from plait.policy.scheduling.local_scheduler import SCHEDULERS, LocalCall, LocalScheduler, MeasuringScheduler
 
 RECENT_ITERATIONS = 128
 """DESIGN 4.5: T_max and the mean chunk are taken over the last 128 iterations."""
@@ -30,7 +30,7 @@ RECENT_ITERATIONS = 128
 class EngineSettings:
     """What one emulated engine is: `kv_tokens` is the KV cache's size, `max_batch_tokens` an iteration's budget.
 
-    `scheduler` is the local scheduler, by its name in `plait.policy.local_scheduler.SCHEDULERS`.
+    `scheduler` is the local scheduler, by its name in `plait.policy.scheduling.local_scheduler.SCHEDULERS`.
     """
 
     name: str

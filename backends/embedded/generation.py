@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from plait.backends.call_annotations import Annotations
 from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.engine import EngineCall, Output
 from plait.backends.embedded.text import EmulatedToken
-from plait.policy.block_hash import HashChain
+from plait.backends.protocol.call_annotations import Annotations
+from plait.policy.prefix.block_hash import HashChain
 
 NO_ANNOTATIONS = Annotations()
 

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from plait.backends.call_annotations import AnnotationReader
 from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.completion import (
     Completion,
@@ -31,7 +30,8 @@ from plait.backends.embedded.completion import (
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.embedded.metrics import EngineCollector
 from plait.backends.errors import AuthenticationError, CallerError, PlaitError
-from plait.backends.openai_protocol import ChatRequest, CompletionRequest, parse_request
+from plait.backends.protocol.call_annotations import AnnotationReader
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.policy.cost_model import CostModel
 
 MAX_WAIT_MS = 60_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from plait.backends.tokenizer import Tokenizer
+from plait.backends.tokenization.tokenizer import Tokenizer
 
 OPENING: Final = "This is emulated text."
 SUBJECTS: Final = (

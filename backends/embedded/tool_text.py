@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from plait.backends.errors import CallerError
-from plait.backends.openai_protocol import ChatRequest
+from plait.backends.protocol.openai import ChatRequest
 
 _EXAMPLES: dict[str, Any] = {
     "string": "emulated", "integer": 1, "number": 1.0, "boolean": True, "null": None, "array": []

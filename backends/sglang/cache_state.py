@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from plait.backends.cache_journal import CacheJournal
-from plait.policy.block_hash import chain, root_hash, tree_block_tokens
+from plait.backends.adapter.cache_journal import CacheJournal
+from plait.policy.prefix.block_hash import chain, root_hash, tree_block_tokens
 
 ACCELERATOR: Final = "GPU"
 """The medium of pages that a call can be served from at once."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from plait.backends.cache_state import KvState
-from plait.backends.call_annotations import Annotations
-from plait.backends.prefix_search import cached_blocks
+from plait.backends.adapter.prefix_search import cached_blocks
+from plait.backends.protocol.cache_state import KvState
+from plait.backends.protocol.call_annotations import Annotations
 from plait.backends.sglang.cache_state import CacheObserver
-from plait.policy.block_hash import chain
-from plait.policy.local_scheduler import LocalCall
+from plait.policy.prefix.block_hash import chain
+from plait.policy.scheduling.local_scheduler import LocalCall
 
 
 @dataclass(slots=True, eq=False)

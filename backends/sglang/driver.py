@@ -15,12 +15,12 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, cast
 
-from plait.backends.attainment import Attainment
-from plait.backends.cache_state import CacheState, QueueState, SchedulerState
-from plait.backends.call_annotations import AnnotationReader
-from plait.backends.forced_levers import local_scheduler
-from plait.backends.iterations import Iterations
-from plait.backends.scheduler_settings import cost_model
+from plait.backends.adapter.attainment import Attainment
+from plait.backends.adapter.forced_levers import local_scheduler
+from plait.backends.adapter.iterations import Iterations
+from plait.backends.adapter.scheduler_settings import cost_model
+from plait.backends.protocol.cache_state import CacheState, QueueState, SchedulerState
+from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.sglang.cache_state import CacheObserver
 from plait.backends.sglang.calls import EngineCall, SchedulerFacts, engine_call
 from plait.backends.sglang.event_tap import EventTap
@@ -28,7 +28,7 @@ from plait.backends.sglang.levers import Levers, levers_of
 from plait.backends.sglang.prefill_pass import NO_LIMITS
 from plait.backends.sglang.settings import VARIABLE, Settings
 from plait.backends.sglang.step_clock import StepClock, Tick
-from plait.policy.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 _ORDER = attrgetter("order")
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from plait.backends.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
+from plait.backends.adapter.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
 from plait.backends.sglang.settings import VARIABLE
 
 PLUGIN: Final = "plait"

@@ -8,7 +8,7 @@ from typing import cast
 
 from plait.backends.sglang.calls import EngineCall
 from plait.backends.sglang.prefill_pass import NO_LIMITS, PrefillPass
-from plait.policy.local_scheduler import EngineFacts, Plan
+from plait.policy.scheduling.local_scheduler import EngineFacts, Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import multiprocessing
 import sys
 from typing import Any, Final
 
-from plait.backends.required_names import load
+from plait.backends.adapter.required_names import load
 from plait.backends.sglang.compatibility import check_names
 from plait.backends.sglang.settings import read_settings
 

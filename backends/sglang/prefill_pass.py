@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from plait.backends.required_names import load
+from plait.backends.adapter.required_names import load
 
 if TYPE_CHECKING:
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from plait.backends.cache_state import CacheState
-from plait.backends.cache_state_route import ANSWER_DEADLINE_S, PATH, Receive, ReportQuery, Scope, Send, answer
+from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, PATH, Receive, ReportQuery, Scope, Send, answer
+from plait.backends.adapter.required_names import load
 from plait.backends.errors import EngineTimeoutError, UnsupportedError
-from plait.backends.required_names import load
+from plait.backends.protocol.cache_state import CacheState
 from plait.backends.sglang.report_query import STATE_KEY, query_id
 
 ASKING_INTERVAL_S = 0.02

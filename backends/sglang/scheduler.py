@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plait.backends.required_names import load
+from plait.backends.adapter.required_names import load
 from plait.backends.sglang.cache_state import CacheObserver
 from plait.backends.sglang.compatibility import UnsupportedSglangError, check_attributes
 from plait.backends.sglang.driver import Driver

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from plait.backends.scheduler_settings import SchedulerSettings, SettingsError, convert_settings
+from plait.backends.adapter.scheduler_settings import SchedulerSettings, SettingsError, convert_settings
 
 VARIABLE: Final = "PLAIT_SGLANG"
 

@@ -1,7 +1,7 @@
 """What vLLM's block pool really holds, as tree blocks: seen where blocks enter and leave its prefix-cache map.
 
 vLLM names a block by a hash of its own, chained over the tokens, LoRA, cache salt and media before it. While it caches
-a request's blocks, the request's tokens are at hand: then the tree block's hash (`plait.policy.block_hash`) is
+a request's blocks, the request's tokens are at hand: then the tree block's hash (`plait.policy.prefix.block_hash`) is
 computed, from the same tokens, LoRA and salt. When vLLM evicts a block, its own hash says which tree block went with
 it.
 
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-from plait.backends.cache_journal import CacheJournal
-from plait.backends.cache_state import KvState
+from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.protocol.cache_state import KvState
 from plait.backends.vllm.tree_blocks import TreeBlocks
-from plait.policy.block_hash import chain, root_hash, tree_block_tokens
+from plait.policy.prefix.block_hash import chain, root_hash, tree_block_tokens
 
 _root_hash = lru_cache(maxsize=4096)(root_hash)
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from plait.backends.call_annotations import Annotations
-from plait.backends.prefix_search import cached_blocks
+from plait.backends.adapter.prefix_search import cached_blocks
+from plait.backends.protocol.call_annotations import Annotations
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.policy.local_scheduler import LocalCall
+from plait.policy.scheduling.local_scheduler import LocalCall
 
 _UNKNOWN = b""
 """No block's key: a call whose hit was never looked for."""

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from plait.backends.required_names import missing_attributes, missing_names
+from plait.backends.adapter.required_names import missing_attributes, missing_names
 
 METHODS: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.sched.scheduler.Scheduler": (),

@@ -13,16 +13,16 @@ from itertools import count
 from operator import attrgetter
 from typing import Any, cast
 
-from plait.backends.attainment import Attainment
-from plait.backends.cache_state import CacheState, QueueState, SchedulerState
-from plait.backends.call_annotations import AnnotationReader
-from plait.backends.forced_levers import local_scheduler
-from plait.backends.iterations import Iterations
-from plait.backends.scheduler_settings import cost_model
+from plait.backends.adapter.attainment import Attainment
+from plait.backends.adapter.forced_levers import local_scheduler
+from plait.backends.adapter.iterations import Iterations
+from plait.backends.adapter.scheduler_settings import cost_model
+from plait.backends.protocol.cache_state import CacheState, QueueState, SchedulerState
+from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.calls import EngineCall, SchedulerFacts, engine_call
 from plait.backends.vllm.settings import WHERE, Settings
-from plait.policy.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 _ORDER = attrgetter("order")
 

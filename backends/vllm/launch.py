@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from plait.backends.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
+from plait.backends.adapter.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
 
 SCHEDULER = "plait.backends.vllm.scheduler.create_scheduler"
 MIDDLEWARE = "plait.backends.vllm.middleware.CacheStateMiddleware"

@@ -11,7 +11,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from plait.backends.cache_state_route import ANSWER_DEADLINE_S, PATH, Receive, ReportQuery, Scope, Send, answer
+from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, PATH, Receive, ReportQuery, Scope, Send, answer
 from plait.backends.errors import AuthenticationError, EngineError, EngineTimeoutError, UnsupportedError
 from plait.backends.vllm.launch import SCHEDULER
 from plait.backends.vllm.plugin import METHOD

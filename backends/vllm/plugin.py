@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from plait.backends.required_names import load
+from plait.backends.adapter.required_names import load
 
 if TYPE_CHECKING:
     from plait.backends.vllm.driver import Driver

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from plait.backends.required_names import load
+from plait.backends.adapter.required_names import load
 from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.compatibility import UnsupportedVllmError, check_attributes, check_names

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from plait.backends.scheduler_settings import SchedulerSettings, convert_settings
+from plait.backends.adapter.scheduler_settings import SchedulerSettings, convert_settings
 
 WHERE: Final = "--additional-config: plait"
 

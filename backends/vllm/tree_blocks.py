@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.backends.cache_journal import CacheJournal
+from plait.backends.adapter.cache_journal import CacheJournal
 
 
 class TreeBlocks:

@@ -10,12 +10,12 @@ from benchmarks.application.program import Launch, ProgramCall, Scenario, ids_of
 from benchmarks.application.systems import BLOCK_TOKENS, MODEL, Machine, System, simulation
 from plait.backends.errors import PlaitError
 from plait.gateway.config import SessionsConfig
-from plait.gateway.executor import Executor
-from plait.gateway.getter import Getter
-from plait.gateway.held_call import HeldCall, Output, ReadyCall
-from plait.gateway.router import Router
-from plait.gateway.simulate import CallRecord, Prompt, SimulatedCall
-from plait.policy.block_hash import HashChain, root_hash, tree_block_tokens
+from plait.gateway.fleet.router import Router
+from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.getter import Getter
+from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
+from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
+from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
 from plait.policy.types import Objective, Slo, TaskGroup
 
 NETWORK_S = 0.25

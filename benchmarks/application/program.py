@@ -7,8 +7,8 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from plait.policy.programs.variable_prefix import Constant, Outline
 from plait.policy.types import Objective
-from plait.policy.variable_prefix import Constant, Outline
 
 ID_BYTES = 3
 """A token id in a value's text: 3 bytes are 4 characters of base64, which is what the executor takes a token to be."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
-from plait.gateway.router import Router
-from plait.gateway.simulate import Simulation
+from plait.gateway.fleet.router import Router
+from plait.gateway.simulation.simulate import Simulation
 from plait.policy.cost_model import CostModel
-from plait.policy.local_scheduler import SCHEDULERS, EngineFacts, Fcfs, LocalCall, LocalScheduler, Plan
-from plait.policy.placement import POLICIES
+from plait.policy.placement.policies import POLICIES
+from plait.policy.scheduling.local_scheduler import SCHEDULERS, EngineFacts, Fcfs, LocalCall, LocalScheduler, Plan
 
 MODEL = "m"
 BLOCK_TOKENS = 16

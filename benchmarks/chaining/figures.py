@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.chaining.measurement import CALLS_A_SESSION, HELD_SESSIONS, Chained
-from plait.gateway.comparison_report import Claim
+from plait.gateway.simulation.comparison_report import Claim
 
 ADDED_P99_TARGET_S = 0.001
 PLAIN_RATIO_TARGET = 1.05

@@ -11,11 +11,11 @@ import msgspec
 from starlette.types import Message, Scope
 
 from plait.backends.errors import EngineError
-from plait.backends.http_client import HttpClient
-from plait.backends.http_response import Response
+from plait.backends.http.client import HttpClient
+from plait.backends.http.response import Response
 from plait.gateway.app import Gateway
+from plait.gateway.calls.relay import EngineLink
 from plait.gateway.config import Config, EngineConfig, ModelConfig
-from plait.gateway.relay import EngineLink
 
 MODEL: Final = "bench"
 COMPLETIONS: Final = "/v1/completions"

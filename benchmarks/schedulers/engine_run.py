@@ -9,9 +9,9 @@ from time import thread_time_ns
 
 from benchmarks.mixed_prompts import MixedCall
 from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
-from plait.policy.block_hash import HashChain, root_hash
 from plait.policy.cost_model import CostModel
-from plait.policy.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 MODEL = "opt-13b"
 BLOCK_TOKENS = 32

@@ -11,8 +11,8 @@ import msgspec
 
 from benchmarks.vllm_slo_parts.workload import BenchCall
 from e2e.vllm.engines import MODEL
-from plait.backends.http_client import HttpClient
-from plait.backends.timed_stream import TimedStream, read_stream
+from plait.backends.http.client import HttpClient
+from plait.backends.profiling.timed_stream import TimedStream, read_stream
 
 _HEADERS = ((b"content-type", b"application/json"),)
 

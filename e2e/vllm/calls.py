@@ -15,8 +15,14 @@ from e2e.sdk import sync_client
 from e2e.servers import Server
 from e2e.vllm.engines import MODEL
 from e2e.vllm.fleet import TREE_BLOCK_TOKENS
-from plait.backends.tokenizer import load_tokenizer
-from plait.gateway.workload import SharedPrefix, WorkloadCall, generate_calls, load_prefixes, select_working_set
+from plait.backends.tokenization.tokenizer import load_tokenizer
+from plait.gateway.simulation.workload import (
+    SharedPrefix,
+    WorkloadCall,
+    generate_calls,
+    load_prefixes,
+    select_working_set,
+)
 
 DOCUMENT_CHARACTERS: Final = 9_000
 """What a document is cut to: some 2,500 tokens, several of which fit an engine that holds 16,384."""

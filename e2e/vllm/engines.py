@@ -17,7 +17,7 @@ import msgspec
 
 from e2e.servers import DEADLINE_S, Server, eventually, free_port
 from e2e.tiny_model import CONTEXT_TOKENS
-from plait.backends.cache_state import CacheState
+from plait.backends.protocol.cache_state import CacheState
 
 MODEL: Final = "tiny"
 BLOCK_TOKENS: Final = 32

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from plait.gateway.comparison_report import Claim
+from plait.gateway.simulation.comparison_report import Claim
 
 REPORT: Final = Path(__file__).parents[2] / "reports" / "e2e-vllm.json"
 

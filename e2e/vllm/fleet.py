@@ -12,7 +12,7 @@ from typing import Final
 from e2e.servers import Server, eventually, free_port, toml
 from e2e.tiny_model import CONTEXT_TOKENS
 from e2e.vllm.engines import BLOCK_TOKENS, KV_TOKENS, MODEL, VllmServer, stored_blocks
-from plait.policy.block_hash import tree_block_tokens
+from plait.policy.prefix.block_hash import tree_block_tokens
 
 TREE_BLOCK_TOKENS: Final = tree_block_tokens(BLOCK_TOKENS)
 FILLER_TOKENS: Final = CONTEXT_TOKENS - 2

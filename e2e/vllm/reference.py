@@ -10,7 +10,7 @@ from typing import Final
 from e2e.servers import eventually
 from e2e.vllm.engines import MODEL, VllmServer
 from e2e.vllm.greedy import Outputs, greedy_outputs
-from plait.backends.cache_state import IterationState
+from plait.backends.protocol.cache_state import IterationState
 
 FORCED_LEVERS: Final[Mapping[str, int | str]] = {
     "order": "reverse",

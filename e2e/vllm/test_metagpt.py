@@ -23,7 +23,7 @@ from e2e.servers import Server
 from e2e.vllm.engines import MODEL
 from e2e.vllm.findings import Findings
 from e2e.vllm.fleet import VllmFleet, new_gateway
-from plait.backends.tokenizer import load_tokenizer
+from plait.backends.tokenization.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.skipif(not METAGPT.is_file(), reason="the recorded run (../shared/traces/metagpt) is not here")
 

@@ -12,7 +12,7 @@ from e2e.vllm.calls import Answer, send_at_once, workload
 from e2e.vllm.engines import KV_TOKENS
 from e2e.vllm.findings import Findings
 from e2e.vllm.fleet import VllmFleet, new_gateway
-from plait.gateway.workload import WorkloadCall
+from plait.gateway.simulation.workload import WorkloadCall
 
 CALLS: Final = 300
 CONCURRENCY: Final = 8

@@ -13,7 +13,7 @@ from e2e.vllm.calls import Answer, send_at_once, send_singly, workload
 from e2e.vllm.engines import KV_TOKENS, MODEL, VllmServer, stored_blocks
 from e2e.vllm.findings import Findings
 from e2e.vllm.fleet import TREE_BLOCK_TOKENS, VllmFleet
-from plait.gateway.workload import WorkloadCall
+from plait.gateway.simulation.workload import WorkloadCall
 
 CALLS: Final = 300
 EVICTING_SET_TOKENS: Final = 3 * KV_TOKENS

@@ -11,8 +11,8 @@ from e2e.sdk import sync_client
 from e2e.servers import eventually
 from e2e.vllm.engines import BLOCK_TOKENS, KV_BLOCKS, MODEL, VllmServer, stored_blocks
 from e2e.vllm.fleet import TREE_BLOCK_TOKENS, VllmFleet
-from plait.backends.cache_state import CacheState
-from plait.policy.block_hash import chain, root_hash
+from plait.backends.protocol.cache_state import CacheState
+from plait.policy.prefix.block_hash import chain, root_hash
 
 
 @pytest.fixture

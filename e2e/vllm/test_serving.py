@@ -11,7 +11,7 @@ from openai import BadRequestError, OpenAI
 from e2e.sdk import content
 from e2e.vllm.engines import MODEL
 from e2e.vllm.fleet import VllmFleet
-from plait.backends.tokenizer import load_tokenizer
+from plait.backends.tokenization.tokenizer import load_tokenizer
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "You are brief."},

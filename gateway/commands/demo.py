@@ -13,7 +13,7 @@ from pathlib import Path
 
 from plait.backends.profiles import load_profile
 from plait.gateway.commands import positive, positive_number
-from plait.gateway.compare import (
+from plait.gateway.simulation.compare import (
     Experiment,
     Progress,
     Workload,
@@ -23,10 +23,10 @@ from plait.gateway.compare import (
     simulate,
     summarise,
 )
-from plait.gateway.comparison_report import Report
-from plait.gateway.live import send_workload
-from plait.gateway.processes import FleetPlan, running_fleet
-from plait.gateway.simulate import CallRecord
+from plait.gateway.simulation.comparison_report import Report
+from plait.gateway.simulation.live import send_workload
+from plait.gateway.simulation.processes import FleetPlan, running_fleet
+from plait.gateway.simulation.simulate import CallRecord
 
 DEFAULTS = Experiment()
 

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from plait.backends.engine_probe import EngineProbe, Identity
-from plait.backends.fitted_profile import Circumstances, FittedProfile, fit_profile
-from plait.backends.profile_plan import FULL, QUICK
-from plait.backends.profiler import Profiler
+from plait.backends.profiling.engine_probe import EngineProbe, Identity
+from plait.backends.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
+from plait.backends.profiling.profile_plan import FULL, QUICK
+from plait.backends.profiling.profiler import Profiler
 from plait.gateway.commands import positive
 
 

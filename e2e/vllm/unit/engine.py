@@ -23,7 +23,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from plait.backends.vllm.driver import Driver
 from plait.backends.vllm.scheduler import create_scheduler
-from plait.policy.local_scheduler import LocalScheduler
+from plait.policy.scheduling.local_scheduler import LocalScheduler
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],

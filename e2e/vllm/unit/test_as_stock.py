@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from e2e.vllm.unit.engine import Build, Engine
-from plait.policy.local_scheduler import SCHEDULERS, EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.local_scheduler import SCHEDULERS, EngineFacts, LocalCall, Plan
 
 
 def workload(engine: Engine, seed: int) -> list[dict[str, int]]:

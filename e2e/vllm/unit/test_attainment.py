@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from e2e.vllm.unit.engine import Build, Engine
+from plait.backends.adapter.scheduler_settings import SettingsError
 from plait.backends.profiles import load_profile
-from plait.backends.scheduler_settings import SettingsError
-from plait.policy.local_scheduler import SloScheduler
+from plait.policy.scheduling.local_scheduler import SloScheduler
 
 TIME_OF_DAY = 1_000_000.0
 """When every request is sent."""

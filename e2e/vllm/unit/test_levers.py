@@ -9,7 +9,7 @@ import pytest
 from vllm.v1.core.sched.interface import PauseState
 
 from e2e.vllm.unit.engine import Build
-from plait.policy.local_scheduler import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, Plan
 from plait.policy.types import Objective, Slo
 
 

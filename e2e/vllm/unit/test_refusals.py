@@ -10,8 +10,8 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from e2e.vllm.unit.engine import Build
-from plait.backends.required_names import missing_names
-from plait.backends.scheduler_settings import SettingsError
+from plait.backends.adapter.required_names import missing_names
+from plait.backends.adapter.scheduler_settings import SettingsError
 from plait.backends.vllm import compatibility
 from plait.backends.vllm.compatibility import UnsupportedVllmError
 from plait.backends.vllm.scheduler import create_scheduler

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from e2e.vllm.unit.engine import Build, Engine
-from plait.backends.cache_state import CacheState
-from plait.policy.block_hash import HashChain, root_hash
+from plait.backends.protocol.cache_state import CacheState
+from plait.policy.prefix.block_hash import HashChain, root_hash
 
 
 class Oracle:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from plait.backends.cache_state import KvState
+from plait.backends.protocol.cache_state import KvState
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.policy.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import HashChain, root_hash
 from tests.backends.vllm.fake_pool import Block, Pool, image_at, request
 
 TOKENS = list(range(1000, 1300))

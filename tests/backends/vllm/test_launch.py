@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from plait.backends.launch_arguments import LaunchError
+from plait.backends.adapter.launch_arguments import LaunchError
 from plait.backends.vllm.launch import MIDDLEWARE, SCHEDULER, main, serve_command
 
 OURS = ["--scheduler-cls", SCHEDULER, "--middleware", MIDDLEWARE]

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from plait.backends.cache_state import CacheState, KvState
+from plait.backends.protocol.cache_state import CacheState, KvState
 from plait.backends.vllm.launch import SCHEDULER
 from plait.backends.vllm.middleware import CacheStateMiddleware
 from plait.backends.vllm.plugin import METHOD

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.scheduler_settings import LeverSettings, SettingsError
+from plait.backends.adapter.scheduler_settings import LeverSettings, SettingsError
 from plait.backends.vllm.settings import Settings, parse_settings
 
 

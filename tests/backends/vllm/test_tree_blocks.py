@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends.cache_journal import CacheJournal
+from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.vllm.tree_blocks import TreeBlocks
 
 WIDTH = 3

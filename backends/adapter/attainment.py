@@ -1,0 +1,82 @@
+"""SLO attainment as an engine measures it: the share of calls that kept what they were promised (DESIGN 4.8).
+
+A call counts when it ends, and as met if each of its objectives is: its TTFT, its TPOT over all tokens, its JCT, all
+from its zero. One that is given up counts for the tokens it had by then; without any, only if its first was overdue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Hashable
+from dataclasses import dataclass
+from math import inf
+
+from plait.policy.scheduling.plan import LocalCall
+from plait.policy.types import Slo
+
+RECENT_CALLS = 256
+"""Calls with objectives that the share is taken over, the latest to end: its standard error is 3 % at most."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What an engine has done of one call; times in seconds on the engine's clock."""
+
+    slo: Slo
+    zero_s: float
+    tokens: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    def met(self, ended_s: float) -> bool | None:
+        """Whether all objectives are met; None if nothing can be said of a call without output."""
+        slo = self.slo
+        ttft_s, tpot_s, jct_s = (inf if limit_s is None else limit_s for limit_s in (slo.ttft_s, slo.tpot_s, slo.jct_s))
+        if not self.tokens:
+            return False if ended_s - self.zero_s > min(ttft_s, jct_s) else None
+        gaps = self.tokens - 1
+        decoded_in_time = gaps == 0 or self.last_s - self.first_s <= tpot_s * gaps
+        return decoded_in_time and self.first_s - self.zero_s <= ttft_s and self.last_s - self.zero_s <= jct_s
+
+
+class Attainment:
+    """Told what happens to an engine's calls, in the order of time; those without objectives are passed over.
+
+    `key` names a call: what the engine finds it by.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, _Progress] = {}
+        self._met: deque[bool] = deque(maxlen=RECENT_CALLS)
+
+    @property
+    def share(self) -> float | None:
+        """Of the last `RECENT_CALLS` with objectives to end, those that met them all; None: there were none."""
+        return sum(self._met) / len(self._met) if self._met else None
+
+    def received(self, key: Hashable, call: LocalCall) -> None:
+        """A call has come; its `arrived_s` is its zero."""
+        if call.slo is not None:
+            self._open[key] = _Progress(call.slo, call.arrived_s)
+
+    def produced(self, key: Hashable, tokens: int, now_s: float) -> None:
+        """So many more output tokens of a call are there."""
+        progress = self._open.get(key)
+        if progress is None or not tokens:
+            return
+        if not progress.tokens:
+            progress.first_s = now_s
+        progress.tokens += tokens
+        progress.last_s = now_s
+
+    def ended(self, key: Hashable, now_s: float) -> None:
+        """A call is through, or given up; without effect on one that has ended before."""
+        progress = self._open.pop(key, None)
+        met = progress.met(now_s) if progress is not None else None
+        if met is not None:
+            self._met.append(met)
+
+    def retain(self, present: Container[Hashable], now_s: float) -> None:
+        """All calls but those whose keys are `present` have ended."""
+        for key in [key for key in self._open if key not in present]:
+            self.ended(key, now_s)

@@ -1,0 +1,70 @@
+"""The engine's side of the cache-state report: what is stored now, and what changed since a cursor."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import takewhile
+
+from plait.backends.protocol.cache_state import StoredRun
+
+MAX_TOMBSTONES = 65_536
+"""Removals remembered: a gateway that polls every second misses one only above 4 million evicted tokens a second."""
+
+
+class CacheJournal:
+    """Tree blocks by the order of their last change, so that a delta is the tail of that order.
+
+    `cursor` counts changes; asking with a cursor older than the oldest remembered removal gives a snapshot.
+    """
+
+    def __init__(self, max_tombstones: int = MAX_TOMBSTONES) -> None:
+        self.cursor = 0
+        self._max_tombstones = max_tombstones
+        self._stored: OrderedDict[int, tuple[int, int | None]] = OrderedDict()
+        self._removed: OrderedDict[int, int] = OrderedDict()
+        self._forgotten_until = 0
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._stored
+
+    def __len__(self) -> int:
+        """Tree blocks stored now."""
+        return len(self._stored)
+
+    def store(self, block: int, parent: int | None) -> None:
+        """`block` is resident from now on, behind `parent`; again is no change."""
+        if block in self._stored:
+            return
+        self.cursor += 1
+        self._removed.pop(block, None)
+        self._stored[block] = (self.cursor, parent)
+
+    def remove(self, block: int) -> None:
+        """`block` was evicted; one that is not stored is no change."""
+        if self._stored.pop(block, None) is None:
+            return
+        self.cursor += 1
+        self._removed[block] = self.cursor
+        if len(self._removed) > self._max_tombstones:
+            _, self._forgotten_until = self._removed.popitem(last=False)
+
+    def since(self, cursor: int | None) -> tuple[bool, list[StoredRun], list[int]]:
+        """(snapshot?, stored, removed) since `cursor`; None, a forgotten or a future cursor gives a snapshot."""
+        if cursor is None or not self._forgotten_until <= cursor <= self.cursor:
+            return True, _runs([(block, parent) for block, (_, parent) in self._stored.items()]), []
+        fresh = takewhile(lambda item: item[1][0] > cursor, reversed(self._stored.items()))
+        stored = [(block, parent) for block, (_, parent) in fresh]
+        gone = takewhile(lambda item: item[1] > cursor, reversed(self._removed.items()))
+        return False, _runs(stored[::-1]), [block for block, _ in gone]
+
+
+def _runs(blocks: list[tuple[int, int | None]]) -> list[StoredRun]:
+    runs: list[StoredRun] = []
+    previous: int | None = None
+    for block, parent in blocks:
+        if runs and parent == previous:
+            runs[-1].hashes.append(block)
+        else:
+            runs.append(StoredRun(parent, [block]))
+        previous = block
+    return runs

@@ -1,0 +1,81 @@
+"""`GET /cache_state` inside an engine's own API server: the request's query and the answer's form (DESIGN 4.7).
+
+    since, epoch   cursor and epoch of the report known so far; without them the answer is a snapshot
+    wait_ms        how long the answer may be held back while nothing changes (at most a minute)
+
+msgpack if `Accept` names it, else JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from plait.backends.errors import CallerError, PlaitError
+from plait.backends.protocol.cache_state import CacheState
+
+PATH = "/cache_state"
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_WAIT_MS = 60_000
+
+ANSWER_DEADLINE_S = 20.0
+"""Far above any iteration, between which a scheduler answers. One that was stopped never does, and a request that
+waited for it would keep the API server from stopping too.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportQuery:
+    """What is asked for."""
+
+    since: int | None
+    epoch: str | None
+    wait_s: float
+
+
+Report = Callable[[Scope, ReportQuery], Awaitable[bytes]]
+"""The report as msgpack; raises `PlaitError`."""
+
+
+async def answer(scope: Scope, send: Send, report: Report) -> None:
+    """Answer one request."""
+    try:
+        body, content_type = await _answered(scope, report)
+        await _send(send, 200, body, content_type)
+    except PlaitError as error:
+        await _send(send, error.status, error.body(), b"application/json")
+
+
+async def _answered(scope: Scope, report: Report) -> tuple[bytes, bytes]:
+    """The body and its type."""
+    if scope["method"] != "GET":
+        raise CallerError(f"{PATH} is read with GET")
+    query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+    since, wait_ms = _integer(query, "since"), _integer(query, "wait_ms") or 0
+    encoded = await report(scope, ReportQuery(since, query.get("epoch"), min(wait_ms, MAX_WAIT_MS) / 1e3))
+    if b"msgpack" in dict(scope["headers"]).get(b"accept", b""):
+        return encoded, b"application/msgpack"
+    return msgspec.json.encode(msgspec.msgpack.decode(encoded, type=CacheState)), b"application/json"
+
+
+def _integer(query: dict[str, str], name: str) -> int | None:
+    value = query.get(name)
+    if value is None:
+        return None
+    if not value.isdecimal():
+        raise CallerError(f"{name} is a whole number, not {value!r}", param=name)
+    return int(value)
+
+
+async def _send(send: Send, status: int, body: bytes, content_type: bytes) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

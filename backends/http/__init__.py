@@ -1,0 +1,1 @@
+"""The HTTP client of the data path, on httptools."""

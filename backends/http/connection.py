@@ -1,0 +1,287 @@
+"""One keep-alive connection to an engine: writes a request, parses the response, watches the clock.
+
+httptools does the parsing. The work per chunk is kept to a parse, an append, a number written for the timer and at most
+one wake-up of the reader, because this is the hottest path of the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import httptools
+
+from plait.backends.errors import EngineError, EngineTimeoutError
+from plait.backends.http.deadline import Deadline
+from plait.backends.http.response import Response
+
+HIGH_WATER_BYTES = 64 * 1024  # unread body at which reading pauses: asyncio's own default for writing
+HEAD_LIMIT_BYTES = 64 * 1024  # uvicorn's limit for the heads it reads; the parser itself has none
+WRITE_SLICE_BYTES = 256 * 1024  # a longer body is written in such slices
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long an engine may keep a call waiting, in (finite) seconds.
+
+    `connect_s` is to a connection, TLS included; `first_byte_s` from there to the first byte of the response's body, as
+    engines send the head of a stream long before its first token; `idle_s` is each silence between two pieces of it.
+    """
+
+    connect_s: float = 5.0
+    first_byte_s: float = 600.0
+    idle_s: float = 300.0
+
+
+class StaleConnectionError(EngineError):
+    """A kept-alive connection closed before a byte of the response: the engine had hung up meanwhile."""
+
+
+class Owner(Protocol):
+    """What a connection tells the pool it belongs to."""
+
+    def on_idle(self, connection: Connection) -> None:
+        """The connection can carry another request."""
+
+    def on_lost(self, connection: Connection) -> None:
+        """The connection is closed."""
+
+
+class Connection(asyncio.Protocol):
+    """A connection to the engine at `url` that carries one exchange at a time.
+
+    It goes back to `owner` when response and request have gone through whole, the engine keeps the connection alive and
+    nothing came after the response. Idle, it closes itself after `idle_ttl_s`, or when a byte or an end arrives.
+    """
+
+    __slots__ = (
+        "_begun", "_deadline", "_head_bytes", "_idle_ttl_s", "_owner", "_parser", "_reading_paused", "_response",
+        "_reusable", "_sending", "_timeouts", "_transport", "_url", "_used", "_whole", "_writing_paused",
+    )  # fmt: skip
+
+    def __init__(self, url: str, timeouts: Timeouts, idle_ttl_s: float, owner: Owner) -> None:
+        self._url = url
+        self._timeouts = timeouts
+        self._idle_ttl_s = idle_ttl_s
+        self._owner = owner
+        self._transport: asyncio.Transport | None = None
+        self._deadline = Deadline(asyncio.get_running_loop(), self._on_deadline)
+        self._parser = httptools.HttpResponseParser(self)
+        self._response: Response | None = None  # None while idle
+        self._used = False  # whether it has carried an exchange before this one
+        self._head_bytes = 0
+        self._begun = False  # some of the response's body has arrived
+        self._whole = False  # the response has arrived to its end
+        self._reusable = False
+        self._sending = False
+        self._reading_paused = False
+        self._writing_paused = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open and idle."""
+        return self._transport is not None and not self._transport.is_closing() and self._response is None
+
+    async def exchange(self, head: bytes, body: bytes) -> Response:
+        """Sends a request and returns its response once that one's head is here; the connection has to be usable.
+
+        Raises `StaleConnectionError` if it was used before and closes without a byte, else `EngineError`.
+        """
+        response = self._response = Response(self)
+        self._head_bytes = 0
+        self._begun = self._whole = self._reusable = False
+        self._deadline.move(self._timeouts.first_byte_s)
+        await self._send(response, head, body)
+        while not response.status and response.pending:
+            await response.wait()
+        if not response.status:
+            response.check()
+        return response
+
+    def close(self) -> None:
+        """Closes at once; a response that is still arriving fails."""
+        self.fail(EngineError(f"engine {self._url}: the gateway closed its connection in the middle of a call"))
+
+    async def _send(self, response: Response, head: bytes, body: bytes) -> None:
+        assert self._transport is not None
+        if len(body) <= WRITE_SLICE_BYTES:
+            self._transport.write(head + body)  # a copy of 100 KB costs less than a second system call
+            return
+        # In slices, as the transport copies what the socket does not take. An engine that answers early (a 413) may
+        # read no further: the rest is then handed over without waiting, and no reuse while it is unsent.
+        self._sending = True
+        self._transport.write(head)
+        view = memoryview(body)
+        for start in range(0, len(body), WRITE_SLICE_BYTES):
+            while self._writing_paused and response.pending and not response.status:
+                await response.wait()
+            if not response.pending:
+                return
+            self._transport.write(view[start : start + WRITE_SLICE_BYTES])
+        self._sending = False
+
+    # What the reader of the response calls.
+
+    def resume(self) -> None:
+        """Reads on, should reading have been paused."""
+        if self._reading_paused:
+            self._reading_paused = False
+            self._deadline.move(self._timeouts.idle_s)
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def fail(self, error: EngineError) -> None:
+        """Closes the connection; the response still arriving, if any, fails with `error`."""
+        response, self._response = self._response, None
+        if self._transport is not None:
+            self._transport.abort()
+        if response is not None:
+            response.fail(error)
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is open; both asyncio and uvloop have set TCP_NODELAY."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+
+    def data_received(self, data: bytes) -> None:
+        """One read: parses it, then settles once what it meant."""
+        response = self._response
+        if response is None:  # nobody asked for it, so the next exchange may not take it for its answer
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._reusable = False
+            if not self._whole:
+                self.fail(EngineError(f"engine {self._url} sent what is not an HTTP/1.1 response: {error}"))
+                return
+        if self._whole:
+            self._release(response)
+        elif response.status:
+            self._on_body_read(response)
+        else:
+            self._on_head_read(data)
+
+    def eof_received(self) -> None:
+        """The engine closed its side."""
+        self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed, by either side."""
+        self._deadline.cancel()
+        self._end(exc)
+        self._owner.on_lost(self)
+
+    def pause_writing(self) -> None:
+        """The socket takes no more for now."""
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        """The socket takes more."""
+        self._writing_paused = False
+        if self._response is not None:
+            self._response.wake()
+
+    # What the parser calls. A response has its status once its head is whole, and ignores what follows its end.
+
+    def on_message_begin(self) -> None:
+        """Another response begins; after the end of the one asked for, nothing may."""
+        if self._whole:
+            self._reusable = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer, which is dropped."""
+        response = self._response
+        if response is not None and not response.status:
+            response.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """The head is whole; those of 1xx responses only announce another."""
+        response = self._response
+        if response is None or response.status:
+            return
+        status = self._parser.get_status_code()
+        if status >= 200:
+            response.status = status
+        else:
+            response.headers.clear()
+
+    def on_body(self, body: bytes) -> None:
+        """A chunk of the body, or as much of it as one read held."""
+        if self._response is not None and not self._whole:
+            self._response.push(body)
+
+    def on_message_complete(self) -> None:
+        """The response is whole; the parser knows only here whether the connection stays alive."""
+        if self._response is not None and self._response.status and not self._whole:
+            self._whole = True
+            self._reusable = self._parser.should_keep_alive()
+
+    def _on_head_read(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_LIMIT_BYTES:
+            self.fail(EngineError(f"engine {self._url} sent a response head of over {HEAD_LIMIT_BYTES} bytes"))
+
+    def _on_body_read(self, response: Response) -> None:
+        if response.unread_bytes:
+            self._begun = True
+            self._deadline.move(self._timeouts.idle_s)
+        if response.unread_bytes > HIGH_WATER_BYTES and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+        response.wake()
+
+    def _release(self, response: Response) -> None:
+        """The exchange is over: the connection is either idle from here on, or closed."""
+        assert self._transport is not None
+        self.resume()  # so that the end of the idle connection is seen
+        self._response = None
+        response.finish()
+        if self._reusable and not self._sending and not self._transport.get_write_buffer_size():
+            self._used = True
+            self._deadline.move(self._idle_ttl_s)
+            self._owner.on_idle(self)
+        else:
+            self.close()
+
+    def _end(self, exc: Exception | None) -> None:
+        """The connection ended: whole is now only a response whose end is the connection's."""
+        response = self._response
+        if response is not None and response.status and exc is None and _ends_with_connection(response):
+            self._response = None
+            response.finish()
+            self.close()
+        else:
+            self.fail(self._lost(response, exc))
+
+    def _lost(self, response: Response | None, exc: Exception | None) -> EngineError:
+        reason = f" ({exc})" if exc is not None else ""
+        if response is not None and response.status:
+            return EngineError(f"engine {self._url} closed the connection in the middle of a response{reason}")
+        stale = self._used and not self._head_bytes
+        kind = StaleConnectionError if stale else EngineError
+        return kind(f"engine {self._url} closed the connection without a response{reason}")
+
+    def _on_deadline(self) -> None:
+        response = self._response
+        if response is None:
+            self.close()
+        elif self._reading_paused:  # the silence is the reader's, not the engine's
+            self._deadline.move(self._timeouts.idle_s)
+        elif self._begun:
+            silence = f"went silent for {self._timeouts.idle_s:g} s in the middle of a response"
+            self.fail(EngineTimeoutError(f"engine {self._url} {silence}"))
+        else:
+            silence = f"did not begin to answer within {self._timeouts.first_byte_s:g} s"
+            self.fail(EngineTimeoutError(f"engine {self._url} {silence}"))
+
+
+def _ends_with_connection(response: Response) -> bool:
+    """Whether the body has neither a length nor chunks, so that the connection's end is its end (RFC 9112, 6.3)."""
+    return not any(
+        name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
+        for name, value in response.headers
+    )

@@ -1,0 +1,1 @@
+"""Measures a live engine and fits a cost profile to it."""

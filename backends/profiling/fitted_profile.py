@@ -1,0 +1,152 @@
+"""From measured points to a profile that says where it comes from, and a report of how well it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import msgspec
+
+from plait.backends.profiles import Attention, Fit, Forward, Kv, LongPrefill, Pivot, Profile, Source
+from plait.backends.profiling.engine_probe import Identity
+from plait.backends.profiling.profile_fit import Point, Residual, fit_cost_model
+from plait.backends.profiling.profile_plan import Kind
+from plait.backends.profiling.profiler import Measured
+from plait.policy.cost_model import CostModel
+
+DIGITS = 6
+"""Significant ones of a coefficient: beyond any measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What the engine was not asked for: today's date, Plait's version, what the user told of it instead."""
+
+    date: str
+    version: str
+    accelerator: str | None = None
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FittedProfile:
+    """The profile, and each point with what it says of it."""
+
+    profile: Profile
+    residuals: list[Residual]
+    request_s: float
+    prompt_token_s: float
+
+    def report(self) -> str:
+        """A table of points, measured and fitted times, and a summary."""
+        lines = [f"{'measured':<32} {'new':>7} {'context':>8} {'batch':>5} {'ms':>10} {'fitted':>10} {'error':>7}"]
+        lines += [_row(residual) for residual in self.residuals]
+        fit, pivot = self.profile.fit, self.profile.pivot
+        if fit is not None:
+            mean, most = fit.mean_relative_error, fit.max_relative_error
+            lines.append(f"{fit.points} points, relative error {mean:.1%} in the mean, {most:.1%} at most")
+        if pivot is not None:
+            lines.append(f"pivot forward size {pivot.tokens} tokens, {pivot.time_ms:.1f} ms")
+        lines.append(
+            f"beside its iterations a request takes {self.request_s * 1e3:.1f} ms, and "
+            f"{self.prompt_token_s * 1e6:.2f} us a token of its prompt (not in the profile)"
+        )
+        return "\n".join(lines)
+
+
+def fit_profile(measured: Measured, identity: Identity, circumstances: Circumstances) -> FittedProfile:
+    """Fit, and write down how it was done. Raises ValueError if too little was measured."""
+    fitted = fit_cost_model(measured.points)
+    source = _source(measured, identity, circumstances, fitted.request_s)
+    profile = _profile(fitted.costs, source, identity)
+    written = replace(fitted, costs=profile.cost_model())
+    residuals = [written.residual(point) for point in measured.points]
+    errors = [abs(residual.relative_error) for residual in residuals]
+    pivot = written.costs.pivot()
+    profile = msgspec.structs.replace(
+        profile,
+        fit=Fit(len(errors), _rounded(fmean(errors)), _rounded(max(errors))),
+        pivot=None if pivot is None else Pivot(pivot.tokens, _rounded(pivot.time_s * 1e3)),
+    )
+    return FittedProfile(profile, residuals, fitted.request_s, fitted.prompt_token_s)
+
+
+def _profile(model: CostModel, source: Source, identity: Identity) -> Profile:
+    """The coefficients in milliseconds."""
+    long = model.long_attention
+    return Profile(
+        source=source,
+        forward=Forward(
+            [(tokens, _rounded(seconds * 1e3)) for tokens, seconds in model.forward.knots],
+            _rounded(model.forward.slope_s * 1e3),
+        ),
+        attention=Attention(_rounded(model.context_s * 1e3)),
+        long_prefill=LongPrefill(
+            long.threshold, *(_rounded(value * 1e3) for value in (long.new_s, long.sequence_s, long.product_s))
+        ),
+        kv=Kv(identity.limits.kv_tokens or identity.limits.context_tokens),
+    )
+
+
+def _source(measured: Measured, identity: Identity, circumstances: Circumstances, request_s: float) -> Source:
+    fingerprint = f", system fingerprint {measured.fingerprint}" if measured.fingerprint else ""
+    ranges = ". ".join(_range(kind, measured.points) for kind in Kind if _of(kind, measured.points))
+    provenance = (
+        f"plait profile {circumstances.version} on {circumstances.date}: medians of {measured.samples} measurements at "
+        f"{len(measured.points)} points of the unloaded engine. {ranges}. "
+        f"{request_s * 1e3:.1f} ms that each request takes beside its computation are not in it."
+    )
+    return Source(
+        engine=f"{identity.engine}{fingerprint}",
+        model=identity.model,
+        accelerator=circumstances.accelerator or "not told",
+        provenance=provenance,
+        extrapolated=" ".join(_extrapolated(measured, identity, circumstances)),
+    )
+
+
+def _extrapolated(measured: Measured, identity: Identity, circumstances: Circumstances) -> Iterator[str]:
+    sizes = [sum(new for new, _ in iteration) for point in measured.points for iteration in point.iterations]
+    contexts = [context for point in measured.points for iteration in point.iterations for _, context in iteration]
+    yield f"Iterations of more than {max(sizes)} new tokens, calls behind more than {max(contexts)} of context."
+    yield "Iterations that prefill and decode at once: composed of both."
+    if not _of(Kind.CACHED_PREFIX, measured.points):
+        yield "Prefill behind a cached prefix: from prompts without one."
+    yield from (f"{what}: as told on the command line." for what in circumstances.told)
+    if identity.limits.kv_tokens is None:
+        yield "KV cache: not known, the longest call's is taken."
+    if identity.limits.budget_tokens is None:
+        yield "Token budget: not known, long prompts are taken to be computed in one iteration."
+    yield from (f"Not measured: {omission}." for omission in measured.omitted)
+
+
+def _of(kind: Kind, points: Iterable[Point]) -> list[Point]:
+    return [point for point in points if point.kind == kind]
+
+
+def _range(kind: Kind, points: Iterable[Point]) -> str:
+    """What the points of a kind span."""
+    works = [[call for iteration in point.iterations for call in iteration] for point in _of(kind, points)]
+    if kind is Kind.DECODE:
+        batches = sorted(len(work) for work in works)
+        contexts = sorted(context for work in works for _, context in work)
+        return f"Decode in batches of {batches[0]} to {batches[-1]} behind {contexts[0]} to {contexts[-1]} tokens"
+    new = sorted(sum(tokens for tokens, _ in work) for work in works)
+    first = sorted(work[0][1] for work in works)
+    behind = f" behind {first[0]} to {first[-1]} cached" if first[-1] else ""
+    role = " (held out, as a check)" if kind is Kind.CHUNKED else ""
+    return f"{kind.capitalize()}: {new[0]} to {new[-1]} tokens{behind}{role}"
+
+
+def _row(residual: Residual) -> str:
+    point = residual.point
+    first, batch = point.iterations[0], len(point.iterations[0])
+    new = sum(tokens for iteration in point.iterations for tokens, _ in iteration)
+    milliseconds, fitted = point.seconds * 1e3, residual.predicted_s * 1e3
+    error = residual.relative_error
+    return f"{point.kind:<32} {new:>7} {first[0][1]:>8} {batch:>5} {milliseconds:>10.3f} {fitted:>10.3f} {error:>+7.1%}"
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,182 @@
+"""The cost model that fits measured iteration times best: pure, from points to coefficients and their errors.
+
+Everything the model adds up is linear in coefficients of at least 0: the forward pass as its time at the first knot and
+the rise from each knot to the next, then a slope; attention by its terms. So one least squares of relative errors fits
+all of it together, and the result is monotone by construction. Only knots and threshold are searched for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from plait.backends.profiling.least_squares import non_negative_least_squares
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+
+Iteration = tuple[tuple[int, int], ...]
+"""One forward pass: `(new tokens, context tokens)` of each call in it."""
+
+MAX_KNOTS = 8
+TAIL_SIZES = 2
+"""The slope behind the last knot has to rest on this many sizes at least."""
+
+NOISE = 1e-3
+"""A relative error that no measurement is better than: what lowers it further is no improvement."""
+
+KNOT_GAIN, THRESHOLD_GAIN = 0.2, 0.75
+"""The share of the squared error that a further knot, or a threshold instead of none, has to take away.
+
+Among twenty candidates, chance alone takes away about a tenth at sixty points.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A measured time: what `kind` of measurement, the iterations that the engine computed in it, and the seconds.
+
+    `prompt_tokens` came with the request whose time to first token this is; 0 for a time between tokens. A point that
+    is held out checks the model instead of shaping it.
+    """
+
+    kind: str
+    iterations: tuple[Iteration, ...]
+    seconds: float
+    prompt_tokens: int = 0
+    held_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What the model says of a point."""
+
+    point: Point
+    predicted_s: float
+
+    @property
+    def relative_error(self) -> float:
+        """Positive where the model is too slow."""
+        return self.predicted_s / self.point.seconds - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FittedModel:
+    """The cost model, and what a request takes beside it, in all and for each token of its prompt.
+
+    That is HTTP, parsing, hashing, copying: it is in a time to first token, and in no iteration.
+    """
+
+    costs: CostModel
+    request_s: float = 0.0
+    prompt_token_s: float = 0.0
+
+    def residual(self, point: Point) -> Residual:
+        """What it says of a point, held out or not."""
+        seconds = sum(map(self.costs.iteration_time_s, point.iterations))
+        if point.prompt_tokens:
+            seconds += self.request_s + self.prompt_token_s * point.prompt_tokens
+        return Residual(point, seconds)
+
+
+def fit_cost_model(points: Sequence[Point]) -> FittedModel:
+    """The model with the least squared relative error over the points not held out; ValueError for too few of them.
+
+    Prompts as small as the batches that decode tell what a request takes beside its iteration. What measurements cannot
+    tell apart is one coefficient: attention's constant and floor are part of the first knot; without a threshold,
+    `long_attention.new_s` is part of the slope, and `prompt_token_s` of the term in the sequence.
+    """
+    points = [point for point in points if not point.held_out]
+    sizes = sorted({_new_tokens(iteration) for point in points for iteration in point.iterations})
+    if len(sizes) <= TAIL_SIZES:
+        raise ValueError(f"a fit needs more than {TAIL_SIZES} sizes of iterations, not {len(sizes)}")
+    candidates = sizes[:-TAIL_SIZES]
+    threshold = _threshold(points, candidates)
+    return _model(points, _knots(points, candidates, threshold), threshold)
+
+
+def _threshold(points: Sequence[Point], knots: Sequence[int]) -> int:
+    """Where long attention sets in: 0, or the power of two (2^20 in published regressions) that fits far better."""
+    products = {
+        new * (new + context)
+        for point in points
+        for iteration in point.iterations
+        for new, context in iteration
+        if new > 1
+    }
+    powers = [1 << bits for bits in range(10, 32) if min(products, default=0) <= 1 << bits < max(products, default=0)]
+    without = _squared_error(points, knots, 0)
+    best, threshold = min(((_squared_error(points, knots, power), power) for power in powers), default=(without, 0))
+    return threshold if best < (1 - THRESHOLD_GAIN) * without else 0
+
+
+def _knots(points: Sequence[Point], candidates: Sequence[int], threshold: int) -> list[int]:
+    """The first size, and one by one those that help most, for as long as they help."""
+    knots = [candidates[0]]
+    error = _squared_error(points, knots, threshold)
+    while len(knots) < min(MAX_KNOTS, len(candidates)):
+        longer = [sorted([*knots, size]) for size in candidates if size not in knots]
+        best, with_best = min((_squared_error(points, trial, threshold), trial) for trial in longer)
+        if best > (1 - KNOT_GAIN) * error:
+            break
+        error, knots = best, with_best
+    return knots
+
+
+def _squared_error(points: Sequence[Point], knots: Sequence[int], threshold: int) -> float:
+    model = _model(points, knots, threshold)
+    return sum(model.residual(point).relative_error ** 2 + NOISE**2 for point in points)
+
+
+def _model(points: Sequence[Point], knots: Sequence[int], threshold: int) -> FittedModel:
+    rows = [[term / point.seconds for term in _terms(point, knots, threshold)] for point in points]
+    solution = non_negative_least_squares(rows, [1.0] * len(points))
+    rises, (slope_s, context_s, sequence_s, product_s, request_s, *more) = (
+        solution[: len(knots)],
+        solution[len(knots) :],
+    )
+    new_s, prompt_token_s = more or (0.0, 0.0)
+    if len(knots) > 1:
+        slope_s += sum(rises[1:]) / (knots[-1] - knots[0])
+    costs = CostModel(
+        forward=PiecewiseLinear(tuple(zip(knots, accumulate(rises), strict=True)), slope_s),
+        context_constant_s=0.0,
+        context_s=context_s,
+        context_floor_s=0.0,
+        long_attention=LongAttention(threshold, new_s, sequence_s, product_s),
+    )
+    return FittedModel(costs, request_s, prompt_token_s)
+
+
+def _terms(point: Point, knots: Sequence[int], threshold: int) -> list[float]:
+    """What each coefficient is multiplied with at a point, summed over its iterations."""
+    each = [list(_iteration_terms(iteration, knots, threshold)) for iteration in point.iterations]
+    terms = [sum(column) for column in zip(*each, strict=True)]
+    terms.append(1.0 if point.prompt_tokens else 0.0)
+    if threshold:
+        long = [call for iteration in point.iterations for call in _long(iteration, threshold)]
+        terms += [sum(new for new, _ in long), point.prompt_tokens]
+    return terms
+
+
+def _iteration_terms(iteration: Iteration, knots: Sequence[int], threshold: int) -> Iterator[float]:
+    """As `CostModel.iteration_time_s` adds them up."""
+    new_total = _new_tokens(iteration)
+    behind = max(0, new_total - knots[-1])
+    yield 1.0
+    for left, right in pairwise(knots):
+        # Behind the last knot it goes on rising at least as between first and last: batching does not get cheaper.
+        yield min(1.0, max(0.0, (new_total - left) / (right - left))) + behind / (knots[-1] - knots[0])
+    yield behind
+    yield sum(new + context for new, context in iteration)
+    long = _long(iteration, threshold)
+    yield sum(new + context for new, context in long)
+    yield sum(new * (new + context) for new, context in long)
+
+
+def _long(iteration: Iteration, threshold: int) -> list[tuple[int, int]]:
+    """The calls that pay for long attention."""
+    return [(new, context) for new, context in iteration if new > 1 and new * (new + context) > threshold]
+
+
+def _new_tokens(iteration: Iteration) -> int:
+    return sum(new for new, _ in iteration)

@@ -1,0 +1,224 @@
+"""Fits a cost profile from a live engine that does nothing else: measures in rounds, then fits.
+
+Each round runs every trial once, so that a disturbance meets one repeat of many points and not all repeats of one; a
+point is a median of its repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from statistics import median
+from typing import Protocol
+
+from plait.backends.profiling.profile_fit import Iteration, Point
+from plait.backends.profiling.profile_plan import Effort, Kind, Limits, Trial, chunks, plan
+from plait.backends.profiling.timed_stream import TimedStream, inter_token_s
+
+TOKEN_IDS = (300, 1300)
+"""Ids that every vocabulary has and that mean nothing special: behind the control tokens and single bytes."""
+
+CACHED_SHARE = 0.75
+"""Of a prefix, for it to count as cached: an engine rounds down to its block, which may be hundreds of tokens."""
+
+
+AGREEMENT = 0.05
+"""More than half of a point's repeats shall be this near to its value; else it is repeated, within `MOST_ROUNDS`."""
+
+MOST_ROUNDS = 3
+"""Times the planned number of rounds."""
+
+
+class Engine(Protocol):
+    """What is measured; `plait.backends.profiling.engine_probe` has the one over HTTP."""
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The clock, in seconds, of the times in its streams."""
+
+    async def complete(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[TimedStream]:
+        """Run the prompts at once, for `output_tokens` each."""
+
+    async def check_idle(self) -> None:
+        """Raise ValueError if it has other calls than ours."""
+
+
+class NoSampleError(Exception):
+    """A trial that cannot be measured on this engine, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The points, and how they came about: from how many timings, on what system, and what is missing."""
+
+    points: list[Point]
+    samples: int
+    fingerprint: str | None
+    omitted: list[str] = field(default_factory=list)
+
+
+Samples = dict[tuple[Kind, tuple[Iteration, ...]], list[float]]
+
+
+class Profiler:
+    """Measures one engine; `rng` makes its prompts, and `progress` takes a line for each group of trials."""
+
+    def __init__(
+        self, engine: Engine, limits: Limits, effort: Effort, rng: random.Random, progress: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._effort = effort
+        self._rng = rng
+        self._progress = progress
+        self._groups = plan(limits, effort)
+        self._samples: Samples = defaultdict(list)
+        self._latest: dict[Trial, list[float]] = {}  # a trial's own among them, under what it last turned out to be
+        self._prompts: dict[tuple[int, int], list[int]] = {}
+        self._omitted: list[str] = []
+        self._fingerprint: str | None = None
+
+    async def measure(self) -> Measured:
+        """Everything the plan has, within the effort's limit. Raises ValueError where that is too little for a fit."""
+        await self._engine.check_idle()
+        [stream] = await self._engine.complete([self._fresh(2)], 2)  # whatever an engine does at its first call only
+        self._fingerprint = stream.fingerprint
+        clock = self._engine.clock
+        zero_s = begun_s = clock()
+        longest_s = 0.0
+        repeats = self._effort.repeats
+        for number in range(1, MOST_ROUNDS * repeats + 1):
+            wanted = {kind: self._wanted(kind, number) for kind in self._groups}
+            if not any(wanted.values()):
+                break
+            if begun_s - zero_s + longest_s > self._effort.limit_s:
+                self._omitted.append(f"repeats beyond {number - 1}: out of time")
+                break
+            await self._round(number, {kind: trials for kind, trials in wanted.items() if trials}, begun_s)
+            longest_s, begun_s = max(longest_s, clock() - begun_s), clock()
+        return self._evaluate()
+
+    def _wanted(self, kind: Kind, number: int) -> list[Trial]:
+        """All in the rounds that were planned; then those whose repeats disagree too much to be trusted."""
+        trials = self._groups[kind]
+        return list(trials) if number <= self._effort.repeats else [trial for trial in trials if self._disputed(trial)]
+
+    def _disputed(self, trial: Trial) -> bool:
+        samples = self._latest.get(trial)
+        if not samples:
+            return False
+        value = typical(samples)
+        return 2 * sum(abs(sample - value) <= AGREEMENT * value for sample in samples) <= len(samples)
+
+    async def _round(self, number: int, wanted: dict[Kind, list[Trial]], begun_s: float) -> None:
+        """Run trials by kind. A round keeps to its part of the limit: the first decides what can be measured."""
+        clock = self._engine.clock
+        ends_s = begun_s + self._effort.limit_s / self._effort.repeats
+        for left, (kind, trials) in zip(range(len(wanted), 0, -1), wanted.items(), strict=True):
+            now_s = clock()
+            await self._group(trials, now_s + (ends_s - now_s) / left, first=number == 1)
+            await self._engine.check_idle()
+            self._progress(f"round {number}: {kind}, {len(trials)} points in {clock() - now_s:.1f} s")
+
+    async def _group(self, trials: list[Trial], ends_s: float, *, first: bool) -> None:
+        """Run trials of a kind. What the first round cannot measure is not tried again, nor is what is larger."""
+        for trial in trials:
+            if trial not in self._groups[trial.kind]:
+                continue
+            try:
+                await self._run_until(ends_s, trial)
+            except TimeoutError:
+                if first:
+                    self._drop(trial, "out of time", attrgetter("tokens"))
+            except NoSampleError as reason:
+                if first:
+                    self._drop(trial, str(reason), attrgetter("batch"))
+
+    async def _run_until(self, ends_s: float, trial: Trial) -> None:
+        left_s = ends_s - self._engine.clock()
+        if left_s <= 0:
+            raise TimeoutError
+        async with asyncio.timeout(left_s):
+            await self._run(trial)
+
+    def _drop(self, trial: Trial, reason: str, size: Callable[[Trial], int]) -> None:
+        """Trials of that size and above will not be run any more."""
+        trials = self._groups[trial.kind]
+        trials[:] = [other for other in trials if size(other) < size(trial)]
+        batch = f" in a batch of {trial.batch}" if trial.batch > 1 else ""
+        self._omitted.append(
+            f"{trial.kind} from {trial.new_tokens} behind {trial.context_tokens} tokens{batch}: {reason}"
+        )
+
+    async def _run(self, trial: Trial) -> None:
+        if trial.kind is Kind.DECODE:
+            await self._decode(trial)
+        elif trial.kind is Kind.CACHED_PREFIX:
+            await self._cached_prefix(trial)
+        else:
+            [stream] = await self._engine.complete([self._fresh(trial.new_tokens)], 1)
+            self._keep_prefill(trial, stream)
+
+    async def _decode(self, trial: Trial) -> None:
+        """The prompts are the same in each round: once they are cached, decoding begins sooner."""
+        length = trial.context_tokens + trial.new_tokens
+        prompts = [self._same(length, number) for number in range(trial.batch)]
+        for output_tokens in (trial.output_tokens, 2 * trial.output_tokens):
+            gap_s = inter_token_s(await self._engine.complete(prompts, output_tokens))
+            if gap_s is not None:
+                call = (1, length + output_tokens // 2)
+                self._keep(trial, ((call,) * trial.batch,), gap_s)
+                return
+        raise NoSampleError("the engine does not run that many calls at once")
+
+    async def _cached_prefix(self, trial: Trial) -> None:
+        """The first call may find nothing; it has then cached the prefix for the second."""
+        prefix = self._same(trial.context_tokens, 0)
+        for _ in range(2):
+            [stream] = await self._engine.complete([prefix + self._fresh(trial.new_tokens)], 1)
+            if stream.cached_tokens is None:
+                raise NoSampleError("the engine's usage does not report cached tokens")
+            if stream.cached_tokens >= CACHED_SHARE * trial.context_tokens:
+                self._keep_prefill(trial, stream)
+                return
+        raise NoSampleError("the engine does not keep the prefix cached")
+
+    def _keep_prefill(self, trial: Trial, stream: TimedStream) -> None:
+        """Under what the engine says it has computed."""
+        cached_tokens = stream.cached_tokens or 0
+        iterations = chunks(stream.prompt_tokens - cached_tokens, cached_tokens, self._limits.budget_tokens)
+        self._keep(trial, iterations, stream.ttft_s)
+
+    def _keep(self, trial: Trial, iterations: tuple[Iteration, ...], seconds: float) -> None:
+        samples = self._latest[trial] = self._samples[trial.kind, iterations]
+        samples.append(seconds)
+
+    def _fresh(self, tokens: int) -> list[int]:
+        """A prompt that nobody has sent before; for one of a token or two there are not enough of them to matter."""
+        return self._rng.choices(range(*TOKEN_IDS), k=tokens)
+
+    def _same(self, tokens: int, number: int) -> list[int]:
+        return self._prompts.setdefault((tokens, number), self._fresh(tokens))
+
+    def _evaluate(self) -> Measured:
+        points = []
+        for (kind, iterations), seconds in self._samples.items():
+            new, context = iterations[-1][0]
+            prompt_tokens = 0 if kind is Kind.DECODE else new + context
+            point = Point(kind, iterations, typical(seconds), prompt_tokens, held_out=kind is Kind.CHUNKED)
+            points.append(point)
+        if not {Kind.DECODE, Kind.PREFILL} <= {point.kind for point in points}:
+            raise ValueError(f"the engine is too slow to be profiled in {self._effort.limit_s:g} s")
+        return Measured(points, sum(map(len, self._samples.values())), self._fingerprint, self._omitted)
+
+
+def typical(samples: Sequence[float]) -> float:
+    """The median of the half of the samples that lie closest together: disturbances delay, and each by its own time."""
+    ordered = sorted(samples)
+    half = len(ordered) // 2 + 1
+    start = min(range(len(ordered) - half + 1), key=lambda first: ordered[first + half - 1] - ordered[first])
+    return median(ordered[start : start + half])

@@ -1,0 +1,134 @@
+"""A completion's stream with the time at which each token came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from plait.backends.http.response import Response
+
+FEWEST_GAPS = 4
+"""Fewer between two tokens of a stream say more of the network than of the engine."""
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[Any] | None = None
+    usage: _Usage | None = None
+    system_fingerprint: str | None = None
+    error: Any = None
+
+
+@dataclass(slots=True)
+class TimedStream:
+    """What came back: `arrivals` has the time of each piece and how many tokens there were by then.
+
+    `cached_tokens` is None where the engine does not report it.
+    """
+
+    sent_s: float
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    fingerprint: str | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        """From sending to the first token."""
+        return self.arrivals[0][0] - self.sent_s
+
+
+async def read_stream(response: Response, sent_s: float, clock: Callable[[], float]) -> TimedStream:
+    """Read a stream of `/v1/completions` to its end; ValueError for one that is none, or that fails on its way.
+
+    Tokens are counted by the running usage where the engine sends it (`continuous_usage_stats`); else each piece is
+    taken for one token, or for its share of them if the usage at the end says that pieces held several.
+    """
+    collector, buffer = _Collector(TimedStream(sent_s)), b""
+    while piece := await response.read_chunk():
+        now_s = clock()
+        *events, buffer = (buffer + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in map(_decode, events):
+            if event is not None:
+                collector.add(event, now_s)
+    return collector.whole()
+
+
+class _Collector:
+    """Puts the events of one stream together."""
+
+    def __init__(self, stream: TimedStream) -> None:
+        self._stream = stream
+        self._usage: _Usage | None = None
+        self._counted = 0  # tokens by the running usage
+
+    def add(self, event: _Event, now_s: float) -> None:
+        self._usage = event.usage or self._usage
+        self._stream.fingerprint = event.system_fingerprint or self._stream.fingerprint
+        arrivals = self._stream.arrivals
+        if not event.choices:
+            return
+        if event.usage is None:
+            arrivals.append((now_s, len(arrivals) + 1))
+        elif (tokens := event.usage.completion_tokens or 0) > self._counted:
+            self._counted = tokens
+            arrivals.append((now_s, tokens))
+
+    def whole(self) -> TimedStream:
+        stream, usage = self._stream, self._usage
+        if usage is None or not stream.arrivals:
+            raise ValueError("its stream held no tokens or no usage")
+        if not self._counted:
+            pieces, tokens = len(stream.arrivals), usage.completion_tokens or 0
+            stream.arrivals = [(at_s, round(count * tokens / pieces)) for at_s, count in stream.arrivals]
+        stream.prompt_tokens = usage.prompt_tokens
+        stream.cached_tokens = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+        return stream
+
+
+def inter_token_s(streams: Sequence[TimedStream]) -> float | None:
+    """The time between tokens while all of the streams were decoding; None if they hardly were.
+
+    It is the median slope between any two arrivals of a stream (Theil and Sen's estimate): a process that stalls brings
+    tokens late and then many at once, which moves first and last arrivals, and single gaps, but few of the slopes.
+    """
+    starts_s = max(stream.arrivals[0][0] for stream in streams)
+    ends_s = min(stream.arrivals[-1][0] for stream in streams)
+    slopes: list[float] = []
+    for stream in streams:
+        window = [arrival for arrival in stream.arrivals if starts_s <= arrival[0] <= ends_s]
+        if not window or window[-1][1] - window[0][1] < FEWEST_GAPS:
+            return None
+        slopes += (
+            (after_s - before_s) / (after - before)
+            for (before_s, before), (after_s, after) in combinations(window, 2)
+            if after - before >= FEWEST_GAPS
+        )
+    return median(slopes)
+
+
+def _decode(event: bytes) -> _Event | None:
+    """An event's data; None for a comment or the end. Raises ValueError for an error, or for what is no event."""
+    if not event.startswith(b"data:") or event.endswith(b"[DONE]"):
+        return None
+    try:
+        decoded = msgspec.json.decode(event.removeprefix(b"data:"), type=_Event)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"its stream is not OpenAI's: {error}") from error
+    if decoded.error is not None:
+        raise ValueError(f"its stream ended with {decoded.error}")
+    return decoded

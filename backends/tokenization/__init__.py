@@ -1,0 +1,1 @@
+"""From messages to token ids, as the engine does it."""

@@ -1,0 +1,156 @@
+"""A chat as an engine's template sees it: messages and tools brought into the form that vLLM renders.
+
+A prompt's token ids depend on details of this form (which keys a message keeps, how parts are joined, the order of a
+tool's keys), so the steps are those of vLLM 0.33, whatever a template makes of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from plait.backends.errors import CallerError, UnsupportedError
+from plait.backends.tokenization.chat_template import loops_over_content
+
+# The types of content parts that are text, and the key that holds it.
+TEXT_KEYS: Final = {
+    "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"
+}  # fmt: skip
+
+# Claude Code begins its system prompt with a line that differs from call to call; vLLM drops it for the cache's sake.
+BILLING_LINE: Final = "x-anthropic-billing-header"
+
+
+def template_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
+    """OpenAI's messages as `template` expects them: content is a string, or parts where the template loops over it.
+
+    Raises CallerError for a malformed message, UnsupportedError for content that is not text.
+    """
+    as_parts = loops_over_content(template)
+    prepared = [_message(message, index, as_parts) for index, message in enumerate(messages)]
+    knows_developer = '"developer"' in template or "'developer'" in template
+    if not knows_developer and any(message["role"] == "developer" for message in prepared):
+        return _developer_as_system(prepared)
+    return prepared
+
+
+def template_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Tools with the keys, and in the key order, that vLLM gives them: templates print a tool as it is."""
+    if tools is None:
+        return None
+    return [_tool(tool, index) for index, tool in enumerate(tools)]
+
+
+def _tool(tool: object, index: int) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise CallerError(f"tools[{index}] is not a function with a name.", param=f"tools[{index}]")
+    described = {key: function.get(key) for key in ("name", "description", "parameters")}
+    described |= {key: function[key] for key in ("strict", "defer_loading") if function.get(key) is not None}
+    return {"type": "function", "function": described}
+
+
+def _message(message: object, index: int, as_parts: bool) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise CallerError(f"{where} is not an object with a role.", param=where)
+    role = message["role"]
+    parts = list(_text_parts(message.get("content"), f"{where}.content"))
+    if role == "system":
+        parts = [part for part in map(_without_billing_line, parts) if part is not None]
+    # Templates take a tool's result as a string even where they loop over other content.
+    joined = "\n".join(part["text"] for part in parts if part["text"] or as_parts)
+    content = parts if as_parts and role != "tool" else joined
+    prepared: dict[str, Any] = {"role": role, "content": content}
+    if role == "assistant":
+        prepared |= _assistant_fields(message, f"{where}.tool_calls")
+    elif role == "tool" and "tool_call_id" in message:
+        prepared["tool_call_id"] = message["tool_call_id"]
+    elif role == "developer":
+        prepared["tools"] = message.get("tools")
+    prepared |= {key: message[key] for key in ("name", "task") if isinstance(message.get(key), str)}
+    return prepared
+
+
+def _text_parts(content: object, where: str) -> Iterator[dict[str, Any]]:
+    """The content as text parts: `{"type": "text", "text": ...}` and what else the client put beside them."""
+    if content is None:
+        return
+    if isinstance(content, str):
+        yield {"type": "text", "text": content}
+        return
+    if not isinstance(content, Sequence):
+        raise CallerError(f"{where} is neither text nor a list of parts.", param=where)
+    for part in content:
+        if isinstance(part, str):
+            yield {"type": "text", "text": part}
+            continue
+        if not isinstance(part, Mapping):
+            raise CallerError(f"{where} holds a part that is not an object.", param=where)
+        kind = part.get("type", "text")
+        if not isinstance(kind, str) or kind not in TEXT_KEYS:
+            raise UnsupportedError(f"{where} holds a part of type {kind!r}; only text is tokenized here.", param=where)
+        text = part.get(TEXT_KEYS[kind])
+        if isinstance(text, str):
+            extra = {key: value for key, value in part.items() if key not in ("type", TEXT_KEYS[kind])}
+            yield {"type": "text", "text": text} | extra
+        elif text is not None:
+            raise CallerError(f"{where} holds a part whose text is not a string.", param=where)
+
+
+def _without_billing_line(part: dict[str, Any]) -> dict[str, Any] | None:
+    if not part["text"].startswith(BILLING_LINE):
+        return part
+    rest = part["text"].partition("\n")[2]
+    return {**part, "text": rest} if rest else None
+
+
+def _assistant_fields(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list | tuple):
+        raise CallerError(f"{where} is not a list.", param=where)
+    if calls:
+        fields["tool_calls"] = [_tool_call(call, where) for call in calls]
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")
+    if reasoning is not None:
+        fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    return fields
+
+
+def _tool_call(call: object, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise CallerError(f"{where} holds an entry that is not a function call.", param=where)
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+
+
+def _arguments(arguments: object) -> dict[str, Any]:
+    """A call's arguments as the object that templates expect.
+
+    What is no JSON object becomes an empty one: it stands in the conversation's history, so refusing it would refuse
+    every later turn.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return {}
+    return dict(arguments) if isinstance(arguments, Mapping) else {}
+
+
+def _developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Developer messages as system messages, all of them merged into one at the start, where most templates want it."""
+    system = [message for message in messages if message["role"] in ("system", "developer")]
+    others = [message for message in messages if message["role"] not in ("system", "developer")]
+    if len(system) == 1 and system[0] is messages[0]:
+        first = {key: value for key, value in system[0].items() if key != "tools"} | {"role": "system"}
+        return [first, *others]
+    texts = [
+        content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+        for content in (message["content"] for message in system)
+    ]
+    return [{"role": "system", "content": "\n\n".join(text for text in texts if text)}, *others]

@@ -1,0 +1,63 @@
+"""`/v1/chat/completions` and `/v1/completions`: a request is a call of its own, or one that is chained to others.
+
+A plain ASGI callable, since these two routes are the data path; everything else is served by Starlette (`app`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from plait.backends.errors import MethodNotAllowedError, PlaitError
+from plait.backends.protocol.openai import parse_request
+from plait.gateway.api.auth import KeyRing
+from plait.gateway.asgi import ClientGoneError, Headers, header, read_body, send_error
+from plait.gateway.calls.annotations import read_annotations
+from plait.gateway.calls.call_reader import KINDS, CallReader, Incoming
+from plait.gateway.calls.relay import Relay
+from plait.gateway.programs.chained_calls import ChainedCalls
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionApi:
+    """The ASGI application of the two routes in `KINDS`."""
+
+    calls: CallReader
+    relay: Relay
+    chained: ChainedCalls
+    keys: KeyRing
+    max_body_bytes: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one POST; every failure before the first byte becomes an OpenAI error object."""
+        headers: Headers = scope["headers"]
+        arrived_s = asyncio.get_running_loop().time()
+        request_id = header(headers, b"x-request-id") or uuid.uuid4().hex
+        try:
+            tenant = self.keys.check(headers)
+            if scope["method"] != "POST":
+                raise MethodNotAllowedError(f"{scope['path']} takes POST requests only.")
+            body = await read_body(receive, headers, self.max_body_bytes)
+            await self._serve(Incoming(scope["path"], headers, body, request_id, arrived_s, tenant), receive, send)
+        except ClientGoneError:
+            log.info("client gone", request_id=request_id)
+        except PlaitError as error:
+            log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
+            await send_error(send, error, request_id)
+
+    async def _serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
+        request = parse_request(incoming.body, KINDS[incoming.path])
+        annotations = read_annotations(incoming.headers, request.plait)
+        if annotations.inputs or annotations.output:
+            await self.chained.serve(incoming, request, annotations, receive, send)
+            return
+        if annotations.session is not None:
+            self.chained.executor.sessions.open(incoming.tenant, annotations.session, incoming.arrived_s)
+        delivery = await self.calls.read(incoming, request, annotations)
+        await self.relay.deliver(delivery, receive, send)

@@ -1,0 +1,243 @@
+"""Sessions, semantic variables and whole prompts over HTTP (Parrot, section 7): the routes beside OpenAI's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import suppress
+from hashlib import sha256
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from plait.backends.errors import CallerError, FailedDependencyError
+from plait.backends.protocol.openai import decode_body
+from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.variable_response import VariableResponse, described, described_failure
+from plait.gateway.asgi import header, read_body
+from plait.gateway.calls.annotations import Annotations, read_annotations
+from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.programs.chained_calls import ChainedCalls
+from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.prompt_outline import outline_of
+from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.submission import SessionId, Submission, VariableName
+from plait.gateway.programs.submitted_call import SubmittedCall
+from plait.policy.programs.objectives import Mark
+from plait.policy.programs.request_graph import CLIENT
+from plait.policy.types import Objective, Slo
+
+LONGEST_TTL_S = 7 * 86_400.0
+Milliseconds = Annotated[float, Meta(gt=0, le=1e12)]
+
+
+class SessionBody(msgspec.Struct, frozen=True):
+    """`POST /v1/sessions`."""
+
+    session_id: SessionId | None = None
+    ttl_s: Annotated[float, Meta(gt=0, le=LONGEST_TTL_S)] | None = None
+
+
+class VariableBody(msgspec.Struct, frozen=True):
+    """`POST /v1/variables`."""
+
+    session_id: SessionId
+    semantic_var_id: VariableName | None = None
+    value: str | None = None
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a get asks for, in milliseconds."""
+
+    ttft_ms: Milliseconds | None = None
+    tpot_ms: Milliseconds | None = None
+    jct_ms: Milliseconds | None = None
+
+    def slo(self) -> Slo:
+        """The same in seconds."""
+        figures = (self.ttft_ms, self.tpot_ms, self.jct_ms)
+        return Slo(*(None if figure is None else figure / 1e3 for figure in figures))
+
+
+class GetBody(msgspec.Struct, frozen=True):
+    """`POST /v1/get`."""
+
+    session_id: SessionId
+    semantic_var_id: VariableName
+    criteria: Objective | Figures | None = None
+    timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
+    stream: bool = False
+
+    @property
+    def mark(self) -> Mark | None:
+        """What the variable is to be optimised for."""
+        mark = self.criteria.slo() if isinstance(self.criteria, Figures) else self.criteria
+        return None if mark == Slo() else mark
+
+
+BodyT = TypeVar("BodyT", SessionBody, VariableBody, GetBody)
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (SessionBody, VariableBody, GetBody)
+}
+
+
+class SemanticApi:
+    """The routes, over the chained calls of the gateway. Errors are raised; the application answers them."""
+
+    def __init__(self, chained: ChainedCalls, keys: KeyRing, max_body_bytes: int, keep_alive_s: float) -> None:
+        self._chained = chained
+        self._executor = chained.executor
+        self._keys = keys
+        self._max_body_bytes = max_body_bytes
+        self._keep_alive_s = keep_alive_s
+        self.routes = [
+            Route("/v1/sessions", self._open, methods=["POST"]),
+            Route("/v1/sessions/{session_id}", self._session, methods=["GET", "DELETE"]),
+            Route("/v1/variables", self._declare, methods=["POST"]),
+            Route("/v1/variables/{session_id}/{variable}", self._variable, methods=["GET"]),
+            Route("/v1/submit", self._submit, methods=["POST"]),
+            Route("/v1/get", self._get, methods=["POST"]),
+        ]
+
+    async def _open(self, request: Request) -> Response:
+        tenant, body = await self._read(request, SessionBody)
+        session_id = body.session_id or f"s-{uuid.uuid4().hex}"
+        return _json(_described_session(self._executor.sessions.open(tenant, session_id, _now_s(), body.ttl_s)))
+
+    async def _session(self, request: Request) -> Response:
+        tenant = self._keys.check(request.scope["headers"])
+        session = self._executor.sessions.find(tenant, request.path_params["session_id"], _now_s())
+        if request.method == "DELETE":
+            self._executor.end(session, "was deleted")
+            return _json({"id": session.session_id, "object": "session.deleted", "deleted": True})
+        graph = session.graph
+        counts = {"waiting": graph.waiting_calls, "ready": graph.ready_calls, "running": graph.running_calls}
+        variables = [_state(session, name) for name in session.variables()]
+        return _json({**_described_session(session), "calls": counts, "variables": variables})
+
+    async def _declare(self, request: Request) -> Response:
+        tenant, body = await self._read(request, VariableBody)
+        session = self._executor.sessions.open(tenant, body.session_id, _now_s())
+        name = body.semantic_var_id or f"v_{uuid.uuid4().hex}"
+        if body.value is not None:
+            self._executor.set_value(session, name, body.value, _now_s())
+        return _json(_described_variable(session, name))
+
+    async def _variable(self, request: Request) -> Response:
+        tenant = self._keys.check(request.scope["headers"])
+        session = self._executor.sessions.find(tenant, request.path_params["session_id"], _now_s())
+        return _json(_described_variable(session, request.path_params["variable"]))
+
+    async def _get(self, request: Request) -> Response:
+        tenant, body = await self._read(request, GetBody)
+        session = self._executor.sessions.find(tenant, body.session_id, _now_s())
+        return VariableResponse(
+            self._executor,
+            session,
+            body.semantic_var_id,
+            mark=body.mark,
+            timeout_s=body.timeout_s,
+            keep_alive_s=self._keep_alive_s if body.stream else None,
+        )
+
+    async def _submit(self, request: Request) -> Response:
+        headers = request.scope["headers"]
+        tenant = self._keys.check(headers)
+        raw = await read_body(request.receive, headers, self._max_body_bytes)
+        submission = Submission(raw)
+        annotations = _annotations(submission)
+        self._chained.runner.reader.router.check_model(submission.body.model)
+        request_id = header(headers, b"x-request-id") or uuid.uuid4().hex
+        session = self._executor.sessions.open(tenant, submission.body.session_id, _now_s())
+        incoming = Incoming("/v1/submit", headers, raw, request_id, _now_s(), tenant)
+        call = self._submitted(session, incoming, submission, annotations)
+        outputs = [
+            {"name": placeholder.name, "semantic_var_id": placeholder.variable}
+            for placeholder in submission.body.placeholders
+            if placeholder.in_out
+        ]
+        answer = {"object": "submission", "id": call.call_id, "session_id": session.session_id, "outputs": outputs}
+        return _json(answer)
+
+    def _submitted(
+        self, session: Session, incoming: Incoming, submission: Submission, annotations: Annotations
+    ) -> HeldCall:
+        """The new call of a submission, or the one that it repeats. One whose inputs have failed has failed with them,
+        as those will be told who get its outputs.
+        """
+        owner = SubmittedCall(self._chained.runner, session, incoming, submission, annotations)
+        call = owner.call = HeldCall(
+            session.unused_id(incoming.request_id),
+            submission.inputs,
+            tuple(step.output for step in submission.steps),
+            owner,
+            submission.body.model,
+            slo=annotations.slo,
+            objective=annotations.objective,
+            prompt_tokens=submission.characters // CHARACTERS_PER_TOKEN,
+            output_tokens=submission.output_tokens,
+            outline=outline_of(submission.opening, submission.inputs),
+            held_bytes=len(incoming.body),
+            fingerprint=sha256(b"submit" + incoming.body).digest(),
+        )
+        first = self._executor.repeated(session, call)
+        if first is not None:
+            return first
+        with suppress(FailedDependencyError):
+            self._executor.add(session, call, incoming.arrived_s)
+        return call
+
+    async def _read(self, request: Request, kind: type[BodyT]) -> tuple[str, BodyT]:
+        """Who asks, and for what."""
+        headers = request.scope["headers"]
+        tenant = self._keys.check(headers)
+        raw = await read_body(request.receive, headers, self._max_body_bytes)
+        body: BodyT = decode_body(raw or b"{}", _DECODERS[kind])
+        return tenant, body
+
+
+def _annotations(submission: Submission) -> Annotations:
+    annotations = read_annotations((), submission.body.plait)
+    if annotations.inputs or annotations.output or annotations.session not in (None, submission.body.session_id):
+        message = "A submitted prompt has its session in 'session_id', its inputs and outputs in 'placeholders'."
+        raise CallerError(message, param="plait")
+    return annotations
+
+
+def _described_session(session: Session) -> dict[str, Any]:
+    unix_s = time.time() - _now_s()
+    return {
+        "id": session.session_id,
+        "object": "session",
+        "created_at": round(unix_s + session.created_s),
+        "expires_at": round(unix_s + session.expires_s),
+    }
+
+
+def _described_variable(session: Session, name: str) -> dict[str, Any]:
+    state, value, cause = session.state_of(name), session.values.get(name), session.graph.cause(name)
+    return described(session.session_id, name, state, value, cause)
+
+
+def _state(session: Session, variable: str) -> dict[str, Any]:
+    producer = session.graph.producer(variable)
+    return {
+        "semantic_var_id": variable,
+        "state": session.state_of(variable),
+        "producer": "client" if producer == CLIENT else producer,
+        "error": described_failure(variable, session.graph.cause(variable)),
+    }
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""One call's way: read, tokenized, placed, relayed, counted."""

@@ -1,0 +1,112 @@
+"""From a request to a call that can be placed: tokenized, hashed, checked against the model's context."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from plait.backends.errors import ContextLengthError
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.gateway.asgi import Headers
+from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.calls.outgoing import OutgoingBody
+from plait.gateway.calls.relay import Delivery
+from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.fleet.router import Router
+from plait.policy.types import Call, TaskGroup
+
+CHAT_PATH = "/v1/chat/completions"
+TEXT_PATH = "/v1/completions"
+KINDS: dict[str, type[ChatRequest | CompletionRequest]] = {CHAT_PATH: ChatRequest, TEXT_PATH: CompletionRequest}
+
+OFF_LOOP_BYTES = 16 * 1024
+"""Bodies above this are tokenized in a thread: at some 4,000 tokens everybody else would wait for 2 ms or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request as it came in; `tenant` is whose key it showed, `arrived_s` the zero of its call."""
+
+    path: str
+    headers: Headers
+    body: bytes
+    request_id: str
+    arrived_s: float
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallReader:
+    """Reads requests for one fleet; with `isolate_tenants` each tenant has cached prefixes of its own."""
+
+    router: Router
+    prompts: PromptReader
+    isolate_tenants: bool = False
+
+    async def read(
+        self,
+        incoming: Incoming,
+        request: ChatRequest | CompletionRequest,
+        annotations: Annotations,
+        group: TaskGroup | None = None,
+    ) -> Delivery:
+        """The call, as part of its task `group`, ready to be delivered. What the group shares comes guessed from the
+        length of texts, and goes on in the call's own tokens.
+
+        Raises `CallerError` for one that no engine can take.
+        """
+        self.router.check_model(request.model)
+        cache_salt = self._cache_salt(request, incoming.tenant)
+        if len(incoming.body) > OFF_LOOP_BYTES:
+            prompt = await asyncio.to_thread(self.prompts.read, request, cache_salt)
+        else:
+            prompt = self.prompts.read(request, cache_salt)
+        if prompt.exact:
+            self._check_context(request, prompt.tokens)
+        call = Call(
+            incoming.request_id,
+            request.model,
+            prompt.tokens,
+            self.router.block_tokens,
+            prompt.block_hashes,
+            slo=annotations.slo,
+            objective=annotations.objective,
+            priority=annotations.priority,
+            application=None if annotations.session is None else f"{incoming.tenant}/{annotations.session}",
+            group=None if group is None else _measured(group, prompt.tokens, len(incoming.body)),
+        )
+        takes_ids = isinstance(request, CompletionRequest) and prompt.exact and not request.echo
+        outgoing = OutgoingBody(incoming.body, request, prompt.prompts if takes_ids else None, cache_salt)
+        return Delivery(call, incoming.path, incoming.headers, outgoing, incoming.arrived_s, annotations.session)
+
+    def predicted_s(self, model: str, prompt_tokens: int, output_tokens: int | None) -> float:
+        """Seconds that a call would take alone on an engine of the model, nothing of its prompt cached."""
+        engine = next((engine for engine in self.router.engines.values() if model in engine.models), None)
+        if engine is None:
+            return 0.0
+        costs, mean_tokens = engine.view.cost_model, engine.view.ledger.mean_output_tokens
+        expected_tokens = mean_tokens if output_tokens is None else min(output_tokens, mean_tokens)
+        return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
+
+    def _cache_salt(self, request: ChatRequest | CompletionRequest, tenant: str) -> str | None:
+        """What keeps this call's cached prefixes apart from others': the client's own salt, behind its tenant's."""
+        if not self.isolate_tenants:
+            return request.cache_salt
+        return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
+
+    def _check_context(self, request: ChatRequest | CompletionRequest, prompt_tokens: int) -> None:
+        context_tokens = self.router.context_tokens(request.model)
+        needed = prompt_tokens + (request.output_limit or 1)
+        if context_tokens is not None and needed > context_tokens and request.single_prompt:
+            raise ContextLengthError(
+                f"The model '{request.model}' has a context of {context_tokens} tokens; the request needs {needed}: "
+                f"{prompt_tokens} of prompt and {request.output_limit or 1} of output. Shorten one of them.",
+                param="messages" if isinstance(request, ChatRequest) else "prompt",
+            )
+
+
+def _measured(group: TaskGroup, prompt_tokens: int, body_bytes: int) -> TaskGroup:
+    """The group with what it shares in tokens of a prompt whose body is so long."""
+    tokens_per_guess = prompt_tokens * CHARACTERS_PER_TOKEN / body_bytes
+    return replace(group, shared_tokens=int(group.shared_tokens * tokens_per_guess))

@@ -1,0 +1,85 @@
+"""The body an engine gets: the client's, byte for byte, but for the few fields that Plait adds or takes out.
+
+An engine with our plugin is told what the call was promised and what is expected in its cache, and gets token ids where
+its route takes them, so that a prompt is not tokenized twice. Any other engine sees what the client sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from plait.backends.protocol.cache_state import EngineKind
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.policy.types import Call, Placement
+
+Fields = dict[str, msgspec.Raw]
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingBody:
+    """A request's body, and what is to change in it whichever engine it goes to.
+
+    `prompt_ids` are the prompts' token ids where the route can take them; `cache_salt` keeps tenants' caches apart.
+    """
+
+    original: bytes
+    request: ChatRequest | CompletionRequest
+    prompt_ids: Sequence[Sequence[int]] | None = None
+    cache_salt: str | None = None
+
+    @property
+    def withholds_usage(self) -> bool:
+        """Whether the stream's usage is asked for on the gateway's account only."""
+        return bool(self.request.stream) and not self.request.wants_usage_event
+
+    def for_engine(self, kind: EngineKind | None, call: Call, placement: Placement, age_s: float) -> bytes:
+        """The body for an engine of `kind` (None: one without our plugin); the call has been here for `age_s`."""
+        request = self.request
+        salted = self.cache_salt != request.cache_salt
+        if kind is None and not (self.withholds_usage or salted or request.plait is not None):
+            return self.original
+        fields = msgspec.json.decode(self.original, type=Fields)
+        fields.pop("plait", None)
+        if self.withholds_usage:
+            fields["stream_options"] = _merged(fields.get("stream_options"), {"include_usage": True})
+        if salted:
+            fields["cache_salt"] = _raw(self.cache_salt)
+        if kind is not None:
+            annotations = call_annotations(call, placement, age_s)
+            fields["vllm_xargs"] = _merged(fields.get("vllm_xargs"), annotations)
+            if self.prompt_ids is not None:
+                fields["prompt"] = _raw(self.prompt_ids[0] if len(self.prompt_ids) == 1 else self.prompt_ids)
+        return msgspec.json.encode(fields)
+
+
+def call_annotations(call: Call, placement: Placement, age_s: float) -> dict[str, str | float]:
+    """What an engine's scheduler is told: budgets in milliseconds and the call's age, never a time stamp."""
+    slo = call.slo
+    told: dict[str, str | float | None] = {
+        "plait_age_ms": round(age_s * 1e3, 3),
+        "plait_cached_tokens": placement.cached_tokens,
+        "plait_ttft_ms": _ms(slo.ttft_s if slo else None),
+        "plait_tpot_ms": _ms(slo.tpot_s if slo else None),
+        "plait_jct_ms": _ms(slo.jct_s if slo else None),
+        "plait_objective": call.objective.value if call.objective else None,
+        "plait_priority": call.priority or None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
+
+
+def _merged(present: msgspec.Raw | None, more: dict[str, Any]) -> msgspec.Raw:
+    """An object field with keys added; what the client had there stays."""
+    fields = msgspec.json.decode(present, type=Fields | None) if present is not None else None
+    return _raw({**(fields or {}), **more})
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

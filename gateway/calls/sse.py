@@ -1,0 +1,111 @@
+"""Server-sent events on their way through: the usage is read out of the stream, the bytes stay the engine's.
+
+Pure: bytes in, bytes out. Where the gateway asked for the usage on its own account, the event that carries nothing else
+is withheld, since the client did not ask for it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from plait.gateway.fleet.router import CallUsage
+
+_END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
+_USAGE_KEY = b'"usage":'
+
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Body(msgspec.Struct, frozen=True):
+    usage: _Usage | None = None
+    choices: list[Any] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+
+
+class UsageTap:
+    """Reads one stream. `usage` is what the engine reported so far; `withhold` drops the usage-only event."""
+
+    def __init__(self, *, withhold: bool) -> None:
+        self.usage: CallUsage | None = None
+        self._withhold = withhold
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take what arrived and return the events that are whole now: a stream can then be ended between two events."""
+        buffer = self._rest + chunk if self._rest else chunk
+        end = _end_of_last_event(buffer)
+        whole, self._rest = (buffer, b"") if end == len(buffer) else (buffer[:end], buffer[end:])
+        if _USAGE_KEY not in whole:
+            return whole
+        return b"".join(map(self._pass, _events(whole)))
+
+    def end(self) -> bytes:
+        """The stream is over: what came behind its last whole event."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+    def _pass(self, event: bytes) -> bytes:
+        """What goes out of an event."""
+        if not (self._read(event) and self._withhold):
+            return event
+        return event[: len(event) - len(event.lstrip(b"\r\n"))]  # blank lines before it are not its own
+
+    def _read(self, event: bytes) -> bool:
+        """Note the event's usage; True if it carries nothing else."""
+        body = _decode(event.partition(b"data:")[2])
+        if body is None or body.usage is None:
+            return False
+        self.usage = _call_usage(body.usage)
+        return body.choices == []
+
+
+def body_usage(body: bytes) -> CallUsage | None:
+    """The usage in a response that was not streamed."""
+    decoded = _decode(body)
+    return None if decoded is None or decoded.usage is None else _call_usage(decoded.usage)
+
+
+def _decode(data: bytes) -> _Body | None:
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # not ours to judge: it goes to the client as it is
+        return None
+
+
+def _call_usage(usage: _Usage) -> CallUsage:
+    details = usage.prompt_tokens_details
+    return CallUsage(usage.prompt_tokens, usage.completion_tokens or 0, details.cached_tokens if details else None)
+
+
+def _events(buffer: bytes) -> list[bytes]:
+    events, start = [], 0
+    for match in _END_OF_EVENT.finditer(buffer):
+        events.append(buffer[start : match.end()])
+        start = match.end()
+    if start < len(buffer):  # a blank line more than it takes to end the last one
+        events.append(buffer[start:])
+    return events
+
+
+def _end_of_last_event(buffer: bytes) -> int:
+    if buffer.endswith(b"\n\n"):
+        return len(buffer)
+    end = 0
+    for separator in (b"\n\n", b"\n\r\n"):
+        at = buffer.rfind(separator)
+        if at >= 0:
+            end = max(end, at + len(separator))
+    return end

@@ -1,0 +1,75 @@
+"""What Prometheus is told of the fleet: each engine as the router knows it, and the prefix tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from plait.backends.protocol.cache_state import CacheState
+from plait.gateway.fleet.health import HealthState
+from plait.gateway.fleet.router import FleetEngine, Router
+
+Reading = Callable[[FleetEngine], float | None]
+"""A figure of one engine; None where it is not known."""
+
+
+def _reported(read: Callable[[CacheState], float]) -> Reading:
+    """A figure out of the engine's latest report."""
+    return lambda engine: None if engine.last_report is None else read(engine.last_report)
+
+
+ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
+    "up": ("1 while the engine takes calls", lambda engine: engine.health.state is HealthState.UP),
+    "reports": ("1 if the engine reports its cache, 0 if it is estimated", lambda engine: bool(engine.reports)),
+    "outstanding_calls": ("Calls on the engine", lambda engine: engine.view.outstanding),
+    "window_seconds": (
+        "Engine time of the calls placed within the window",
+        lambda engine: engine.view.ledger.window_cost_s(),
+    ),
+    "waiting_calls": ("Calls in the engine's queue, as it reports", _reported(lambda report: report.queue.waiting)),
+    "running_calls": ("Calls in the engine's batch, as it reports", _reported(lambda report: report.queue.running)),
+    "queue_seconds": (
+        "Mean time from a call's arrival in the engine to its admission, as it reports",
+        _reported(lambda report: report.queue.mean_queue_s),
+    ),
+    "iteration_seconds": (
+        "Mean time of an iteration, as the engine reports",
+        _reported(lambda report: report.iteration.mean_s),
+    ),
+    "kv_tokens": (
+        "The engine's KV cache, as it reports",
+        _reported(lambda report: report.kv.total_blocks * report.block_tokens),
+    ),
+    "kv_free_tokens": ("Room in it that nothing fills, as it reports", _reported(lambda report: report.kv_free_tokens)),
+    "preemptions": ("Preemptions since its start, as it reports", _reported(lambda r: r.scheduler.preemptions)),
+}
+"""`plait_engine_*`, by engine."""
+
+
+class FleetCollector(Collector):
+    """State of the fleet, read from the router when scraped."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def collect(self) -> Iterator[Metric]:
+        """One gauge a figure, with a sample an engine."""
+        engines = self._router.engines
+        for name, (text, read) in ENGINE_GAUGES.items():
+            gauge = GaugeMetricFamily(f"plait_engine_{name}", text, labels=["engine"])
+            for engine_id, engine in engines.items():
+                value = read(engine)
+                if value is not None:
+                    gauge.add_metric([engine_id], value)
+            yield gauge
+        resident = GaugeMetricFamily(
+            "plait_engine_resident_tokens", "Prompt tokens known to be in the engine's cache", labels=["engine"]
+        )
+        for engine_id, engine in engines.items():
+            resident.add_metric([engine_id], engine.view.residency.resident_blocks * self._router.block_tokens)
+        tree = GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree")
+        tree.add_metric([], len(self._router.tree))
+        yield from (resident, tree)

@@ -1,0 +1,183 @@
+"""Chained calls over HTTP: requests with `plait-inputs` or `plait-output` are held, woken, captured and answered.
+
+The shell of `executor`. A call is an object without a task while it waits; its client's request waits for the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from hashlib import sha256
+from typing import NamedTuple
+
+import msgspec
+from starlette.types import Receive, Send
+
+from plait.backends.errors import CallerError, ConflictError, PlaitError
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.gateway.asgi import unless_gone
+from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.calls.relay import Relay
+from plait.gateway.programs.chained_call import CallRunner, ChainedCall
+from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
+from plait.gateway.programs.metrics import ProgramMetrics
+from plait.gateway.programs.prompt_outline import outline_of
+from plait.gateway.programs.recorded_answer import RecordedAnswer
+from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.substitution import fill_in
+from plait.gateway.transforms import parse
+from plait.policy.types import Slo
+
+EXPIRE_INTERVAL_S = 1.0
+
+
+class Asked(NamedTuple):
+    """What a client sent."""
+
+    incoming: Incoming
+    request: ChatRequest | CompletionRequest
+    annotations: Annotations
+
+
+class AnsweredCall(ChainedCall):
+    """A call whose clients get the engine's answer: a request to one of OpenAI's routes."""
+
+    def __init__(self, runner: CallRunner, session: Session, asked: Asked) -> None:
+        super().__init__(runner, session)
+        self.answer = RecordedAnswer()
+        self._asked: Asked | None = asked
+
+    async def run(self, ready: ReadyCall) -> None:
+        """Put the values into the prompt, and then as any call."""
+        runner, call, asked = self.runner, self.call, self._asked
+        assert asked is not None, "a call runs once"
+        self._asked = None  # the call is remembered longer than its body is needed
+        body, request = fill_in(asked.incoming.body, asked.request, ready.values)
+        incoming = replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
+        promised = msgspec.structs.replace(asked.annotations, slo=ready.slo or Slo(), objective=ready.objective)
+        delivery = await runner.reader.read(incoming, request, promised, ready.group)
+        runner.executor.start(call, asyncio.get_running_loop().time())
+        if call.outputs:
+            await self.generate(delivery, self.answer.send)
+            self._keep_answer()
+        else:
+            await self.deliver(delivery, self.answer.send)
+
+    def take_back(self) -> bool:
+        """Unless a client has been sent some of it."""
+        return self.answer.take_back()
+
+    def on_failed(self, error: PlaitError) -> None:
+        """Its clients get the error."""
+        self.answer.fail(error)
+
+    def _keep_answer(self) -> None:
+        """For a repetition, while values do not need the room."""
+        session = self.session
+        limits = self.runner.executor.sessions.limits
+        if session.ended or session.tenant.held_bytes + self.answer.size_bytes > limits.max_held_bytes // 2:
+            self.answer.drop()
+        else:
+            session.account(self.answer.size_bytes)
+
+
+class ChainedCalls:
+    """The chained calls of a gateway, from `open` to `close`."""
+
+    def __init__(
+        self, executor: Executor, reader: CallReader, relay: Relay, metrics: ProgramMetrics, *, keep_alive_s: float
+    ) -> None:
+        self.executor = executor
+        self.runner = CallRunner(executor, reader, relay, metrics, set())
+        self._keep_alive_s = keep_alive_s
+        self._expiry: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Begin to end the sessions that have been idle for too long."""
+        self._expiry = asyncio.create_task(self._expire(), name="sessions-expire")
+
+    async def close(self) -> None:
+        """End every session and what runs in it."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        tasks = list(self.runner.tasks)
+        for session in list(self.executor.sessions):
+            self.executor.end(session, "has ended with the gateway")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *([self._expiry] if self._expiry else []), return_exceptions=True)
+
+    async def serve(
+        self,
+        incoming: Incoming,
+        request: ChatRequest | CompletionRequest,
+        annotations: Annotations,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Hold a request until its inputs have values, and answer it. Raises `PlaitError` before the first byte."""
+        if annotations.session is None:
+            message = "'plait-inputs' and 'plait-output' are names in a session: send 'plait-session' as well."
+            raise CallerError(message, param="plait-session")
+        self.runner.reader.router.check_model(request.model)
+        session = self.executor.sessions.open(incoming.tenant, annotations.session, incoming.arrived_s)
+        owner = self._owner(session, Asked(incoming, request, annotations))
+        keep_alive_s = self._keep_alive_s if request.stream else None
+        headers = [(b"plait-session", annotations.session.encode())]
+        try:
+            await unless_gone(receive, owner.answer.follow(send, headers, keep_alive_s))
+        finally:
+            if not owner.answer.ended:  # the client has gone, or the gateway stops
+                self.executor.leave(owner.call, asyncio.get_running_loop().time())
+
+    def _owner(self, session: Session, asked: Asked) -> AnsweredCall:
+        """Of the new call of a request, or of the call that the request repeats."""
+        owner = AnsweredCall(self.runner, session, asked)
+        owner.call = _held_call(session, owner, asked)
+        first = self.executor.repeated(session, owner.call)
+        if first is None:
+            self.executor.add(session, owner.call, asked.incoming.arrived_s)
+            return owner
+        assert isinstance(first.owner, AnsweredCall), "fingerprints tell routes apart"
+        if not first.owner.answer.kept:
+            message = "This call has run already, and its answer is not kept any more: get its output instead."
+            raise ConflictError(message, code="double_producer", param="plait-output")
+        first.clients += 1
+        return first.owner
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_INTERVAL_S)
+            self.executor.expire(asyncio.get_running_loop().time())
+
+
+def _held_call(session: Session, owner: AnsweredCall, asked: Asked) -> HeldCall:
+    incoming, request, annotations = asked
+    wanted = annotations.output
+    if wanted is not None and (request.choices > 1 or not request.single_prompt):
+        raise CallerError("A call with 'plait-output' has one completion: one prompt, and 'n' of 1.", param="n")
+    transform = parse(wanted.transform) if wanted is not None and wanted.transform is not None else None
+    return HeldCall(
+        session.unused_id(incoming.request_id),
+        annotations.inputs,
+        () if wanted is None else (Output(wanted.name, transform),),
+        owner,
+        request.model,
+        slo=annotations.slo,
+        objective=annotations.objective,
+        prompt_tokens=len(incoming.body) // CHARACTERS_PER_TOKEN,
+        output_tokens=request.output_limit,
+        outline=outline_of(request, annotations.inputs),
+        held_bytes=len(incoming.body),
+        fingerprint=None if wanted is None else _fingerprint(asked),
+    )
+
+
+def _fingerprint(asked: Asked) -> bytes:
+    """Equal for a request and its repetition; headers that say nothing about the call may differ."""
+    digest = sha256(repr((asked.incoming.path, asked.annotations)).encode())
+    digest.update(asked.incoming.body)
+    return digest.digest()

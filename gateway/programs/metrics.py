@@ -1,0 +1,68 @@
+"""What Prometheus is told of programs: sessions and their variables, how long calls are held, retries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from plait.gateway.programs.executor import Executor
+
+HOLD_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class ProgramMetrics:
+    """What chained calls count as they happen."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._hold = Histogram(
+            "plait_hold_seconds",
+            "Arrival of a call with inputs until they all have values",
+            buckets=HOLD_BUCKETS_S,
+            registry=registry,
+        )
+        self._retries = Counter(
+            "plait_retries",
+            "Chained calls that were tried again because this engine failed them",
+            ["model", "engine"],
+            registry=registry,
+        )
+
+    def held(self, hold_s: float) -> None:
+        """A call with inputs became ready."""
+        self._hold.observe(hold_s)
+
+    def tried_again(self, model: str, engine_id: str) -> None:
+        """A chained call that an engine has failed is about to be tried again."""
+        self._retries.labels(model, engine_id).inc()
+
+
+class SessionCollector(Collector):
+    """State of the sessions, read when scraped."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def collect(self) -> Iterator[Metric]:
+        """Gauges over all tenants, and how many variables were set or failed."""
+        tenants = self._executor.sessions.tenants.values()
+        gauges: dict[str, tuple[str, int]] = {
+            "sessions": ("Sessions", len(self._executor.sessions)),
+            "semantic_variables": ("Semantic variables", sum(tenant.variables for tenant in tenants)),
+            "held_calls": ("Calls that wait for inputs", sum(tenant.waiting_calls for tenant in tenants)),
+            "held_bytes": (
+                "Values, bodies of calls that have not ended, and answers kept for repetitions",
+                sum(tenant.held_bytes for tenant in tenants),
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"plait_{name}", text)
+            gauge.add_metric([], value)
+            yield gauge
+        ended = CounterMetricFamily("plait_variables", "Semantic variables that were set or failed", labels=["state"])
+        ended.add_metric(["set"], self._executor.variables_set)
+        ended.add_metric(["failed"], self._executor.variables_failed)
+        yield ended

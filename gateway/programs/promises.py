@@ -1,0 +1,65 @@
+"""What calls are promised at the moment that they are ready, from what is deduced for them (DESIGN 4.4 and 4.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.programs.held_call import HeldCall, ReadyCall
+from plait.gateway.programs.sessions import Session
+from plait.policy.programs.objectives_slo import jct_shares, slo_of
+from plait.policy.programs.objectives_stage import Stage
+from plait.policy.programs.variable_prefix import shared_segments
+from plait.policy.types import TaskGroup
+
+Group = tuple[TaskGroup, float]
+"""A task group, and the longest predicted time of one of its calls, alone on an engine."""
+
+
+def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
+    """Each of the calls, which are ready, and what it runs with. Its times count from when it was."""
+    shares = _jct_shares(session, now_s) if calls and session.getters else {}
+    group_of = cache(partial(_group, session))
+    return [(call, _promised(session, call, group_of, shares.get(call.call_id))) for call in calls]
+
+
+def _promised(session: Session, call: HeldCall, group_of: Callable[[Stage], Group], share_s: float | None) -> ReadyCall:
+    deduction = session.deductions.of(call.call_id)
+    group, slowest_s = (None, call.predicted_s) if deduction.group is None else group_of(deduction.group)
+    asked = session.deductions.asked(call.call_id)
+    slo = slo_of(deduction, slowest_s, own=call.slo, asked=asked, share_s=share_s)
+    values = {name: session.values[name] for name in call.inputs}
+    assert call.ready_s is not None
+    return ReadyCall(values, call.ready_s, slo, call.objective or deduction.objective, group)
+
+
+def _group(session: Session, stage: Stage) -> Group:
+    """The task group of a stage, one of whose calls is ready: all that they share has values by now."""
+    members = [session.calls[call_id] for call_id in session.deductions.members(stage)]
+    shared = shared_segments(call.outline for call in members)
+    shared_tokens = members[0].outline.tokens(shared, lambda name: len(session.values[name]) // CHARACTERS_PER_TOKEN)
+    name = f"{session.tenant.name}/{session.session_id}/{stage.awaited}/{stage.distance}"
+    return TaskGroup(name, len(members), shared_tokens), max(call.predicted_s for call in members)
+
+
+def _jct_shares(session: Session, now_s: float) -> dict[str, float]:
+    """What each call has of the end-to-end times that are asked for, the tightest of several; in seconds."""
+
+    def left_s(call_id: str) -> float:
+        call = session.calls[call_id]
+        elapsed_s = 0.0 if call.ready_s is None else now_s - call.ready_s
+        return max(0.0, call.predicted_s - elapsed_s)
+
+    tightest: dict[str, float] = {}
+    for getter in [getter for waiting in session.getters.values() for getter in waiting]:
+        if getter.jct_s is None:
+            continue
+        if getter.since_s is None:
+            upstream = jct_shares(session.graph, getter.variable, 0.0, left_s)
+            getter.since_s = min((session.calls[call_id].arrived_s for call_id in upstream), default=None)
+        elapsed_s = 0.0 if getter.since_s is None else now_s - getter.since_s
+        shares = jct_shares(session.graph, getter.variable, getter.jct_s - elapsed_s, left_s)
+        for call_id, share_s in shares.items():
+            tightest[call_id] = min(share_s, tightest.get(call_id, share_s))
+    return tightest

@@ -1,0 +1,56 @@
+"""Outlines of held calls' prompts: constant texts and the variables between them, before anything is rendered.
+
+What is keyed is what a client wrote, not what the chat template makes of it: of two prompts of one model, equal
+messages are equal text. Lengths are guesses, as texts that are not tokenized yet are sized everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.programs.substitution import PLACEHOLDER
+from plait.policy.prefix.block_hash import root_hash
+from plait.policy.programs.variable_prefix import Constant, Outline, Segment
+
+
+def outline_of(request: ChatRequest | CompletionRequest, inputs: Iterable[str]) -> Outline:
+    """The outline of a request in whose texts `{{name}}` stands for the value of each of `inputs`; a segment ends at a
+    variable, and where a message does. Raises `CallerError` for a prompt that is none.
+    """
+    return Outline.of(_segments(request, frozenset(inputs)), root_hash(request.model, request.cache_salt or ""))
+
+
+def _segments(request: ChatRequest | CompletionRequest, inputs: frozenset[str]) -> Iterator[Segment]:
+    """Of several prompts, the first one's, which is what a call is placed by."""
+    if isinstance(request, CompletionRequest):
+        prompt = request.prompts()[0]
+        yield from _split(prompt if isinstance(prompt, str) else _text(prompt), inputs)
+        return
+    if request.tools or request.chat_template or request.chat_template_kwargs:  # which may stand before any message
+        yield _constant(_text((request.tools, request.chat_template, request.chat_template_kwargs)))
+    for message in request.messages:
+        yield from _split(_text(message), inputs)
+
+
+def _split(text: str, inputs: frozenset[str]) -> Iterator[Segment]:
+    start = 0
+    for match in PLACEHOLDER.finditer(text):
+        if match[1] in inputs:
+            yield _constant(text[start : match.start()])
+            yield match[1]
+            start = match.end()
+    yield _constant(text[start:])
+
+
+def _constant(text: str) -> Constant:
+    content = text.encode()
+    return Constant(content, len(content) // CHARACTERS_PER_TOKEN)
+
+
+def _text(value: object) -> str:
+    """As JSON, in which placeholders stand as they were written."""
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,260 @@
+"""Sessions: whose they are, what they hold, how much a tenant may have at once, and when one has been idle too long.
+
+Synchronous, and driven by the time that it is told: the gateway's clock or a simulator's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from plait.backends.errors import NotFoundError, PlaitError, ValueTooLargeError
+from plait.gateway.config import SessionsConfig
+from plait.gateway.programs.getter import Getter
+from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.session_errors import too_many
+from plait.policy.programs.objectives import Deductions
+from plait.policy.programs.request_graph import RequestGraph
+from plait.policy.programs.request_graph_state import CallState, VariableState
+
+NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z"
+SESSION_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}\Z"
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """What the sessions of one API key hold together."""
+
+    name: str
+    sessions: dict[str, Session] = field(default_factory=dict)
+    variables: int = 0
+    waiting_calls: int = 0
+    held_bytes: int = 0
+
+
+class Session:
+    """One session: its graph, what is deduced from it, and the texts.
+
+    `calls` are those that have not ended, by id. `outputs` are the variables that have a producer, each with the call
+    that makes or has made it, so that its repetition is known (None: the client set it, or it has failed). `getters`
+    wait for variables.
+    """
+
+    __slots__ = (
+        "_held_bytes",
+        "_variables",
+        "_waiting_calls",
+        "calls",
+        "created_s",
+        "deductions",
+        "due_s",
+        "ended",
+        "getters",
+        "graph",
+        "outputs",
+        "session_id",
+        "tenant",
+        "touched_s",
+        "ttl_s",
+        "values",
+    )
+
+    def __init__(self, tenant: Tenant, session_id: str, ttl_s: float, now_s: float) -> None:
+        self.tenant = tenant
+        self.session_id = session_id
+        self.ttl_s = ttl_s
+        self.created_s = self.touched_s = now_s
+        self.due_s = float("inf")  # when it is looked at next, to see whether it has expired
+        self.ended = False
+        self.graph = RequestGraph()
+        self.deductions = Deductions(self.graph)
+        self.calls: dict[str, HeldCall] = {}
+        self.outputs: dict[str, HeldCall | None] = {}
+        self.values: dict[str, str] = {}
+        self.getters: dict[str, list[Getter]] = {}
+        self._variables = self._waiting_calls = self._held_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"Session({self.session_id!r}, {self.graph!r}, values={len(self.values)})"
+
+    @property
+    def expires_s(self) -> float:
+        """When it ends if nothing happens in it until then."""
+        return self.touched_s + self.ttl_s
+
+    @property
+    def active(self) -> bool:
+        """Whether a call runs, or somebody waits for a variable: it does not expire meanwhile."""
+        return bool(self.getters or self.graph.ready_calls or self.graph.running_calls)
+
+    def state_of(self, variable: str) -> VariableState:
+        """A variable's state; one that nobody has named is empty."""
+        return self.graph.variable_state(variable) or VariableState.EMPTY
+
+    def variables(self) -> Iterator[str]:
+        """Every variable that somebody has named, those with a producer first."""
+        yield from self.outputs
+        awaited = dict.fromkeys(name for call in self.calls.values() for name in call.inputs)
+        yield from (name for name in awaited if name not in self.outputs)
+
+    def unused_id(self, call_id: str) -> str:
+        """`call_id`, or if a call of that id has not ended, one that begins with it."""
+        if call_id not in self.calls:
+            return call_id
+        return next(numbered for n in count(2) if (numbered := f"{call_id}-{n}") not in self.calls)
+
+    def account(self, more_bytes: int = 0) -> None:
+        """Bring the tenant's sums up to date; the texts and bodies that are held have grown by `more_bytes`."""
+        graph, tenant = self.graph, self.tenant
+        tenant.variables += graph.variables - self._variables
+        tenant.waiting_calls += graph.waiting_calls - self._waiting_calls
+        tenant.held_bytes += more_bytes
+        self._variables, self._waiting_calls = graph.variables, graph.waiting_calls
+        self._held_bytes += more_bytes
+
+    def end(self) -> tuple[list[HeldCall], list[Getter]]:
+        """Take the session from its tenant and let go of all that it holds; returns whom that concerns."""
+        self.tenant.variables -= self._variables
+        self.tenant.waiting_calls -= self._waiting_calls
+        self.tenant.held_bytes -= self._held_bytes
+        del self.tenant.sessions[self.session_id]
+        concerned = list(self.calls.values()), [getter for waiting in self.getters.values() for getter in waiting]
+        for texts in (self.calls, self.outputs, self.values, self.getters):
+            texts.clear()
+        self.graph = RequestGraph()
+        self.deductions = Deductions(self.graph)
+        self.ended = True
+        return concerned
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        self.graph.check()
+        self.deductions.check()
+        assert (self._variables, self._waiting_calls) == (self.graph.variables, self.graph.waiting_calls)
+        assert all(call_id in self.graph for call_id in self.calls)
+        counts = (self.graph.waiting_calls, self.graph.ready_calls, self.graph.running_calls)
+        assert sum(counts) == len(self.calls)
+        assert all(self.state_of(name) is VariableState.SET for name in self.values)
+        assert all(self.graph.producer(name) is not None for name in self.outputs)
+        for name, getters in self.getters.items():
+            assert getters
+            assert self.state_of(name) in {VariableState.EMPTY, VariableState.PENDING}
+        for call in self.calls.values():
+            assert call.ready_s is not None or self.graph.call_state(call.call_id) is CallState.WAITING
+
+
+class Sessions:
+    """The sessions of all tenants, by tenant and id."""
+
+    def __init__(self, limits: SessionsConfig) -> None:
+        self.limits = limits
+        self.tenants: dict[str, Tenant] = {}
+        self._due: list[tuple[float, int, Session]] = []  # and entries that are outdated
+        self._order = count()
+        self._count = 0
+
+    def open(self, tenant: str, session_id: str, now_s: float, ttl_s: float | None = None) -> Session:
+        """The tenant's session of this id, made if there is none; `ttl_s` replaces what it has."""
+        owner = self.tenants.get(tenant) or Tenant(tenant)
+        session = owner.sessions.get(session_id)
+        if session is None:
+            if len(owner.sessions) >= self.limits.max_sessions:
+                raise too_many("sessions", self.limits.max_sessions, "too_many_sessions")
+            session = Session(owner, session_id, ttl_s or self.limits.ttl_s, now_s)
+            self.tenants[tenant] = owner
+            owner.sessions[session_id] = session
+            self._count += 1
+        session.touched_s = now_s
+        session.ttl_s = ttl_s or session.ttl_s
+        if session.expires_s < session.due_s:
+            self._watch(session)
+        return session
+
+    def find(self, tenant: str, session_id: str, now_s: float) -> Session:
+        """The tenant's session of this id; raises `NotFoundError`."""
+        owner = self.tenants.get(tenant)
+        session = None if owner is None else owner.sessions.get(session_id)
+        if session is None:
+            raise NotFoundError(
+                f"There is no session '{session_id}': it was never made, was deleted, or has expired.",
+                code="session_not_found",
+                param="session_id",
+            )
+        session.touched_s = now_s
+        return session
+
+    def end(self, session: Session) -> tuple[list[HeldCall], list[Getter]]:
+        """Forget a session and what it counts for; returns the calls and gets that it had."""
+        concerned = session.end()
+        self._count -= 1
+        if not session.tenant.sessions:
+            del self.tenants[session.tenant.name]
+        if len(self._due) > 2 * self._count + 64:
+            self._due = [entry for entry in self._due if not entry[2].ended]
+            heapq.heapify(self._due)
+        return concerned
+
+    def idle(self, now_s: float) -> list[Session]:
+        """The sessions that expire now. Each is looked at about once in its time to live."""
+        expired = []
+        while self._due and self._due[0][0] <= now_s:
+            due_s, _, session = heapq.heappop(self._due)
+            if session.ended or due_s != session.due_s:
+                continue
+            if session.active:
+                session.touched_s = now_s
+            if session.expires_s > now_s:
+                self._watch(session)
+            else:
+                expired.append(session)
+        return expired
+
+    def check_room(
+        self, session: Session, *, variables: int = 0, waiting_calls: int = 0, held_bytes: int = 0
+    ) -> PlaitError | None:
+        """What forbids so much more in this session, if anything does."""
+        limits, tenant = self.limits, session.tenant
+        if variables and tenant.variables + variables > limits.max_variables:
+            return too_many("semantic variables", limits.max_variables, "too_many_variables")
+        if waiting_calls and tenant.waiting_calls + waiting_calls > limits.max_waiting_calls:
+            return too_many("waiting calls", limits.max_waiting_calls, "too_many_waiting_calls")
+        if tenant.held_bytes + held_bytes > limits.max_held_bytes:
+            return ValueTooLargeError(
+                f"{held_bytes:,} bytes more would go beyond the {limits.max_held_bytes:,} that a tenant's sessions may "
+                "hold of values and waiting calls; end sessions that are not needed any more."
+            )
+        return None
+
+    def check_value(self, session: Session, value: str) -> tuple[int, PlaitError | None]:
+        """A value's length in bytes of UTF-8, and what forbids to hold it, if anything does."""
+        size_bytes = len(value) if value.isascii() else len(value.encode())
+        if size_bytes > self.limits.max_value_bytes:
+            message = f"The value has {size_bytes:,} bytes, more than the {self.limits.max_value_bytes:,} allowed."
+            return size_bytes, ValueTooLargeError(message)
+        return size_bytes, self.check_room(session, held_bytes=size_bytes)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Session]:
+        return (session for tenant in self.tenants.values() for session in tenant.sessions.values())
+
+    def _watch(self, session: Session) -> None:
+        session.due_s = session.expires_s
+        heapq.heappush(self._due, (session.due_s, next(self._order), session))
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        for tenant in self.tenants.values():
+            assert tenant.sessions, "a tenant without sessions was left behind"
+            sessions = tenant.sessions.values()
+            assert tenant.variables == sum(session.graph.variables for session in sessions)
+            assert tenant.waiting_calls == sum(session.graph.waiting_calls for session in sessions)
+            texts = sum(len(text.encode()) for session in sessions for text in session.values.values())
+            bodies = sum(call.held_bytes for session in sessions for call in session.calls.values())
+            assert tenant.held_bytes >= texts + bodies, "what repetitions are answered from comes on top"
+        assert self._count == len(list(self)) == len({id(entry[2]) for entry in self._due if not entry[2].ended})
+        for session in self:
+            session.check()

@@ -1,0 +1,199 @@
+"""A submitted prompt: constant texts, inputs and outputs in order, run as fill / generate / fill / generate.
+
+Parrot's interface for whole prompts (sections 4.1 and 7), and the same over the messages of a chat: each output is
+generated behind all that stands before it, on the engine that has this in its cache already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from plait.backends.errors import CallerError
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, decode_body, parse_request
+from plait.gateway.calls.call_reader import CHAT_PATH, KINDS, TEXT_PATH
+from plait.gateway.programs.held_call import Output
+from plait.gateway.programs.sessions import NAME_PATTERN, SESSION_ID_PATTERN
+from plait.gateway.programs.substitution import PLACEHOLDER, message_texts
+from plait.gateway.programs.turn import Message, placeholders, turns
+from plait.gateway.transforms import parse
+
+VariableName = Annotated[str, Meta(pattern=NAME_PATTERN)]
+SessionId = Annotated[str, Meta(pattern=SESSION_ID_PATTERN)]
+Fields = dict[str, msgspec.Raw]
+
+
+class Placeholder(msgspec.Struct, frozen=True):
+    """What `{{name}}` in the prompt stands for: an output of this call if `in_out`, else an input.
+
+    `params` are the request fields of this output only; `transforms` is a chain as text, or a list.
+    """
+
+    name: VariableName
+    in_out: bool = False
+    semantic_var_id: VariableName | None = None
+    transforms: str | list[Any] | None = None
+    params: Fields | None = None
+
+    @property
+    def variable(self) -> str:
+        """The variable's name in the session."""
+        return self.semantic_var_id or self.name
+
+    def output(self) -> Output:
+        """The variable with what is made of the completion; raises `TransformSpecError`."""
+        return Output(self.variable, parse(self.transforms) if self.transforms else None)
+
+
+class SubmitBody(msgspec.Struct, frozen=True):
+    """`POST /v1/submit`, without the fields that go to the engine as they are."""
+
+    session_id: SessionId
+    model: str
+    placeholders: list[Placeholder]
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    chat: bool = True
+    plait: dict[str, Any] | None = None
+
+
+_DECODER = msgspec.json.Decoder(SubmitBody)
+_FIELDS_DECODER = msgspec.json.Decoder(Fields)
+# Ours, or set for each step.
+_NOT_FORWARDED = frozenset(
+    (*SubmitBody.__struct_fields__, "stream", "stream_options", "n", "add_generation_prompt", "continue_final_message")
+)
+
+
+_ANY_PROMPT: Mapping[str, Any] = {"prompt": "", "messages": [{"role": "user", "content": ""}]}
+"""Stands for one where only the other fields are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One output: the name of its placeholder, which turn that stands in and where, and its own request fields."""
+
+    name: str
+    output: Output
+    turn: int
+    end: int
+    fields: Fields
+
+
+class Submission:
+    """A submitted prompt, checked. Raises `CallerError` for one that cannot be run whatever its inputs are."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.body = decode_body(raw, _DECODER)
+        self._placeholders = {placeholder.name: placeholder for placeholder in self.body.placeholders}
+        if len(self._placeholders) < len(self.body.placeholders):
+            raise _at_fault("two placeholders have the same name")
+        self._fields = _forwarded(decode_body(raw, _FIELDS_DECODER))
+        self.path = CHAT_PATH if self.body.chat else TEXT_PATH
+        outputs = {placeholder.name for placeholder in self.body.placeholders if placeholder.in_out}
+        messages = _messages(self.body, outputs)
+        self._check_names(messages)
+        self._turns = tuple(turns(messages, outputs))
+        self.steps = tuple(self._steps())
+        self._check_ends()
+        limits = [self._request(step, _ANY_PROMPT)[1].output_limit for step in self.steps]
+        self.output_tokens = None if None in limits else sum(limit for limit in limits if limit is not None)
+
+    @property
+    def characters(self) -> int:
+        """How long the prompt is before its places are filled."""
+        return sum(len(text) for turn in self._turns for text in message_texts(turn.message))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The variables that the call takes, each once."""
+        return tuple({one.variable: None for one in self._placeholders.values() if not one.in_out})
+
+    def request(
+        self, step: Step, values: Mapping[str, str], generated: Mapping[str, str]
+    ) -> tuple[bytes, ChatRequest | CompletionRequest]:
+        """The request for one output: `values` by variable, and the texts `generated` for the outputs before it by the
+        names of their placeholders.
+        """
+        named = {name: values[one.variable] for name, one in self._placeholders.items() if one.variable in values}
+        *before, turn = self._turns[: step.turn + 1]
+        begun = turn.begun(step.end, named, generated)
+        if not self.body.chat:
+            return self._request(step, {"prompt": begun})
+        messages = [earlier.filled(named, generated) for earlier in before]
+        if not begun:
+            return self._request(step, {"messages": messages})
+        messages.append({**turn.message, "content": begun})
+        going_on = {"add_generation_prompt": False, "continue_final_message": True}
+        return self._request(step, {"messages": messages, **going_on})
+
+    def unfilled(self, step: Step) -> ChatRequest | CompletionRequest:
+        """The request for one output before there are any values: `{{name}}` stands for the variable of that name."""
+        places = {name: f"{{{{{one.variable}}}}}" for name, one in self._placeholders.items()}
+        values = {one.variable: places[name] for name, one in self._placeholders.items()}
+        return self.request(step, values, places)[1]
+
+    @property
+    def opening(self) -> ChatRequest | CompletionRequest:
+        """The request for the first output before there is any value: `{{name}}` stands for a variable."""
+        return self.request(self.steps[0], {name: f"{{{{{name}}}}}" for name in self.inputs}, {})[1]
+
+    def _request(self, step: Step, prompt: Mapping[str, Any]) -> tuple[bytes, ChatRequest | CompletionRequest]:
+        fields = {**self._fields, **step.fields, "model": self.body.model, "stream": True, **prompt}
+        body = msgspec.json.encode(fields)
+        return body, parse_request(body, KINDS[self.path])
+
+    def _steps(self) -> Iterator[Step]:
+        for number, turn in enumerate(self._turns):
+            for end, name in turn.outputs.items():
+                placeholder = self._placeholders[name]
+                yield Step(name, placeholder.output(), number, end, _forwarded(placeholder.params or {}))
+
+    def _check_names(self, messages: Sequence[Message]) -> None:
+        found = {match[1] for message in messages for match in placeholders(message)}
+        unused = self._placeholders.keys() - found
+        if unused:
+            raise _at_fault(f"the prompt does not have {', '.join(sorted(unused))}")
+
+    def _check_ends(self) -> None:
+        if not self.steps:
+            raise _at_fault("none is an output: set 'in_out' to true for what is to be generated")
+        first, behind = self.steps[0], self.steps[-1].turn + 1
+        if self.body.chat and (first.turn, first.end) == (0, 0):
+            raise CallerError("messages[0] is generated: a message has to stand before it.", param="messages")
+        if behind < len(self._turns):
+            message = f"messages[{behind}] stands behind the last output: nothing would be generated for it."
+            raise CallerError(message, param="messages")
+
+
+def _messages(body: SubmitBody, outputs: Collection[str]) -> list[Message]:
+    """The prompt as messages: of a single text, what stands before the first output is the user's, the rest the
+    model's; a raw prompt is one text without a role.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise CallerError("A submission has either a 'prompt' or 'messages'.", param="prompt")
+    if body.messages is not None:
+        if not body.chat:
+            raise CallerError("'messages' are a chat: 'chat' cannot be false.", param="chat")
+        for index, message in enumerate(body.messages):
+            if not isinstance(message.get("role"), str):
+                raise CallerError(f"messages[{index}] has no role.", param="messages")
+        return list(body.messages)
+    assert body.prompt is not None
+    if not body.chat:
+        return [{"content": body.prompt}]
+    first = next((match.start() for match in PLACEHOLDER.finditer(body.prompt) if match[1] in outputs), None)
+    asked, answered = body.prompt[:first], "" if first is None else body.prompt[first:]
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+
+
+def _forwarded(fields: Fields) -> Fields:
+    return {name: value for name, value in fields.items() if name not in _NOT_FORWARDED}
+
+
+def _at_fault(message: str) -> CallerError:
+    return CallerError(f"'placeholders': {message}.", param="placeholders")

@@ -1,0 +1,86 @@
+"""A submitted call on its way: one delivery for each output, each behind the one before on the same engine."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+from starlette.types import Message
+
+from plait.backends.errors import PlaitError
+from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.programs.chained_call import CallRunner, ChainedCall
+from plait.gateway.programs.held_call import ReadyCall
+from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.submission import Submission
+from plait.policy.types import Slo
+
+SHORTEST_JCT_S = 0.001
+"""What a step is promised of a time that has passed already."""
+
+
+class Asked(NamedTuple):
+    """What a client sent."""
+
+    incoming: Incoming
+    submission: Submission
+    annotations: Annotations
+
+
+class SubmittedCall(ChainedCall):
+    """A call whose client does not wait for it: its outputs are got by name."""
+
+    def __init__(
+        self,
+        runner: CallRunner,
+        session: Session,
+        incoming: Incoming,
+        submission: Submission,
+        annotations: Annotations,
+    ) -> None:
+        super().__init__(runner, session)
+        self._asked: Asked | None = Asked(replace(incoming, path=submission.path), submission, annotations)
+
+    async def run(self, ready: ReadyCall) -> None:
+        """Fill, generate, and so on."""
+        assert self._asked is not None, "a call runs once"
+        (sent, submission, annotations), self._asked = self._asked, None  # which is remembered for longer
+        values, texts, engine_id = dict(ready.values), dict[str, str](), None
+        for number, step in enumerate(submission.steps):
+            body, request = submission.request(step, values, texts)
+            now_s = asyncio.get_running_loop().time()
+            incoming = replace(
+                sent,
+                body=body,
+                request_id=f"{self.call.call_id}.{number}" if number else self.call.call_id,
+                arrived_s=now_s if number else ready.ready_s,
+            )
+            promised = _promised(annotations, ready, len(submission.steps) - number, now_s)
+            delivery = await self.runner.reader.read(incoming, request, promised, ready.group)
+            if number == 0:
+                self.runner.executor.start(self.call, now_s)
+            generated = await self.generate(replace(delivery, continues_on=engine_id), _nobody)
+            engine_id, texts[step.name], values[step.output.variable] = generated
+
+    def take_back(self) -> bool:
+        """Nobody has seen more of the answer than who watches a variable, and is told if it becomes another."""
+        return True
+
+    def on_failed(self, error: PlaitError) -> None:
+        """Nobody waits for the call itself; its outputs have failed."""
+
+
+def _promised(annotations: Annotations, ready: ReadyCall, steps_left: int, now_s: float) -> Annotations:
+    """Each step has TTFT and TPOT of its own, and an equal share of what is left of the call's time."""
+    slo = ready.slo or Slo()
+    if slo.jct_s is not None:
+        left_s = slo.jct_s - (now_s - ready.ready_s)
+        slo = replace(slo, jct_s=max(SHORTEST_JCT_S, left_s / steps_left))
+    return msgspec.structs.replace(annotations, slo=slo, objective=ready.objective)
+
+
+async def _nobody(_message: Message) -> None:
+    """ASGI's send, where no client is."""

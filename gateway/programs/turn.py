@@ -1,0 +1,71 @@
+"""A turn of a submitted prompt: one message of a chat, or all of a raw prompt, with places for texts to come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plait.backends.errors import CallerError
+from plait.gateway.programs.substitution import PLACEHOLDER, filled_message, message_texts
+
+Message = Mapping[str, Any]
+"""A message of a chat as it was sent, or a raw prompt as the content of one without a role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A message, and at which placeholders in its content text is generated: their names, by where they begin there.
+
+    Every other placeholder stands for its variable's value, that of an output included.
+    """
+
+    message: Message
+    outputs: Mapping[int, str]
+
+    def filled(self, values: Mapping[str, str], generated: Mapping[str, str]) -> Message:
+        """The whole message with `values` and `generated` texts by the names of their placeholders."""
+        if not self.outputs:
+            return filled_message(self.message, values)
+        return {**self.message, "content": self.begun(None, values, generated)}
+
+    def begun(self, end: int | None, values: Mapping[str, str], generated: Mapping[str, str]) -> str:
+        """Its text up to the output that begins at `end`; where outputs stand before that, the model's own words."""
+
+        def text(match: re.Match[str]) -> str:
+            output = self.outputs.get(match.start())
+            return values.get(match[1], match[0]) if output is None else generated[output]
+
+        return PLACEHOLDER.sub(text, self.message["content"][:end])
+
+
+def turns(messages: Iterable[Message], outputs: Collection[str]) -> Iterator[Turn]:
+    """The turns of a prompt in which each of `outputs` is generated where it stands first.
+
+    Raises `CallerError` for an output that stands where no text of the model's does.
+    """
+    generated = set[str]()
+    for index, message in enumerate(messages):
+        places: dict[int, str] = {}
+        for match in placeholders(message):
+            if match[1] in outputs and match[1] not in generated:
+                _check_place(message, index, match[0])
+                generated.add(match[1])
+                places[match.start()] = match[1]
+        yield Turn(message, places)
+
+
+def placeholders(message: Message) -> Iterator[re.Match[str]]:
+    """The placeholders in a message's texts, in their order."""
+    return (match for text in message_texts(message) for match in PLACEHOLDER.finditer(text))
+
+
+def _check_place(message: Message, index: int, output: str) -> None:
+    if message.get("role", "assistant") != "assistant":
+        said = f"{output} is an output and stands in a message of the {message['role']}"
+    elif not isinstance(message["content"], str):
+        said = f"{output} is an output and stands in a part of the content, which has to be one text"
+    else:
+        return
+    raise CallerError(f"messages[{index}]: {said}; text is generated in messages of the assistant.", param="messages")

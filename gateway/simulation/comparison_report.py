@@ -1,0 +1,105 @@
+"""The comparison's report: a table for people, JSON with its inputs and claims for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+
+import msgspec
+
+from plait.gateway.simulation.compare import Experiment, Outcome, Workload
+
+BASELINE = "round_robin"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A figure that is stated somewhere, and whether this run bears it out; targets are fixed, never fitted."""
+
+    name: str
+    value: float
+    target: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One comparison: what was run, and what came out."""
+
+    experiment: Experiment
+    workload: Workload
+    saturation_per_s: float
+    outcomes: tuple[Outcome, ...]
+    real_time: bool
+
+    def claims(self) -> Iterator[Claim]:
+        """What E2 is to reach against round robin in the same run."""
+        by_policy = {outcome.policy: outcome for outcome in self.outcomes}
+        base, e2 = by_policy.get(BASELINE), by_policy.get("e2")
+        if base is None or e2 is None:
+            return
+        computed = e2.computed_tokens / base.computed_tokens
+        yield Claim("prompt tokens recomputed, e2 / round_robin", computed, "<= 0.5", computed <= 0.5)
+        speedup = base.e2e_mean_s / e2.e2e_mean_s
+        yield Claim("mean E2E, round_robin / e2", speedup, ">= 1.5", speedup >= 1.5)
+        wrong = e2.misprediction
+        yield Claim("e2: |predicted - reported cached tokens| / prompt tokens", wrong, "<= 0.02", wrong <= 0.02)
+
+    def json(self) -> bytes:
+        """Inputs, outcomes and claims."""
+        experiment = {**asdict(self.experiment), "traces": str(self.experiment.traces or "built-in")}
+        report = {
+            "plait": version("plait"),
+            "real_time": self.real_time,
+            "experiment": experiment,
+            "kv_tokens": self.workload.kv_tokens,
+            "working_set_tokens": self.workload.working_set_tokens,
+            "shared_prefixes": self.workload.prefixes,
+            "saturation_per_s": self.saturation_per_s,
+            "rate_per_s": self.experiment.rate * self.saturation_per_s,
+            "outcomes": [asdict(outcome) for outcome in self.outcomes],
+            "claims": [asdict(claim) for claim in self.claims()],
+        }
+        return msgspec.json.format(msgspec.json.encode(report))
+
+    def text(self) -> str:
+        """The table, with what it was run on above and the claims below."""
+        e, w = self.experiment, self.workload
+        source = "ToolBench tool lists and LooGLE documents" if e.traces else "built-in manuals and tool catalogues"
+        head = (
+            f"{e.calls} calls on {w.prefixes} shared prefixes ({source}), Zipf {e.zipf}, seed {e.seed}\n"
+            f"{e.engines} engines, {e.profile}, KV cache of {w.kv_tokens:,} tokens each; working set "
+            f"{w.working_set_tokens:,} tokens ({w.working_set_tokens / w.kv_tokens:.2f} x one KV cache)\n"
+            f"{e.rate * self.saturation_per_s:.1f} calls/s, {e.rate:g} of round robin's saturation "
+            f"({self.saturation_per_s:.1f} calls/s), {'real servers' if self.real_time else 'virtual time'}\n"
+        )
+        claims = [
+            f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}"
+            for claim in self.claims()
+        ]
+        return "\n".join((head, *_table(self.outcomes), "", *claims))
+
+
+ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
+    ("prompt tokens", lambda o: f"{o.prompt_tokens:,}"),
+    ("  recomputed", lambda o: f"{o.computed_tokens:,}"),
+    ("  hit rate", lambda o: f"{o.hit_rate:.1%}"),
+    ("  predicted hit rate", lambda o: f"{o.predicted_hit_rate:.1%}"),
+    ("  |predicted - reported|", lambda o: f"{o.misprediction:.2%}"),
+    ("TTFT mean", lambda o: f"{o.ttft_mean_s:.3f} s"),
+    ("TTFT p99", lambda o: f"{o.ttft_p99_s:.3f} s"),
+    ("E2E mean", lambda o: f"{o.e2e_mean_s:.3f} s"),
+    ("E2E p99", lambda o: f"{o.e2e_p99_s:.3f} s"),
+    ("calls per engine", lambda o: " ".join(str(calls) for calls in o.calls_per_engine.values())),
+)
+
+
+def _table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    cells = [["", *(outcome.policy for outcome in outcomes)]]
+    cells += [[label, *(show(outcome) for outcome in outcomes)] for label, show in ROWS]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    for row in cells:
+        yield row[0].ljust(widths[0]) + "".join(
+            f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)
+        )

@@ -1,0 +1,89 @@
+"""A workload through real servers: each call is sent at its time over HTTP, and what came back is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from plait.backends.http.client import HttpClient, Response
+from plait.gateway.asgi import header
+from plait.gateway.calls.sse import UsageTap
+from plait.gateway.simulation.processes import FleetPlan
+from plait.gateway.simulation.simulate import CallRecord
+from plait.gateway.simulation.workload import WorkloadCall
+from plait.policy.types import PlacementReason
+
+
+async def send_workload(
+    plan: FleetPlan, calls: Sequence[WorkloadCall], arrivals_s: Sequence[float], progress: Callable[[int], None]
+) -> list[CallRecord]:
+    """Send `calls` to the plan's gateway, `arrivals_s` emulated seconds from now; times come back in emulated seconds.
+
+    Raises RuntimeError for a call that is not answered in full.
+    """
+    client = HttpClient(plan.url)
+    loop = asyncio.get_running_loop()
+    zero = loop.time()
+    finished = 0
+
+    def now_s() -> float:
+        return (loop.time() - zero) * plan.time_scale
+
+    async def send(call: WorkloadCall, arrives_s: float) -> CallRecord:
+        await asyncio.sleep((arrives_s - now_s()) / plan.time_scale)
+        record = await _send(client, plan.model, call, now_s)
+        nonlocal finished
+        finished += 1
+        progress(finished)
+        return record
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(send(*pair)) for pair in zip(calls, arrivals_s, strict=True)]
+    finally:
+        await client.aclose()
+    return [task.result() for task in tasks]
+
+
+async def _send(client: HttpClient, model: str, call: WorkloadCall, now_s: Callable[[], float]) -> CallRecord:
+    body = {
+        "model": model,
+        "messages": call.messages,
+        "max_tokens": call.max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if call.tools is not None:
+        body["tools"] = call.tools
+    arrived_s = now_s()
+    response = await client.post(
+        "/v1/chat/completions", [(b"content-type", b"application/json")], msgspec.json.encode(body)
+    )
+    tap, first_token_s = UsageTap(withhold=False), 0.0
+    while piece := await response.read_chunk():
+        first_token_s = first_token_s or now_s()
+        tap.feed(piece)
+    if response.status != 200 or tap.usage is None:
+        raise RuntimeError(f"a call on {call.prefix} was answered with status {response.status} and no usage")
+    return CallRecord(
+        prefix=call.prefix,
+        engine_id=_header(response, b"plait-engine"),
+        reason=PlacementReason(_header(response, b"plait-placement")),
+        prompt_tokens=tap.usage.prompt_tokens,
+        output_tokens=tap.usage.output_tokens,
+        predicted_cached_tokens=int(_header(response, b"plait-cached-tokens")),
+        arrived_s=arrived_s,
+        cached_tokens=tap.usage.cached_tokens or 0,
+        first_token_s=first_token_s,
+        finished_s=now_s(),
+    )
+
+
+def _header(response: Response, name: bytes) -> str:
+    value = header(response.headers, name)
+    if value is None:
+        raise RuntimeError(f"the gateway's answer lacks its {name.decode()} header")
+    return value

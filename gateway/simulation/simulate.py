@@ -1,0 +1,254 @@
+"""The simulator: the real router and the real engine cores in virtual time.
+
+Nothing is modelled twice: placement, prefix tree, reports, block cache, iteration loop and cost model are the ones that
+serve. Only the clock (a heap of events), the network (none) and the polling of cache states (every
+`report_interval_s`) stand in for the asyncio shell. Whoever runs programs of calls, as the owner of a session's calls
+does, adds events of its own (`at`) and sends calls when they are ready (`send`). The same inputs give the same result.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from plait.backends.embedded.engine import Engine, EngineCall, Output
+from plait.gateway.fleet.router import Booking, CallUsage, Router
+from plait.gateway.timer import Event
+from plait.policy.prefix.block_hash import HashChain
+from plait.policy.types import Call, Objective, PlacementReason, Slo, TaskGroup
+
+REPORT_INTERVAL_S = 0.05
+"""A long poll answers as soon as something changed; 50 ms stand for the answer's way and the gateway's turn."""
+
+AGE_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenized prompt, ready to be called many times: its chains are copied, never changed."""
+
+    tokens: int
+    chain: HashChain
+    tree_chain: HashChain
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedCall:
+    """One call of a workload; it generates exactly `output_tokens`, with the ids from `first_output_id` on.
+
+    None: ids of its own, so that its output fills the cache but never matches. `slo` and `objective` are what it was
+    promised, from `arrives_s` on; `application` and `group` are as in `Call`.
+    """
+
+    arrives_s: float
+    prompt: Prompt
+    output_tokens: int
+    prefix: str = ""
+    slo: Slo | None = None
+    objective: Objective | None = None
+    application: str | None = None
+    group: TaskGroup | None = None
+    first_output_id: int | None = None
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """What became of a call; times in seconds since the start, `cached_tokens` as the engine reported it.
+
+    `admitted_s` is when the engine first began to compute it.
+    """
+
+    prefix: str
+    engine_id: str
+    reason: PlacementReason
+    prompt_tokens: int
+    output_tokens: int
+    predicted_cached_tokens: int
+    arrived_s: float
+    cached_tokens: int = 0
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+    admitted_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Arrival to first token."""
+        return self.first_token_s - self.arrived_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Arrival to last token."""
+        return self.finished_s - self.arrived_s
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were not in the cache."""
+        return self.prompt_tokens - self.cached_tokens
+
+
+Ended = Callable[[CallRecord], None]
+"""Told of a call that has ended, at its `finished_s`."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A call in an engine."""
+
+    booking: Booking
+    record: CallRecord
+    on_ended: Ended
+
+
+class Simulation:
+    """A fleet in virtual time. `engines` by id; the router must know the same ids and none other."""
+
+    def __init__(
+        self,
+        router: Router,
+        engines: Mapping[str, Engine],
+        model: str,
+        *,
+        report_interval_s: float = REPORT_INTERVAL_S,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.now_s = 0.0
+        self.records: list[CallRecord] = []
+        self._router = router
+        self._engines = engines
+        self._model = model
+        self._report_interval_s = report_interval_s
+        self._progress = progress or (lambda _finished: None)
+        self._events: list[tuple[float, int, Event]] = []
+        self._order = count()
+        self._in_engine: dict[EngineCall, _Sent] = {}
+        self._not_admitted: dict[Engine, list[EngineCall]] = {engine: [] for engine in engines.values()}
+        self._finished = 0
+        self._to_come = 0  # events that the run does not end before
+        for engine_id in engines:
+            router.engine_answered(engine_id, {model: None})
+
+    def run(self, calls: Sequence[SimulatedCall] = ()) -> list[CallRecord]:
+        """Send `calls`, run until nothing is to come any more; the records of all calls, in the order of sending."""
+        for call in calls:
+            self.at(call.arrives_s, partial(self._arrive, call))
+        for engine_id in self._engines:
+            self._schedule(0.0, partial(self._poll, engine_id))
+        self._schedule(0.0, self._age)
+        while self._to_come or self._in_engine:
+            self.now_s, _, event = heapq.heappop(self._events)
+            event(self.now_s)
+        return self.records
+
+    def at(self, when_s: float, event: Event) -> None:
+        """Have `event` happen at a time that has not passed yet."""
+        self._to_come += 1
+        self._schedule(when_s, partial(self._come, event))
+
+    def send(self, simulated: SimulatedCall, on_ended: Ended) -> CallRecord:
+        """Place a call that arrives now, and give it to its engine; the record is complete when it has ended."""
+        prompt, router, number, now_s = simulated.prompt, self._router, len(self.records), simulated.arrives_s
+        call = Call(
+            f"call-{number}",
+            self._model,
+            prompt.tokens,
+            router.block_tokens,
+            prompt.tree_chain.hashes,
+            slo=simulated.slo,
+            objective=simulated.objective,
+            application=simulated.application,
+            group=simulated.group,
+        )
+        placement = router.select(call)
+        booking = router.book(call, placement, now_s)
+        record = CallRecord(
+            prefix=simulated.prefix,
+            engine_id=placement.engine_id,
+            reason=placement.reason,
+            prompt_tokens=prompt.tokens,
+            output_tokens=simulated.output_tokens,
+            predicted_cached_tokens=placement.cached_tokens,
+            arrived_s=now_s,
+        )
+        self.records.append(record)
+        engine, engine_call = self._engines[placement.engine_id], _engine_call(call, simulated, number)
+        self._in_engine[engine_call] = _Sent(booking, record, on_ended)
+        self._not_admitted[engine].append(engine_call)
+        engine.add(engine_call)
+        if engine.idle:
+            self._step(engine, now_s)
+        return record
+
+    def _schedule(self, when_s: float, event: Event) -> None:
+        heapq.heappush(self._events, (when_s, next(self._order), event))
+
+    def _come(self, event: Event, now_s: float) -> None:
+        self._to_come -= 1
+        event(now_s)
+
+    def _arrive(self, simulated: SimulatedCall, _now_s: float) -> None:
+        self.send(simulated, _nobody)
+
+    def _step(self, engine: Engine, now_s: float) -> None:
+        step = engine.step(now_s)
+        self._note_admitted(engine, now_s)
+        if step.ends_s is not None:
+            self._schedule(step.ends_s, partial(self._step, engine))
+        for output in step.outputs:
+            self._deliver(output, now_s)
+
+    def _note_admitted(self, engine: Engine, now_s: float) -> None:
+        waiting = self._not_admitted[engine]
+        if any(call.cached_tokens is not None for call in waiting):
+            for call in waiting:
+                if call.cached_tokens is not None:
+                    self._in_engine[call].record.admitted_s = now_s
+            waiting[:] = [call for call in waiting if call.cached_tokens is None]
+
+    def _deliver(self, output: Output, now_s: float) -> None:
+        sent = self._in_engine[output.call]
+        record = sent.record
+        if output.call.output_tokens == 1:
+            record.first_token_s = now_s
+            self._router.first_token(sent.booking, now_s)
+        if output.finished:
+            record.finished_s = now_s
+            record.cached_tokens = output.call.cached_tokens or 0
+            usage = CallUsage(record.prompt_tokens, record.output_tokens, record.cached_tokens)
+            self._router.settle(sent.booking, usage, now_s)
+            del self._in_engine[output.call]
+            self._finished += 1
+            self._progress(self._finished)
+            sent.on_ended(record)
+
+    def _poll(self, engine_id: str, now_s: float) -> None:
+        cursor = self._router.engines[engine_id].cursor
+        self._router.report(engine_id, self._engines[engine_id].cache_state(cursor), requested_s=now_s)
+        self._schedule(now_s + self._report_interval_s, partial(self._poll, engine_id))
+
+    def _age(self, now_s: float) -> None:
+        self._router.age(now_s)
+        self._schedule(now_s + AGE_INTERVAL_S, self._age)
+
+
+def _nobody(_record: CallRecord) -> None:
+    """Of a call in a workload's list, whose record is all that is wanted."""
+
+
+def _engine_call(call: Call, simulated: SimulatedCall, number: int) -> EngineCall:
+    prompt = simulated.prompt
+    chain = prompt.chain.copy()
+    first_id = number << 12 if simulated.first_output_id is None else simulated.first_output_id
+    return EngineCall(
+        call.call_id,
+        simulated.arrives_s,
+        prompt.tokens,
+        slo=call.slo,
+        objective=call.objective,
+        chain=chain,
+        tree_chain=chain if prompt.tree_chain is prompt.chain else prompt.tree_chain.copy(),
+        max_output_tokens=simulated.output_tokens,
+        output=count(first_id),
+    )

@@ -1,0 +1,128 @@
+"""The load ledger: what an engine was given to do within the last H seconds, in seconds of engine time (DESIGN 4.1)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from plait.policy.cost_model import CostModel
+from plait.policy.prefix.node import Node
+
+DEFAULT_WINDOW_S = 180.0
+"""H: three minutes; Preble (section 3.2) finds that its length hardly matters."""
+
+DEFAULT_PRIOR_OUTPUT_TOKENS = 128
+"""Expected output before any was seen: between the means of Azure's code (28) and conversation (211) traces."""
+
+
+@dataclass(slots=True, eq=False)
+class LedgerEntry:
+    """One call in the window, and the node its prompt ends at; `prefill_s` is predicted, then corrected."""
+
+    booked_s: float
+    leaf: Node
+    prompt_tokens: int
+    prefill_s: float
+    output_tokens: int | None = None
+
+
+class LoadLedger:
+    """One engine's window. Totals are kept, so reading is O(1) and ageing is amortised O(1)."""
+
+    def __init__(
+        self,
+        cost_model: CostModel,
+        window_s: float = DEFAULT_WINDOW_S,
+        prior_output_tokens: float = DEFAULT_PRIOR_OUTPUT_TOKENS,
+    ) -> None:
+        self.window_s = window_s
+        self._cost_model = cost_model
+        self._prior_output_tokens = float(prior_output_tokens)
+        self._entries: OrderedDict[LedgerEntry, None] = OrderedDict()
+        self._prefill_s = 0.0
+        self._prompt_tokens = 0
+        self._output_tokens = 0
+        self._outputs = 0
+
+    def __len__(self) -> int:
+        """Calls in the window."""
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"LoadLedger(calls={len(self)}, prefill_s={self._prefill_s:.3f}, decode_s={self._decode_s():.3f})"
+
+    @property
+    def mean_output_tokens(self) -> float:
+        """Mean output length of the calls in the window that have ended; the prior while none has."""
+        return self._output_tokens / self._outputs if self._outputs else self._prior_output_tokens
+
+    def window_cost_s(self) -> float:
+        """L: the prefill of every call in the window, and a decode of mean output length for each."""
+        return self._prefill_s + self._decode_s()
+
+    def decode_ratio(self) -> float:
+        """Decode's share of the window's cost, 0 for an idle engine."""
+        total = self.window_cost_s()
+        return self._decode_s() / total if total else 0.0
+
+    def book(self, leaf: Node, missed_tokens: int, prompt_tokens: int, now_s: float) -> LedgerEntry:
+        """Enter a call that was placed here and misses `missed_tokens` of its prompt."""
+        entry = LedgerEntry(now_s, leaf, prompt_tokens, self._prefill_time_s(missed_tokens, prompt_tokens))
+        self._entries[entry] = None
+        self._prefill_s += entry.prefill_s
+        self._prompt_tokens += prompt_tokens
+        return entry
+
+    def settle(self, entry: LedgerEntry, missed_tokens: int, output_tokens: int) -> None:
+        """Replace the prediction by what the engine reported; without effect on an entry that has aged out."""
+        if entry not in self._entries:
+            return
+        assert entry.output_tokens is None, "a call is settled once"
+        self._prefill_s -= entry.prefill_s
+        entry.prefill_s = self._prefill_time_s(missed_tokens, entry.prompt_tokens)
+        self._prefill_s += entry.prefill_s
+        entry.output_tokens = output_tokens
+        self._output_tokens += output_tokens
+        self._outputs += 1
+
+    def cancel(self, entry: LedgerEntry) -> bool:
+        """Take back a call that never ran, as if it had not been booked; False if it had aged out already."""
+        if entry not in self._entries:
+            return False
+        self._drop(entry)
+        return True
+
+    def age(self, now_s: float) -> list[LedgerEntry]:
+        """Let go of the calls booked more than H ago, and return them."""
+        aged: list[LedgerEntry] = []
+        while self._entries:
+            oldest = next(iter(self._entries))
+            if oldest.booked_s >= now_s - self.window_s:
+                break
+            self._drop(oldest)
+            aged.append(oldest)
+        return aged
+
+    def check(self) -> None:
+        """Assert that the totals are the sums; for tests."""
+        assert abs(self._prefill_s - sum(entry.prefill_s for entry in self._entries)) < 1e-6
+        assert self._prompt_tokens == sum(entry.prompt_tokens for entry in self._entries)
+        ended = [entry.output_tokens for entry in self._entries if entry.output_tokens is not None]
+        assert (self._outputs, self._output_tokens) == (len(ended), sum(ended))
+
+    def _drop(self, entry: LedgerEntry) -> None:
+        del self._entries[entry]
+        self._prefill_s = self._prefill_s - entry.prefill_s if self._entries else 0.0  # rounding ends with the window
+        self._prompt_tokens -= entry.prompt_tokens
+        if entry.output_tokens is not None:
+            self._output_tokens -= entry.output_tokens
+            self._outputs -= 1
+
+    def _prefill_time_s(self, missed_tokens: int, prompt_tokens: int) -> float:
+        return self._cost_model.prefill_time_s(missed_tokens, max(0, prompt_tokens - missed_tokens))
+
+    def _decode_s(self) -> float:
+        calls = len(self._entries)
+        if not calls:
+            return 0.0
+        return calls * self._cost_model.decode_time_s(self.mean_output_tokens, self._prompt_tokens / calls)

@@ -1,0 +1,197 @@
+"""Placement: which engine a call runs on. E2 as published by Preble (algorithms 1 and 2), and two plain policies.
+
+To E2's one comparison come what latency and throughput calls cost each other (`harm`) and what it costs to leave one's
+application (`application`), in seconds; calls of a task group are allocated together (`task_group`). For a call without
+objective, application and group that is nothing, and E2 is as published.
+
+Selection has no side effects: a policy reads engine views and returns a `Placement`; the router books it. Who may be
+chosen at all (healthy, not draining, serves the model) is settled before: `engines` holds only the eligible ones.
+`e2` lacks two parts of the paper so far: decode balance (explore only) and shift (exploit only), see DESIGN 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from plait.policy.placement.application import apart_s
+from plait.policy.placement.capacity import decode_iteration_s
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.harm import harm_s
+from plait.policy.placement.reservation import Reservation
+from plait.policy.placement.task_group import Part, allocate
+from plait.policy.prefix.prefix_tree import Segment
+from plait.policy.types import Call, LoadCost, Placement, PlacementReason, TaskGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a policy decides from: the call's matched path, the eligible engines in a fixed order, how many calls were
+    placed before this one, and what is reserved for its task group (None: it is placed by itself).
+    """
+
+    path: Sequence[Segment]
+    engines: Sequence[EngineView]
+    turn: int
+    reservation: Reservation | None = None
+
+
+Policy = Callable[[Call, Situation], Placement]
+
+
+def e2(call: Call, situation: Situation) -> Placement:
+    """Exploit a cached prefix when that saves more tokens than it leaves to compute, else explore (algorithm 1).
+
+    A call of a task group takes one of the group's places instead.
+    """
+    if call.group is not None and situation.reservation is not None:
+        return group_placement(call, situation, call.group, situation.reservation)
+    held = {engine: cached_blocks(call, situation, engine) for engine in situation.engines}
+    cached_len = max(held.values()) * call.block_tokens
+    missed_len = call.prompt_tokens - cached_len
+    reason, candidates = PlacementReason.EXPLORE, list(situation.engines)
+    if missed_len < cached_len:
+        holders = holders_of_key_portion(situation.path, held)
+        if call.objective is not None:
+            holders = [engine for engine in holders if exploiting_saves(call, engine, held[engine])]
+        if holders:
+            reason, candidates = PlacementReason.EXPLOIT, holders
+    cost, engine = _cheapest(call, situation, candidates, held)
+    return _placement(call, engine, reason, held[engine], cost=cost)
+
+
+def group_placement(call: Call, situation: Situation, group: TaskGroup, reservation: Reservation) -> Placement:
+    """One of the places of the call's task group: of those that are left, where the call costs least.
+
+    Places are for the calls of the group that are known and do not run yet. Where there are too few they are extended;
+    where there are too many, since calls have failed, the group is allocated anew.
+    """
+    held = {engine: cached_blocks(call, situation, engine) for engine in situation.engines}
+    wanted = max(1, group.calls - reservation.running)
+    places = reservation.places
+    if sum(places.values()) != wanted:
+        kept = places if sum(places.values()) < wanted else {}
+        parts = [_part(call, situation, group, engine, blocks) for engine, blocks in held.items()]
+        places = allocate(parts, kept, wanted)
+    cost, engine = _cheapest(call, situation, [engine for engine in held if engine.engine_id in places], held)
+    left = {engine_id: calls - (engine_id == engine.engine_id) for engine_id, calls in places.items()}
+    left = {engine_id: calls for engine_id, calls in left.items() if calls}
+    return _placement(call, engine, PlacementReason.GROUP, held[engine], cost=cost, places=left)
+
+
+def load_cost(call: Call, situation: Situation, engine: EngineView, cached_tokens: int) -> LoadCost:
+    """L + M + P of placing `call` on `engine`, which has `cached_tokens` of its prompt (algorithm 2), harm and
+    distance from the rest of the application.
+    """
+    missed_tokens = call.prompt_tokens - cached_tokens
+    window_s = engine.ledger.window_cost_s()
+    eviction_s = eviction_cost_s(call, situation, engine, missed_tokens)
+    prefill_s = engine.cost_model.prefill_time_s(missed_tokens, cached_tokens)
+    if call.unannotated:
+        return LoadCost(window_s, eviction_s, prefill_s)
+    harm = harm_s(call, engine, missed_tokens, prefill_s)
+    return LoadCost(window_s, eviction_s, prefill_s, harm, apart_s(call, engine))
+
+
+def eviction_cost_s(call: Call, situation: Situation, engine: EngineView, missed_tokens: int) -> float:
+    """M: for each node LRU would evict to make room, the time to compute it again x its share of the window's calls."""
+    calls = len(engine.ledger)
+    if engine.free_tokens is None or not calls:
+        return 0.0
+    shortage_tokens = missed_tokens + engine.ledger.mean_output_tokens - engine.free_tokens
+    own = {segment.node for segment in situation.path}
+    total_s = 0.0
+    for node, blocks in engine.residency.victims(ceil(shortage_tokens / call.block_tokens), own):
+        sharers = node.holdings[engine.engine_id].sharers
+        if sharers:
+            total_s += engine.cost_model.prefill_time_s(blocks * call.block_tokens) * sharers / calls
+    return total_s
+
+
+def exploiting_saves(call: Call, engine: EngineView, held_blocks: int) -> bool:
+    """Whether what `engine` has cached of the prompt saves no less of its time than the call costs there in harm."""
+    cached_tokens = held_blocks * call.block_tokens
+    missed_tokens, costs = call.prompt_tokens - cached_tokens, engine.cost_model
+    prefill_s = costs.prefill_time_s(missed_tokens, cached_tokens)
+    return harm_s(call, engine, missed_tokens, prefill_s) <= costs.prefill_time_s(call.prompt_tokens) - prefill_s
+
+
+def holders_of_key_portion(path: Sequence[Segment], held: Mapping[EngineView, int]) -> list[EngineView]:
+    """The engines that hold the key portion: the node with the most tokens on the matched path (the deepest of equals).
+
+    `held` says how many blocks of the path each engine has; what none has is not matched. An engine holds a node if it
+    has everything before it and at least half of what any engine has of it: with less, by E2's own rule of saved
+    against computed tokens, it would not count as cached.
+    """
+    matched = max(held.values())
+    key_start = key_blocks = start = 0
+    for segment in path:
+        blocks = min(segment.blocks, matched - start)
+        if blocks >= key_blocks:
+            key_start, key_blocks = start, blocks
+        start += segment.blocks
+    return [engine for engine, blocks in held.items() if 2 * (blocks - key_start) >= key_blocks]
+
+
+def round_robin(call: Call, situation: Situation) -> Placement:
+    """Each engine in turn."""
+    engine = situation.engines[situation.turn % len(situation.engines)]
+    return _placement(call, engine, PlacementReason.ROUND_ROBIN, cached_blocks(call, situation, engine))
+
+
+def least_outstanding(call: Call, situation: Situation) -> Placement:
+    """The engine with the fewest outstanding calls; among equals, each in turn."""
+    fewest = min(engine.outstanding for engine in situation.engines)
+    idle = [engine for engine in situation.engines if engine.outstanding == fewest]
+    engine = idle[situation.turn % len(idle)]
+    return _placement(call, engine, PlacementReason.LEAST_OUTSTANDING, cached_blocks(call, situation, engine))
+
+
+def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
+    """Blocks of the prompt that the engine is expected to have; never all, as the last token is always computed."""
+    return min(call.cacheable_blocks, engine.residency.held_blocks(situation.path))
+
+
+def _cheapest(
+    call: Call, situation: Situation, candidates: Sequence[EngineView], held: Mapping[EngineView, int]
+) -> tuple[LoadCost, EngineView]:
+    """Of equal engines the one with the fewest outstanding calls, then the first: the paper leaves ties open."""
+    costs = [(load_cost(call, situation, engine, held[engine] * call.block_tokens), engine) for engine in candidates]
+    return min(costs, key=lambda pair: (pair[0].total_s, pair[1].outstanding))
+
+
+def _part(call: Call, situation: Situation, group: TaskGroup, engine: EngineView, held_blocks: int) -> Part:
+    """What calls such as this one would be on an engine, as its task group is allocated."""
+    costs, output_tokens = engine.cost_model, engine.ledger.mean_output_tokens
+    cached_tokens = held_blocks * call.block_tokens
+    cost = load_cost(call, situation, engine, cached_tokens)
+    shared_tokens = max(cached_tokens, min(group.shared_tokens, call.prompt_tokens - 1))
+    next_tokens, context_tokens = call.prompt_tokens - shared_tokens, call.prompt_tokens + int(output_tokens / 2)
+    return Part(
+        engine.engine_id,
+        load_s=cost.total_s - cost.prefill_s,
+        first_s=cost.prefill_s,
+        next_s=costs.prefill_time_s(next_tokens, shared_tokens),
+        decode_s=lambda calls: output_tokens * decode_iteration_s(costs, calls, context_tokens),
+        first_tokens=call.prompt_tokens - cached_tokens + output_tokens,
+        next_tokens=next_tokens + output_tokens,
+        room_tokens=engine.room_tokens,
+    )
+
+
+def _placement(
+    call: Call,
+    engine: EngineView,
+    reason: PlacementReason,
+    held_blocks: int,
+    *,
+    cost: LoadCost | None = None,
+    places: Mapping[str, int] | None = None,
+) -> Placement:
+    cached_tokens = held_blocks * call.block_tokens
+    return Placement(engine.engine_id, reason, cached_tokens, call.prompt_tokens - cached_tokens, cost, places)
+
+
+POLICIES: dict[str, Policy] = {"e2": e2, "round_robin": round_robin, "least_outstanding": least_outstanding}
+"""The policies by the name that configuration uses."""

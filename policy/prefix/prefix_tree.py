@@ -1,0 +1,141 @@
+"""The prefix tree: one radix tree over chained block hashes, shared by all engines and models (DESIGN 4.1).
+
+A node is a run of blocks that every prompt through it shares. Because hashes are chained, one hash stands for a whole
+prefix: a match is a bisection over the prompt's hashes, and chains of different models never meet below the root.
+What each engine has of a node, and how many calls shared it lately, is kept beside the node (`Holding`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.policy.prefix.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The first `blocks` blocks of a node, matched by a prompt; only a path's last one may be less than its node."""
+
+    node: Node
+    blocks: int
+
+
+class PrefixTree:
+    """The radix tree. `index` knows the node of every block, so any prefix is found from one hash."""
+
+    def __init__(self) -> None:
+        self.root = Node(None, 0, array("Q"))
+        self.index: dict[int, Node] = {}
+
+    def __len__(self) -> int:
+        """Blocks in the tree."""
+        return len(self.index)
+
+    def match(self, hashes: Sequence[int]) -> list[Segment]:
+        """The path that `hashes` shares with the tree, root first. Changes nothing. O(log blocks + nodes)."""
+        index = self.index
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in index:
+                low = middle + 1
+            else:
+                high = middle
+        if low == 0:
+            return []
+        last = index[hashes[low - 1]]
+        segments = [Segment(node, len(node)) for node in last.path()]
+        segments[0] = Segment(last, low - last.start_blocks)
+        segments.reverse()
+        return segments
+
+    def insert(self, hashes: Sequence[int]) -> Node:
+        """Insert a chain that begins at the root and return the node it ends at, which it spans to its end."""
+        node = self.root
+        position, length = 0, len(hashes)
+        while position < length:
+            child = node.children.get(hashes[position])
+            if child is None:
+                return self.add_leaf(node, hashes[position:])
+            common = child.common_blocks(0, hashes, position)
+            node = child if common == len(child) else self.split(child, common)
+            position += common
+        return node
+
+    def add_leaf(self, parent: Node, hashes: Sequence[int]) -> Node:
+        """Hang the chain `hashes`, of which nothing is in the tree yet, below `parent`."""
+        leaf = Node(parent, parent.end_blocks, array("Q", hashes))
+        parent.children[leaf.hashes[0]] = leaf
+        for block in leaf.hashes:
+            self.index[block] = leaf
+        return leaf
+
+    def extend(self, node: Node, hashes: Sequence[int]) -> Node:
+        """Put `hashes`, of which nothing is in the tree yet, behind `node`; returns the node they are in.
+
+        A leaf that no call spans grows, so that an output reported block by block stays one node; one that calls span
+        gets a child, because they span whole nodes.
+        """
+        if node.parent is None or node.children or any(h.bookings or h.sharers for h in node.holdings.values()):
+            return self.add_leaf(node, hashes)
+        node.hashes.extend(hashes)
+        for block in hashes:
+            self.index[block] = node
+        return node
+
+    def split(self, node: Node, blocks: int) -> Node:
+        """Cut `node` behind its first `blocks` blocks and return the new upper part.
+
+        The lower part keeps its identity: calls that end there hold on to it, and all of them span the upper part too.
+        """
+        assert node.parent is not None
+        assert 0 < blocks < len(node)
+        upper = Node(node.parent, node.start_blocks, node.hashes[:blocks])
+        node.parent.children[upper.hashes[0]] = upper
+        for block in upper.hashes:
+            self.index[block] = upper
+        node.hashes = node.hashes[blocks:]
+        node.start_blocks += blocks
+        node.parent = upper
+        upper.children[node.hashes[0]] = node
+        for engine_id, holding in list(node.holdings.items()):
+            upper.holdings[engine_id] = holding.split(upper, blocks)
+            node.drop_unused(engine_id)
+        return upper
+
+    def prune(self, node: Node) -> int:
+        """Drop what nobody has or shares any more, from `node` upwards; returns how many nodes left the tree."""
+        removed = 0
+        while node.parent is not None and not node.children:
+            keep = max((h.needed_blocks() for h in node.holdings.values()), default=0)
+            for block in node.hashes[keep:]:
+                del self.index[block]
+            if keep:
+                del node.hashes[keep:]
+                break
+            parent = node.parent
+            del parent.children[node.hashes[0]]
+            removed += 1
+            node = parent
+        return removed
+
+    def check(self) -> None:
+        """Assert every invariant of the tree; for tests."""
+        seen: dict[int, Node] = {}
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            for first, child in node.children.items():
+                assert child.parent is node
+                assert len(child) > 0
+                assert child.hashes[0] == first
+                assert child.start_blocks == node.end_blocks
+                for holding in child.holdings.values():
+                    holding.check(child)
+                for block in child.hashes:
+                    assert block not in seen
+                    seen[block] = child
+                stack.append(child)
+        assert seen == self.index

@@ -1,0 +1,68 @@
+"""What the consumers of a call need it for, from which follows what the call itself is needed for."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+from plait.policy.programs.objectives_stage import Stage
+from plait.policy.types import Objective
+
+Need = Stage | Literal[Objective.THROUGHPUT]
+"""What those who wait for a call need it for: to be in a stage, or throughput."""
+
+
+class Offers:
+    """The needs of one call's consumers, one for each link to them. Changing one is O(1), the nearest stage is found in
+    the logarithm of the awaited calls and the distances that differ.
+    """
+
+    __slots__ = ("_changed", "_heap", "_links", "_throughput_links")
+
+    def __init__(self) -> None:
+        self._links: dict[str, dict[int, int]] = {}  # by awaited call and distance
+        self._throughput_links = 0
+        self._changed: list[str] = []
+        self._heap: list[tuple[int, str]] = []  # the farthest of each awaited call, and outdated entries
+
+    def __bool__(self) -> bool:
+        return bool(self._links or self._throughput_links)
+
+    def change(self, need: Need, links: int) -> None:
+        """So many more links, or fewer, to consumers with this need."""
+        if not isinstance(need, Stage):
+            self._throughput_links += links
+            return
+        distances = self._links.setdefault(need.awaited, {})
+        distances[need.distance] = distances.get(need.distance, 0) + links
+        if not distances[need.distance]:
+            del distances[need.distance]
+            if not distances:
+                del self._links[need.awaited]
+        self._changed.append(need.awaited)
+
+    def need(self) -> Need | None:
+        """What the call is needed for: the smallest stage behind its consumers, where of each awaited call's the
+        largest counts; else throughput; None if it is needed for nothing.
+        """
+        for awaited in self._links.keys() & self._changed:
+            heappush(self._heap, (max(self._links[awaited]), awaited))
+        self._changed.clear()
+        if len(self._heap) > 2 * len(self._links) + 8:
+            self._heap = [(max(distances), awaited) for awaited, distances in self._links.items()]
+            heapify(self._heap)
+        while self._heap:
+            distance, awaited = self._heap[0]
+            if distance == max(self._links.get(awaited, ()), default=None):
+                return Stage(awaited, distance + 1)
+            heappop(self._heap)
+        return Objective.THROUGHPUT if self._throughput_links else None
+
+    def counted(self) -> dict[Need, int]:
+        """The needs, and how many links have each; for tests."""
+        counted: dict[Need, int] = {
+            Stage(awaited, distance): links
+            for awaited, distances in self._links.items()
+            for distance, links in distances.items()
+        }
+        return counted | ({Objective.THROUGHPUT: self._throughput_links} if self._throughput_links else {})

@@ -1,0 +1,51 @@
+"""What an event did to a request graph, as a value: the executor starts and answers calls by it (Parrot, 5.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from plait.policy.programs.request_graph_state import CallState, Cause
+
+
+class Ended(NamedTuple):
+    """A call that has left the graph; `cause` is None if it finished."""
+
+    call_id: str
+    state: CallState
+    cause: Cause | None
+
+
+class Failed(NamedTuple):
+    """A variable that will never have a value."""
+
+    variable: str
+    cause: Cause
+
+
+class Link(NamedTuple):
+    """A call that waits for an output of another, once for each variable between them."""
+
+    producer: str
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """The consequences of one event, its own included, each in a deterministic order.
+
+    `ready` calls are in the order in which they were added. `ended` and `variables_failed` go from the cause outwards.
+    `linked` and `cut` are the links that came and went; a cut link's ends may both have ended. A call that fails as it
+    is added was never linked.
+    """
+
+    added: str | None = None
+    ready: tuple[str, ...] = ()
+    variable_set: str | None = None
+    variables_failed: tuple[Failed, ...] = ()
+    ended: tuple[Ended, ...] = ()
+    linked: tuple[Link, ...] = ()
+    cut: tuple[Link, ...] = ()
+
+
+NO_EFFECTS = Effects()

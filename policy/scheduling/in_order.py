@@ -1,0 +1,143 @@
+"""Plans in an order: running calls keep their place and go first, then waiting ones until one finds no room.
+
+The policies here differ in whom they admit next: by arrival, by longest cached prefix, by hit-ratio groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from operator import attrgetter
+
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.priority import GROUPS, HitRatioGroups
+
+MAX_BACKFILL_CALLS = 16
+"""More than an iteration admits beyond its plan; the list is made anew in every iteration."""
+
+
+Order = Callable[[Sequence[LocalCall], EngineFacts], Iterable[LocalCall]]
+"""The waiting calls in the order in which they are to be admitted."""
+
+
+class Fcfs:
+    """First come, first served with chunked prefill: running calls first, then waiting ones until the first misfit."""
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        """Decodes and running prefills keep their place; who lacks a block preempts the latest arrival."""
+        del now_s
+        return plan_in_order(waiting, running, facts, lambda waiting, _: waiting)
+
+
+class LongestPrefix:
+    """Waiting calls by how much of their prompt is cached, the most first (SGLang's LPM): it can starve a call."""
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        """Running calls as in `Fcfs`; among equals the lower priority value goes first, then the earlier arrival."""
+        del now_s
+        return plan_in_order(waiting, running, facts, _longest_prefix_first)
+
+
+class HitRatio:
+    """Waiting calls by the turns of their hit-ratio groups; within a group by priority, arrival."""
+
+    def __init__(self) -> None:
+        self._order = HitRatioOrder()
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        """Running calls as in `Fcfs`. A turn counts once the engine has really taken the call from its queue."""
+        del now_s
+        self._order.settle(waiting)
+        return plan_in_order(waiting, running, facts, self._order.turns)
+
+
+class HitRatioOrder:
+    """Waiting calls as their hit-ratio groups take turns (`plait.policy.scheduling.priority`)."""
+
+    def __init__(self) -> None:
+        self._groups = HitRatioGroups()
+        self._offered: list[tuple[int, LocalCall]] = []
+
+    def settle(self, waiting: Sequence[LocalCall]) -> None:
+        """Charge the turns of those offered last time that are not waiting any more."""
+        if self._offered:
+            still = {id(call) for call in waiting}
+            for group, call in self._offered:
+                if id(call) not in still:
+                    self._groups.charge(group)
+            self._offered = []
+
+    def turns(self, waiting: Sequence[LocalCall], facts: EngineFacts) -> Iterator[LocalCall]:
+        """The calls in the order in which they are to be admitted."""
+        self._offered = []
+        queues: list[list[LocalCall]] = [[] for _ in range(GROUPS)]
+        group, cached_tokens = self._groups.group, facts.cached_tokens
+        ranked = False
+        for call in waiting:
+            queues[group(cached_tokens(call), call.prompt_tokens + call.output_tokens)].append(call)
+            if call.priority:
+                ranked = True
+        if ranked:
+            for queue in queues:
+                queue.sort(key=attrgetter("priority"))
+        for turn in self._groups.turns(queues):
+            self._offered.append(turn)
+            yield turn[1]
+
+
+def _longest_prefix_first(waiting: Sequence[LocalCall], facts: EngineFacts) -> list[LocalCall]:
+    return sorted(waiting, key=lambda call: (-facts.cached_tokens(call), call.priority))
+
+
+def plan_in_order(waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts, order: Order) -> Plan:
+    """Running calls in their order, then waiting ones in the order given, until budget, blocks or seats run out."""
+    budget, free = facts.max_batch_tokens, facts.free_blocks
+    staying, preempted, picks = list(running), [], []
+    position = 0
+    while position < len(staying) and budget > 0:
+        call = staying[position]
+        tokens = min(call.uncomputed_tokens, budget)
+        need = facts.blocks_needed(call, tokens)
+        while need > free and len(staying) > position + 1:  # the latest arrival goes first
+            victim = staying.pop()
+            preempted.append(victim)
+            free += facts.blocks_freed(victim)
+        if need > free:
+            preempted.append(staying.pop())
+            break
+        picks.append((call, tokens))
+        budget -= tokens
+        free -= need
+        position += 1
+    rest, seats = staying[position:], facts.max_running_calls - len(staying)
+    if preempted or seats <= 0 or budget <= 0:
+        return Plan(tuple(preempted), tuple(picks), tuple(rest))
+    candidates = iter(order(waiting, facts))
+    admitted, misfit = _admit(candidates, seats, budget, free, facts)
+    backfill = islice(chain(misfit, candidates), MAX_BACKFILL_CALLS)
+    return Plan((), (*picks, *admitted), (*rest, *backfill))
+
+
+def _admit(
+    candidates: Iterator[LocalCall], seats: int, budget: int, free: int, facts: EngineFacts
+) -> tuple[list[tuple[LocalCall, int]], list[LocalCall]]:
+    """Picks until something runs out, and the call taken from `candidates` that found no room."""
+    admitted: list[tuple[LocalCall, int]] = []
+    while len(admitted) < seats and budget > 0:
+        call = next(candidates, None)
+        if call is None:
+            break
+        tokens = min(call.uncomputed_tokens - facts.cached_tokens(call), budget)
+        need = facts.blocks_needed(call, tokens)
+        if tokens <= 0 or need > free:
+            return admitted, [call]
+        admitted.append((call, tokens))
+        budget -= tokens
+        free -= need
+    return admitted, []

@@ -1,0 +1,37 @@
+"""The local scheduler: which calls of one engine compute how many tokens in its next iteration (DESIGN 4.5).
+
+One pure object that every engine adapter drives with `plan`; `SCHEDULERS` has them by name. `slo` is all of it; the
+others run calls in an order, as other engines do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, Fcfs, HitRatio, LongestPrefix
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.policy.scheduling.slo_scheduler import SloScheduler
+from plait.policy.scheduling.slo_settings import SloSettings
+
+__all__ = [
+    "MAX_BACKFILL_CALLS",
+    "SCHEDULERS",
+    "EngineFacts",
+    "Fcfs",
+    "HitRatio",
+    "LocalCall",
+    "LocalScheduler",
+    "LongestPrefix",
+    "MeasuringScheduler",
+    "Plan",
+    "SloScheduler",
+    "SloSettings",
+]
+
+SCHEDULERS: dict[str, Callable[[], LocalScheduler]] = {
+    "fcfs": Fcfs,
+    "hit_ratio": HitRatio,
+    "longest_prefix": LongestPrefix,
+    "slo": SloScheduler,
+}
+"""The local schedulers by the name that configuration uses."""

@@ -1,0 +1,39 @@
+"""What every engine's plugin can be told: a profile, by its name or its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.backends.adapter.scheduler_settings import SchedulerSettings, SettingsError, cost_model
+from plait.backends.profiles import load_profile
+
+
+def test_a_profile_is_a_shipped_one_or_a_file(tmp_path: Path) -> None:
+    shipped = load_profile("a6000-mistral-7b")
+    path = tmp_path / "mine.toml"
+    path.write_text(shipped.toml(), encoding="utf-8")
+    for name in ("a6000-mistral-7b", str(path)):
+        assert cost_model(SchedulerSettings(profile=name), "here") == shipped.cost_model()
+    assert cost_model(SchedulerSettings(), "here") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("h100", 'no cost profile "h100"; shipped: a100'),
+        ("no.toml", "no.toml: .*No such file"),
+        ("", "no cost profile"),
+    ],
+)
+def test_a_profile_that_is_not_there_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(SettingsError, match=f"here.profile: .*{reason}"):
+        cost_model(SchedulerSettings(profile=name), "here")
+
+
+def test_a_bad_profile_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("efficiency = 2.0", encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"here\.profile: cost profile .*bad\.toml"):
+        cost_model(SchedulerSettings(profile=str(path)), "here")

@@ -1,0 +1,110 @@
+"""The embedded engine in real time, a thousand times as fast: when it runs, who is told, when a report is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from plait.backends.embedded.clock import EngineClock
+from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings, Output
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.prefix.block_hash import HashChain, root_hash
+
+COSTS = CostModel(PiecewiseLinear(((1, 0.5),), 0.0), 0.0, 0.0, 0.0, LongAttention())
+FOREVER_S = 100.0
+
+
+@pytest.fixture
+async def clock() -> AsyncIterator[EngineClock]:
+    engine = Engine(EngineSettings(name="e", model="m", kv_tokens=1_024), COSTS, epoch="now")
+    clock = EngineClock(engine, time_scale=1_000.0)
+    yield clock
+    await clock.close()
+
+
+def new_call(clock: EngineClock, tokens: int = 64, output: int = 3) -> EngineCall:
+    chain, tree_chain = (HashChain(size, root_hash("m"), range(tokens)) for size in (16, 64))
+    return EngineCall("c", clock.now_s(), tokens, chain=chain, tree_chain=tree_chain, max_output_tokens=output)
+
+
+async def run(clock: EngineClock, call: EngineCall) -> list[Output]:
+    outputs: asyncio.Queue[Output] = asyncio.Queue()
+    clock.add(call, outputs.put_nowait)
+    received = [await outputs.get()]
+    while not received[-1].finished:
+        received.append(await outputs.get())
+    return received
+
+
+async def test_each_token_comes_after_its_iteration(clock: EngineClock) -> None:
+    began_s = clock.now_s()
+    outputs = await run(clock, new_call(clock))
+    assert [output.finished for output in outputs] == [False, False, True]
+    assert clock.now_s() - began_s >= 3 * 0.5
+    assert clock.engine.counters.busy_s == 1.5
+
+
+async def test_it_sleeps_while_idle_and_wakes_for_the_next_call(clock: EngineClock) -> None:
+    for _ in range(3):
+        assert len(await run(clock, new_call(clock))) == 3
+        await asyncio.sleep(0.001)
+        assert clock.engine.idle
+    assert clock.engine.counters.iterations == 9
+
+
+async def test_calls_that_wait_together_are_batched(clock: EngineClock) -> None:
+    await asyncio.gather(*(run(clock, new_call(clock)) for _ in range(5)))
+    assert clock.engine.counters.iterations == 3
+
+
+async def test_an_aborted_call_is_told_nothing_more(clock: EngineClock) -> None:
+    heard: list[Output] = []
+    call = new_call(clock, output=1_000)
+    clock.add(call, heard.append)
+    await run(clock, new_call(clock))
+    clock.abort(call)
+    count = len(heard)
+    clock.abort(call)
+    clock.end(call)
+    await run(clock, new_call(clock))
+    assert 0 < count == len(heard)
+    assert clock.engine.counters.aborted_calls == 1
+    assert clock.engine.running == []
+
+
+async def test_ending_a_call_early_is_no_abort(clock: EngineClock) -> None:
+    call = new_call(clock, output=1_000)
+    clock.add(call, lambda _: clock.end(call))
+    await run(clock, new_call(clock))
+    assert call.output_tokens == 1
+    assert clock.engine.counters.aborted_calls == 0
+
+
+async def test_a_report_waits_for_a_change(clock: EngineClock) -> None:
+    waiting = asyncio.create_task(clock.cache_state(0, "now", FOREVER_S))
+    await asyncio.sleep(0.002)
+    assert not waiting.done()
+    await run(clock, new_call(clock))
+    state = await waiting
+    assert (state.cursor, len(state.stored), state.snapshot) == (1, 1, False)
+
+
+async def test_a_report_waits_no_longer_than_asked(clock: EngineClock) -> None:
+    state = await clock.cache_state(0, "now", 0.002)
+    assert (state.cursor, state.stored, state.snapshot) == (0, [], False)
+
+
+@pytest.mark.parametrize(("since", "epoch"), [(None, "now"), (None, None), (1, "before"), (0, None), (9, "now")])
+async def test_a_report_with_news_does_not_wait(clock: EngineClock, since: int | None, epoch: str | None) -> None:
+    """A first request, one of another epoch, one behind, one from the future."""
+    await run(clock, new_call(clock))
+    state = await clock.cache_state(since, epoch, FOREVER_S)
+    assert [len(run.hashes) for run in state.stored] == [1]
+    assert state.snapshot == (since != 0)
+
+
+async def test_time_does_not_stand_still(clock: EngineClock) -> None:
+    with pytest.raises(ValueError, match="above 0, not 0"):
+        EngineClock(clock.engine, time_scale=0)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from plait.backends.errors import AuthenticationError
+from plait.gateway.api.auth import KeyRing
+from plait.gateway.asgi import Headers
+
+
+def bearer(value: bytes) -> Headers:
+    return [(b"accept", b"*/*"), (b"authorization", value)]
+
+
+def test_without_keys_the_gateway_is_open() -> None:
+    ring = KeyRing([])
+    assert ring.is_open
+    assert ring.check([]) == ring.check(bearer(b"Bearer whatever")) == ""
+
+
+@pytest.mark.parametrize("value", [b"Bearer two", b"bearer two", b"BEARER  two ", b"Bearer one"])
+def test_any_of_the_keys_opens(value: bytes) -> None:
+    ring = KeyRing(["one", "two"])
+    assert not ring.is_open
+    assert ring.check(bearer(value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"two", b"Bearer", b"Bearer ", b"Bearer tw", b"Bearer twoo", b"Basic two", b"Bearer \xff", b"Bearer two two"],
+)
+def test_nothing_else_does(value: bytes) -> None:
+    with pytest.raises(AuthenticationError) as caught:
+        KeyRing(["one", "two"]).check(bearer(value))
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+
+
+def test_a_request_without_a_key_is_refused() -> None:
+    with pytest.raises(AuthenticationError, match="Authorization: Bearer"):
+        KeyRing(["one"]).check([(b"x-api-key", b"one")])
+
+
+def test_a_tenant_is_known_by_its_key_which_its_name_does_not_give_away() -> None:
+    ring = KeyRing(["one", "two"])
+    one, again, two = (ring.check(bearer(value)) for value in (b"Bearer one", b"bearer one", b"Bearer two"))
+    assert one == again != two
+    assert "one" not in one

@@ -1,0 +1,251 @@
+"""The completion routes up to the relay: which requests become calls, as what, and how the others are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import httpx
+import pytest
+from starlette.types import Receive, Send
+
+from plait.backends.errors import EngineError
+from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.openai_api import CompletionApi
+from plait.gateway.asgi import ClientGoneError, send_whole
+from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
+from plait.gateway.calls.relay import Delivery, Relay
+from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.config import Config, ModelConfig, SessionsConfig
+from plait.gateway.fleet.router import Router
+from plait.gateway.metrics import new_registry
+from plait.gateway.programs.chained_calls import ChainedCalls
+from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.metrics import ProgramMetrics
+from plait.gateway.timer import at_loop_time
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.prefix.block_hash import chain, root_hash
+from plait.policy.types import Objective, Slo
+
+COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
+MAX_BODY_BYTES = 100_000
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+class FakeRelay:
+    """Takes every delivery and answers it, or fails as told."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self.error: Exception | None = None
+
+    async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
+        self.deliveries.append(delivery)
+        if self.error is not None:
+            raise self.error
+        await send_whole(send, 200, [], b"done")
+
+
+class Api:
+    """The routes over a fake relay: model m (exact tokens, context 1,000), model bytes, model down without engines."""
+
+    def __init__(self, prompts: PromptReader, *keys: str, isolate_tenants: bool = False) -> None:
+        self.router = Router(expected_models=["down"])
+        self.router.add_engine("a", COSTS)
+        self.router.engine_answered("a", {"m": 1_000, "bytes": 1_000})
+        self.relay = FakeRelay()
+        relay, ring = cast("Relay", self.relay), KeyRing(keys)
+        reader = CallReader(self.router, prompts, isolate_tenants)
+        self.executor = Executor(SessionsConfig(), reader.predicted_s, at_loop_time)
+        chained = ChainedCalls(self.executor, reader, relay, ProgramMetrics(new_registry()), keep_alive_s=5.0)
+        app = CompletionApi(reader, relay, chained, ring, MAX_BODY_BYTES)
+        transport = httpx.ASGITransport(app)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps({"model": "m", **body}).encode()
+        return await self.http.post(path, content=content, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    async def delivery(self, path: str, body: Any, **headers: str) -> Delivery:
+        """What the relay gets of a good request."""
+        response = await self.post(path, body, **headers)
+        assert (response.status_code, response.content) == (200, b"done"), response.text
+        return self.relay.deliveries[-1]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> PromptReader:
+    return PromptReader(Config(models=(ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes"))), 64)
+
+
+@pytest.fixture
+async def api(prompts: PromptReader) -> AsyncIterator[Api]:
+    api = Api(prompts)
+    yield api
+    await api.http.aclose()
+
+
+async def test_a_chat_becomes_a_call_over_the_models_own_tokens(api: Api) -> None:
+    delivery = await api.delivery(CHAT, {"messages": [{"role": "user", "content": "hello " * 400}]})
+    call = delivery.call
+    assert (call.model, call.block_tokens, call.slo) == ("m", 64, Slo())
+    assert call.prompt_tokens > 400
+    assert len(call.block_hashes) == call.prompt_tokens // 64
+    assert delivery.path == CHAT
+
+
+async def test_token_ids_are_hashed_as_they_are(api: Api) -> None:
+    ids = list(range(130))
+    delivery = await api.delivery(TEXT, {"prompt": ids})
+    assert delivery.call.prompt_tokens == 130
+    assert list(delivery.call.block_hashes) == list(chain(ids, 64, root_hash("m")))
+
+
+async def test_of_several_prompts_the_first_is_matched_and_all_are_counted(api: Api) -> None:
+    delivery = await api.delivery(TEXT, {"prompt": [list(range(130)), list(range(700)), list(range(900))]})
+    assert delivery.call.prompt_tokens == 1_730
+    assert list(delivery.call.block_hashes) == list(chain(range(130), 64, root_hash("m")))
+
+
+async def test_a_large_body_is_read_the_same_way(api: Api) -> None:
+    body = {"prompt": list(range(100)), "padding": "x" * OFF_LOOP_BYTES}
+    large = await api.delivery(TEXT, body)
+    small = await api.delivery(TEXT, {"prompt": list(range(100))})
+    assert list(large.call.block_hashes) == list(small.call.block_hashes)
+
+
+async def test_content_that_is_not_text_is_served_without_a_prefix(api: Api) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    delivery = await api.delivery(CHAT, {"messages": [{"role": "user", "content": [picture]}]})
+    assert (delivery.call.prompt_tokens, list(delivery.call.block_hashes)) == (0, [])
+
+
+async def test_annotations_reach_the_call(api: Api) -> None:
+    headers = {"plait_slo_ttft_ms": "250", "plait_objective": "latency", "plait_priority": "-3", "x_request_id": "mine"}
+    call = (await api.delivery(CHAT, {"messages": HI, "plait": {"slo-tpot-ms": 40}}, **headers)).call
+    assert (call.slo, call.objective, call.priority, call.call_id) == (Slo(0.25, 0.04), Objective.LATENCY, -3, "mine")
+
+
+async def test_a_session_is_made_by_its_first_call_and_echoed(api: Api) -> None:
+    delivery = await api.delivery(CHAT, {"messages": HI}, plait_session="s1")
+    assert delivery.session == "s1"
+    assert [session.session_id for session in api.executor.sessions] == ["s1"]
+
+
+async def test_a_call_without_an_id_gets_one(api: Api) -> None:
+    ids = {(await api.delivery(CHAT, {"messages": HI})).call.call_id for _ in range(2)}
+    assert len(ids) == 2
+    assert all(len(request_id) == 32 for request_id in ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "refusal"),
+    [
+        (CHAT, b"", (400, "invalid_json", None)),
+        (CHAT, b"{", (400, "invalid_json", None)),
+        (CHAT, b"\xff", (400, "invalid_json", None)),
+        (CHAT, b"[]", (400, None, None)),
+        (CHAT, b'{"messages": []}', (400, None, "model")),
+        (CHAT, {}, (400, None, "messages")),
+        (CHAT, {"messages": []}, (400, None, "messages")),
+        (CHAT, {"messages": "hi"}, (400, None, "messages")),
+        (CHAT, {"messages": HI, "model": 3}, (400, None, "model")),
+        (CHAT, {"messages": HI, "max_tokens": 0}, (400, None, "max_tokens")),
+        (CHAT, {"messages": HI, "n": 1_000}, (400, None, "n")),
+        (CHAT, {"messages": HI, "stream": "yes"}, (400, None, "stream")),
+        (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, (400, None, "stream_options")),
+        (CHAT, {"messages": HI, "plait": {"priority": "high"}}, (400, None, "plait.priority")),
+        (CHAT, {"messages": HI, "plait": {"prio": 1}}, (400, None, "plait.prio")),
+        (CHAT, {"messages": HI, "plait": {"output": "code"}}, (400, None, "plait-session")),
+        (CHAT, {"messages": HI, "plait": {"inputs": "a,b"}}, (400, None, "plait-session")),
+        (CHAT, {"messages": HI, "n": 2, "plait": {"session": "s", "output": "code"}}, (400, None, "n")),
+        (TEXT, {"prompt": ["a", "b"], "plait": {"session": "s", "output": "code"}}, (400, None, "n")),
+        (
+            CHAT,
+            {"messages": HI, "plait": {"session": "s", "output": "a", "inputs": "a"}},
+            (409, "cycle", "plait-inputs"),
+        ),
+        (
+            CHAT,
+            {"messages": HI, "plait": {"session": "s", "output": "code; transform=cod_block"}},
+            (400, "invalid_transform", None),
+        ),
+        (
+            CHAT,
+            {"messages": HI, "model": "other", "plait": {"session": "s", "inputs": "a"}},
+            (404, "model_not_found", "model"),
+        ),
+        (CHAT, {"messages": HI, "max_tokens": 1_000}, (400, "context_length_exceeded", "messages")),
+        (CHAT, {"messages": HI, "model": "other"}, (404, "model_not_found", "model")),
+        (TEXT, {"prompt": "x", "model": "other"}, (404, "model_not_found", "model")),
+        (TEXT, {}, (400, None, "prompt")),
+        (TEXT, {"prompt": []}, (400, None, "prompt")),
+        (TEXT, {"prompt": [1, "x"]}, (400, None, "prompt")),
+        (TEXT, {"prompt": [2**32]}, (400, None, "prompt")),
+        (TEXT, {"prompt": list(range(1_000))}, (400, "context_length_exceeded", "prompt")),
+        (TEXT, {"prompt": "\ud800"}, (400, "invalid_json", None)),
+        (TEXT, b" " * (MAX_BODY_BYTES + 1), (413, "body_too_large", None)),
+    ],
+)
+async def test_a_bad_request_never_reaches_an_engine(
+    api: Api, path: str, body: Any, refusal: tuple[int, str | None, str | None]
+) -> None:
+    response = await api.post(path, body, x_request_id="mine")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == refusal, error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert response.headers["x-request-id"] == "mine"
+    assert response.headers.get("x-should-retry", "false") == "false"
+    assert api.relay.deliveries == []
+
+
+async def test_only_posts(api: Api) -> None:
+    response = await api.http.get(CHAT)
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert response.json()["error"]["code"] == "method_not_allowed"
+
+
+async def test_a_model_that_no_engine_serves_right_now_is_worth_a_retry(api: Api) -> None:
+    response = await api.post(CHAT, {"messages": HI, "model": "down"})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "no_engine_available")
+    assert (response.headers["retry-after"], response.headers["x-should-retry"]) == ("1", "true")
+
+
+async def test_the_context_is_only_checked_over_tokens_that_are_the_engines(api: Api) -> None:
+    await api.delivery(TEXT, {"prompt": "x" * 5_000, "model": "bytes"})
+    await api.delivery(TEXT, {"prompt": list(range(999))})
+
+
+async def test_an_engine_lost_before_the_first_byte_is_a_bad_gateway(api: Api) -> None:
+    api.relay.error = EngineError("engine lost")
+    response = await api.post(CHAT, {"messages": HI})
+    assert (response.status_code, response.json()["error"]["type"]) == (502, "engine_error")
+    assert response.headers["x-should-retry"] == "true"
+
+
+async def test_nobody_is_answered_who_has_gone(api: Api) -> None:
+    api.relay.error = ClientGoneError()
+    with pytest.raises(AssertionError):  # of the test's own transport, which got no answer
+        await api.post(CHAT, {"messages": HI})
+
+
+async def test_a_key_is_asked_for_before_anything_is_read(prompts: PromptReader) -> None:
+    api = Api(prompts, "secret")
+    response = await api.post(CHAT, b"not even JSON")
+    assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
+    assert (await api.post(CHAT, {"messages": HI}, authorization="Bearer secret")).status_code == 200
+    await api.http.aclose()
+
+
+async def test_isolated_tenants_share_no_prefixes(prompts: PromptReader) -> None:
+    api = Api(prompts, "one", "two", isolate_tenants=True)
+    hashes = []
+    for key, salt in (("one", None), ("one", None), ("two", None), ("one", "mine"), ("two", "mine")):
+        body = {"prompt": list(range(64)), "cache_salt": salt}
+        delivery = await api.delivery(TEXT, body, authorization=f"Bearer {key}")
+        hashes.append(delivery.call.block_hashes[0])
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 4
+    await api.http.aclose()

@@ -1,0 +1,164 @@
+"""A relay over scripted engines, and a client of it that may go away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from plait.backends.errors import EngineError, PlaitError
+from plait.backends.http.client import HttpClient
+from plait.backends.http.response import Response
+from plait.backends.protocol.openai import CompletionRequest, parse_request
+from plait.gateway.asgi import Headers
+from plait.gateway.calls.metrics import CallMetrics
+from plait.gateway.calls.outgoing import OutgoingBody
+from plait.gateway.calls.relay import Delivery, EngineLink, Relay
+from plait.gateway.fleet.router import Router
+from plait.gateway.metrics import new_registry
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.prefix.block_hash import chain, root_hash
+from plait.policy.types import Call
+from tests.gateway.exposed import samples
+
+COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
+HASHES = chain(range(256), 64, root_hash("m"))
+STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
+JSON = [(b"content-type", b"application/json")]
+USAGE = b'"usage":{"prompt_tokens":257,"completion_tokens":9,"prompt_tokens_details":{"cached_tokens":64}}'
+USAGE_EVENT = b'data: {"choices":[],' + USAGE + b"}\n\n"
+WHOLE = b'{"choices":[{}],' + USAGE + b"}"
+BODY = b'{"model": "m", "prompt": "x"}'
+LOST = EngineError("engine lost")
+
+
+class Exchange:
+    """An engine's answer: the pieces of its body, then its end; an error among them breaks off there, None stalls."""
+
+    def __init__(self, status: int = 200, headers: Headers = STREAM, pieces: Sequence[bytes | EngineError | None] = ()):
+        self.aborted = False
+        self.response = Response(self)
+        self.response.status = status
+        self.response.headers = list(headers)
+        for piece in pieces:
+            if piece is None:
+                return
+            if isinstance(piece, EngineError):
+                self.response.fail(piece)
+                return
+            self.response.push(piece)
+        self.response.finish()
+
+    def resume(self) -> None:
+        pass
+
+    def fail(self, error: EngineError) -> None:
+        self.aborted = True
+        self.response.fail(error)
+
+
+class FakeHttp:
+    """Answers one call after the other; None never answers."""
+
+    def __init__(self, *answers: Exchange | PlaitError | None) -> None:
+        self.answers = list(answers)
+        self.requests: list[tuple[str, dict[bytes, bytes], bytes]] = []
+
+    async def post(self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Response:
+        self.requests.append((path, dict(headers), body))
+        assert len(dict(headers)) == len(headers)
+        answer = self.answers.pop(0)
+        if answer is None:
+            await asyncio.Event().wait()
+        if isinstance(answer, PlaitError):
+            raise answer
+        assert answer is not None
+        return answer.response
+
+
+class Client:
+    """The ASGI side: what was sent to it; `stuck_at` is the number of the message that it does not take."""
+
+    def __init__(self, stuck_at: int | None = None) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.gone = asyncio.Event()
+        self._stuck_at = stuck_at
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if len(self.sent) == self._stuck_at:
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        assert len(dict(self.sent[0]["headers"])) == len(self.sent[0]["headers"])
+        return dict(self.sent[0]["headers"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent[1:])
+
+    @property
+    def ended(self) -> bool:
+        return [message.get("more_body", False) for message in self.sent[1:]][-1:] == [False]
+
+
+class Gateway:
+    """A relay over fake engines that all serve m and report empty caches."""
+
+    def __init__(self, engines: dict[str, FakeHttp], *, key: bytes | None = None, forward_client_key: bool) -> None:
+        self.engines = engines
+        self.router = Router("round_robin")
+        for name in engines:
+            self.router.add_engine(name, COSTS)
+            self.router.engine_answered(name, {"m": None})
+        self.registry = new_registry()
+        links = {name: EngineLink(cast("HttpClient", http), key) for name, http in engines.items()}
+        self.relay = Relay(self.router, links, CallMetrics(self.registry), forward_client_key=forward_client_key)
+
+    async def deliver(self, client: Client, *, headers: Headers = (), body: bytes = BODY) -> None:
+        await self.relay.deliver(self.delivery(headers=headers, body=body), client.receive, client.send)
+
+    def delivery(self, *, headers: Headers = (), body: bytes = BODY, **more: Any) -> Delivery:
+        call = Call("r1", "m", 257, 64, HASHES)
+        outgoing = OutgoingBody(body, parse_request(body, CompletionRequest))
+        return Delivery(call, "/v1/completions", headers, outgoing, asyncio.get_running_loop().time(), **more)
+
+    def outcomes(self) -> dict[tuple[str, str], int]:
+        """How often a call ended how on which engine."""
+        counted = {
+            name: value for name, value in samples(self.registry).items() if name.startswith("plait_calls_total{")
+        }
+        return {(parts[1], parts[5]): int(value) for name, value in counted.items() for parts in (name.split('"'),)}
+
+    def seconds_booked(self, engine: str) -> float:
+        return self.router.engines[engine].view.ledger.window_cost_s()
+
+
+@asynccontextmanager
+async def gateway(
+    *engines: FakeHttp, key: bytes | None = None, forward_client_key: bool = False
+) -> AsyncIterator[Gateway]:
+    """Engines a, b, ...; afterwards nothing may be running or left behind."""
+    before = asyncio.all_tasks()
+    made = Gateway(dict(zip("abc", engines, strict=False)), key=key, forward_client_key=forward_client_key)
+    yield made
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    made.router.check()
+    assert all(engine.view.outstanding == 0 for engine in made.router.engines.values())
+
+
+async def until_stuck() -> None:
+    """Until everything waits for something that this test has to do."""
+    for _ in range(10):
+        await asyncio.sleep(0)

@@ -1,0 +1,89 @@
+"""A completion's text as it is read out of answers, and answers that have none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from plait.gateway.calls.completion_text import TextTap, refusal
+
+
+def read(*pieces: bytes, stream: bool = True) -> tuple[list[str], str | None]:
+    texts: list[str] = []
+    tap = TextTap(texts.append)
+    for piece in pieces:
+        (tap.feed if stream else tap.whole)(piece)
+    return texts, tap.problem
+
+
+def event(body: Any, end: bytes = b"\n\n") -> bytes:
+    return b"data: " + json.dumps(body).encode() + end
+
+
+def chat(text: str | None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text, **more}}]}
+
+
+def test_a_streamed_chat() -> None:
+    role = event(chat("", role="assistant"))
+    end = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}) + event({"choices": [], "usage": {}})
+    pieces = [role, event(chat("one\n")) + event(chat(" two"), b"\r\n\r\n"), b": comment\n\n", end, b"data: [DONE]\n\n"]
+    assert read(*pieces) == (["one\n", " two"], None)
+
+
+def test_a_streamed_text() -> None:
+    assert read(event({"choices": [{"text": "one"}]}), event({"choices": [{"text": " two"}]})) == (
+        ["one", " two"],
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "texts", "problem"),
+    [
+        ({"message": {"content": "one"}}, ["one"], None),
+        ({"text": "one"}, ["one"], None),
+        ({"message": {"content": ""}}, [], None),
+        ({"message": {"content": None, "tool_calls": []}}, [], "its answer has no text"),
+    ],
+)
+def test_a_whole_answer(choice: Any, texts: list[str], problem: str | None) -> None:
+    assert read(json.dumps({"choices": [choice]}).encode(), stream=False) == (texts, problem)
+
+
+def test_a_stream_that_calls_a_tool_has_no_text() -> None:
+    assert read(event(chat(None, tool_calls=[{"index": 0}])), b"data: [DONE]\n\n") == ([], "its answer has no text")
+
+
+def test_an_error_in_the_stream_is_the_problem() -> None:
+    pieces = [event(chat("one")), event({"error": {"message": "out of memory", "code": 500}})]
+    assert read(*pieces) == (["one"], "out of memory")
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"), [(500, True), (503, True), (400, False), ("engine_error", False), (None, False)]
+)
+def test_an_error_may_be_the_engines(code: int | str | None, failed: bool) -> None:
+    tap = TextTap(lambda _: None)
+    tap.feed(event(chat("one")) + event({"error": {"message": "dead", "code": code}}))
+    assert tap.engine_failed == failed
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"choices": "none"}', b"\xff"])
+def test_what_is_no_completion(body: bytes) -> None:
+    assert read(body, stream=False)[1] == "its answer is not one of a completion"
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"error":{"message":"too long","code":7}}', "too long"),
+        (b"busy", "busy"),
+        (b"x" * 1_000, "x" * 300 + "..."),
+        (b"\xff", "\ufffd"),
+    ],
+)
+def test_a_refusal_in_words(body: bytes, text: str) -> None:
+    assert refusal(body) == text

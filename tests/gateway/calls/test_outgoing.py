@@ -1,0 +1,90 @@
+"""What an engine gets of a request's body: the client's bytes, unless something has to be added or taken out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from plait.backends.protocol.cache_state import EngineKind
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
+from plait.gateway.calls.outgoing import OutgoingBody
+from plait.policy.types import Call, Objective, Placement, PlacementReason, Slo
+
+CALL = Call("c", "m", 100, 64, ())
+PLACEMENT = Placement("e", PlacementReason.EXPLOIT, cached_tokens=64, missed_tokens=36)
+CHAT = b'{ "model":"m","vendor": {"x":[1 , 2.50]}, "messages":[{"role":"user","content":"\\u00e9"}] %s}'
+TEXT = b'{"model": "m", "prompt": "one two", "echo": false}'
+
+
+def chat(more: bytes = b"", **changes: Any) -> OutgoingBody:
+    body = CHAT % more
+    request = parse_request(body, ChatRequest)
+    return OutgoingBody(body, request, **{"cache_salt": request.cache_salt, **changes})
+
+
+def sent(body: OutgoingBody, kind: EngineKind | None, call: Call = CALL) -> dict[str, Any]:
+    decoded: dict[str, Any] = msgspec.json.decode(body.for_engine(kind, call, PLACEMENT, 0.25))
+    return decoded
+
+
+def test_an_engine_without_our_plugin_gets_the_very_bytes() -> None:
+    body = chat()
+    assert body.for_engine(None, CALL, PLACEMENT, 0.25) is body.original
+
+
+def test_what_has_to_change_leaves_every_other_field_as_it_was_written() -> None:
+    rewritten = chat(b',"plait":{"priority":1},"stream":true').for_engine(None, CALL, PLACEMENT, 0.25)
+    assert b'"vendor":{"x":[1 , 2.50]}' in rewritten
+    assert b'"messages":[{"role":"user","content":"\\u00e9"}]' in rewritten
+    decoded = msgspec.json.decode(rewritten)
+    assert "plait" not in decoded
+    assert decoded["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize(
+    ("more", "withheld", "options"),
+    [
+        (b"", False, None),
+        (b',"stream":true', True, {"include_usage": True}),
+        (b',"stream":true,"stream_options":{"vendor":1}', True, {"vendor": 1, "include_usage": True}),
+        (b',"stream":true,"stream_options":{"include_usage":false}', True, {"include_usage": True}),
+        (b',"stream":true,"stream_options":{"include_usage":true}', False, {"include_usage": True}),
+    ],
+)
+def test_usage_is_asked_for_where_the_client_did_not(more: bytes, withheld: bool, options: object) -> None:
+    body = chat(more)
+    assert body.withholds_usage is withheld
+    assert sent(body, None).get("stream_options") == options
+
+
+def test_an_engine_with_our_plugin_is_told_budgets_and_age_but_no_time_stamp() -> None:
+    call = Call("c", "m", 100, 64, (), Slo(ttft_s=0.5, tpot_s=0.02, jct_s=3.0), Objective.LATENCY, priority=-2)
+    assert sent(chat(b',"vllm_xargs":{"mine":"x"}'), "vllm", call)["vllm_xargs"] == {
+        "mine": "x",
+        "plait_age_ms": 250.0,
+        "plait_cached_tokens": 64,
+        "plait_ttft_ms": 500.0,
+        "plait_tpot_ms": 20.0,
+        "plait_jct_ms": 3000.0,
+        "plait_objective": "latency",
+        "plait_priority": -2,
+    }
+
+
+def test_what_was_not_annotated_is_not_told() -> None:
+    assert sent(chat(), "embedded")["vllm_xargs"] == {"plait_age_ms": 250.0, "plait_cached_tokens": 64}
+
+
+@pytest.mark.parametrize(("prompts", "expected"), [([[1, 2]], [1, 2]), ([[1], [2]], [[1], [2]])])
+def test_token_ids_replace_text_where_the_engine_takes_them(prompts: list[list[int]], expected: object) -> None:
+    body = OutgoingBody(TEXT, parse_request(TEXT, CompletionRequest), prompts)
+    assert sent(body, "vllm")["prompt"] == expected
+    assert sent(body, None)["prompt"] == "one two"
+
+
+def test_a_tenants_salt_replaces_the_clients() -> None:
+    assert sent(chat(b',"cache_salt":"mine"', cache_salt="tenant:mine"), None)["cache_salt"] == "tenant:mine"
+    assert sent(chat(b',"cache_salt":"mine"'), "vllm")["cache_salt"] == "mine"
+    assert "cache_salt" not in sent(chat(), "vllm")

@@ -1,0 +1,136 @@
+"""A client that goes away from the relay, or a gateway that stops: every way out gives the booking back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from plait.backends.errors import EngineError
+from plait.gateway.asgi import ClientGoneError, Headers
+from tests.gateway.calls.scripted_engines import (
+    JSON,
+    LOST,
+    STREAM,
+    USAGE,
+    USAGE_EVENT,
+    WHOLE,
+    Client,
+    Exchange,
+    FakeHttp,
+    gateway,
+    until_stuck,
+)
+
+POINTS: dict[str, tuple[int, Headers, list[bytes | None] | None, int | None]] = {
+    "sending the request": (200, STREAM, None, None),
+    "the first byte": (200, STREAM, [None], None),
+    "sending the head": (200, STREAM, [b"data: 1\n\n", None], 0),
+    "sending an event": (200, STREAM, [b"data: 1\n\n", None], 1),
+    "the next event": (200, STREAM, [b"data: 1\n\n", None], None),
+    "a whole answer": (200, JSON, [WHOLE[:9], None], None),
+    "a refusal": (500, JSON, [b"x", None], None),
+    "sending a refusal": (500, JSON, [b"x"], 0),
+}
+"""What the engine answers (None: nothing, or nothing more), and the message to the client that is not taken."""
+
+
+def stuck(point: str) -> tuple[Exchange | None, Client]:
+    status, headers, pieces, stuck_at = POINTS[point]
+    return None if pieces is None else Exchange(status, headers, pieces), Client(stuck_at)
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_client_that_goes_away_ends_the_call_on_its_engine(point: str) -> None:
+    exchange, client = stuck(point)
+    async with gateway(FakeHttp(exchange)) as made:
+        task = asyncio.create_task(made.deliver(client))
+        await until_stuck()
+        assert (task.done(), made.router.engines["a"].view.outstanding) == (False, 1)
+        client.gone.set()
+        with pytest.raises(ClientGoneError):
+            await task
+        assert exchange is None or exchange.aborted or not exchange.response.pending
+        assert made.outcomes() == {("a", "refused" if point == "sending a refusal" else "client_gone"): 1}
+        assert not client.ended or not client.sent
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_gateway_that_stops_gives_everything_back(point: str) -> None:
+    exchange, client = stuck(point)
+    async with gateway(FakeHttp(exchange)) as made:
+        task = asyncio.create_task(made.deliver(client))
+        await until_stuck()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+        assert exchange is None or exchange.aborted or not exchange.response.pending
+
+
+@pytest.mark.parametrize("stuck_at", [1, 2])
+async def test_a_client_that_goes_away_when_the_engine_has_said_all_changes_no_books(stuck_at: int) -> None:
+    """It answered in full, so what it reported counts even if the last bytes reach nobody."""
+    exchange = Exchange(headers=JSON, pieces=[WHOLE]) if stuck_at == 1 else Exchange(pieces=[USAGE_EVENT])
+    client = Client(stuck_at)
+    async with gateway(FakeHttp(exchange)) as made:
+        task = asyncio.create_task(made.deliver(client))
+        await until_stuck()
+        client.gone.set()
+        with pytest.raises(ClientGoneError):
+            await task
+        assert made.outcomes() == {("a", "ok"): 1}
+        assert made.seconds_booked("a") == pytest.approx((0.010 + 0.193) + 9 * 0.011)
+
+
+async def test_a_client_that_was_gone_already() -> None:
+    client = Client()
+    client.gone.set()
+    async with gateway(FakeHttp(None)) as made:
+        with pytest.raises(ClientGoneError):
+            await made.deliver(client)
+        assert made.outcomes() in ({}, {("a", "client_gone"): 1})
+
+
+async def test_a_client_that_goes_away_just_as_the_stream_ends_cancels_nothing_else() -> None:
+    client = Client()
+    exchange = Exchange(pieces=[b"data: 1\n\n", None])
+    async with gateway(FakeHttp(exchange)) as made:
+
+        async def deliver_and_go_on() -> str:
+            await made.deliver(client)
+            await until_stuck()
+            return "went on"
+
+        task = asyncio.create_task(deliver_and_go_on())
+        await until_stuck()
+        client.gone.set()
+        exchange.response.finish()
+        assert await task == "went on"
+        assert made.outcomes() == {("a", "ok"): 1}
+
+
+async def test_a_gateway_that_stops_as_the_client_goes_stops() -> None:
+    client = Client()
+    async with gateway(FakeHttp(None)) as made:
+        task = asyncio.create_task(made.deliver(client))
+        await until_stuck()
+        client.gone.set()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize("error", [LOST, None])
+async def test_a_broken_off_streams_usage_so_far_is_no_calls_length(error: EngineError | None) -> None:
+    """Engines that report their usage with every token would otherwise make outputs look short."""
+    counting = b'data: {"choices":[{}],' + USAGE + b"}\n\n"
+    client = Client()
+    async with gateway(FakeHttp(Exchange(pieces=[counting, error]))) as made:
+        task = asyncio.create_task(made.deliver(client))
+        await until_stuck()
+        client.gone.set()
+        await asyncio.gather(task, return_exceptions=True)
+        assert made.outcomes() == {("a", "engine_error" if error else "client_gone"): 1}
+        assert made.router.engines["a"].view.ledger.mean_output_tokens == 128

@@ -1,0 +1,101 @@
+"""Calls that are chained to others, over the relay: what is read on the way, where they go, how they ended."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from plait.backends.errors import EngineError, EngineTimeoutError
+from plait.gateway.calls.completion_text import TextTap
+from plait.gateway.calls.relay import Outcome
+from tests.gateway.calls.scripted_engines import JSON, LOST, USAGE_EVENT, WHOLE, Client, Exchange, FakeHttp, gateway
+
+CHOICE = b'data: {"choices":[{"text":"one"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def error_event(code: int | str) -> bytes:
+    return b"data: " + msgspec.json.encode({"error": {"message": "dead", "code": code}}) + b"\n\n"
+
+
+def refused(status: int) -> Exchange:
+    return Exchange(status, JSON, [b'{"error":{"message":"no"}}'])
+
+
+@pytest.mark.parametrize(
+    ("exchange", "texts", "problem"),
+    [
+        (Exchange(pieces=[CHOICE[:9], CHOICE[9:], USAGE_EVENT, DONE]), ["one"], None),
+        (Exchange(headers=JSON, pieces=[b'{"choices":[{"text":"one"}]}']), ["one"], None),
+        (Exchange(headers=JSON, pieces=[b"{}"]), [], "its answer has no text"),
+        (Exchange(pieces=[CHOICE, error_event(400), DONE]), ["one"], "dead"),
+        (refused(400), [], "refused with status 400: no"),
+    ],
+    ids=["streamed", "whole", "without text", "an error in the stream", "refused"],
+)
+async def test_the_text_is_read_on_its_way_and_the_outcome_told(
+    exchange: Exchange, texts: list[str], problem: str | None
+) -> None:
+    read: list[str] = []
+    client = Client()
+    async with gateway(FakeHttp(exchange)) as made:
+        delivery = made.delivery(text=TextTap(read.append), session="s1")
+        assert await made.relay.run(delivery, client.send) == Outcome("a", problem)
+        assert (read, client.headers[b"plait-session"], client.ended) == (texts, b"s1", True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_told", "message"),
+    [
+        (LOST, False, "engine lost"),
+        (EngineTimeoutError("silent"), False, "silent"),
+        (Exchange(pieces=[LOST]), False, "engine lost"),
+        (Exchange(headers=JSON, pieces=[WHOLE[:9], LOST]), False, "engine lost"),
+        (Exchange(pieces=[CHOICE, LOST]), True, "engine lost"),
+        (Exchange(pieces=[CHOICE, error_event(500), DONE]), True, "engine a: dead"),
+        (refused(503), True, "engine a: refused with status 503: no"),
+    ],
+    ids=[
+        "lost",
+        "silent",
+        "no first byte",
+        "lost in a whole answer",
+        "lost in a stream",
+        "dead in a stream",
+        "refused",
+    ],
+)
+async def test_what_is_an_engines_fault_is_told_apart(
+    answer: Exchange | EngineError, is_told: bool, message: str
+) -> None:
+    client = Client()
+    async with gateway(FakeHttp(answer)) as made:
+        outcome = await made.relay.run(made.delivery(text=TextTap(lambda _: None)), client.send)
+        assert isinstance(outcome.problem, EngineError)
+        assert (outcome.engine_id, outcome.problem.message, outcome.is_told) == ("a", message, is_told)
+        assert (client.sent != []) == is_told
+
+
+async def test_a_continuation_goes_where_its_beginning_ran_while_that_is_up() -> None:
+    engines = [FakeHttp(*(Exchange(headers=JSON, pieces=[WHOLE]) for _ in range(4))) for _ in range(2)]
+    async with gateway(*engines) as made:
+        went = [await made.relay.run(made.delivery(continues_on="b"), Client().send) for _ in range(3)]
+        assert [outcome.engine_id for outcome in went] == ["b", "b", "b"], "though turns are taken"
+        made.router.engine_unreachable("b")
+        assert (await made.relay.run(made.delivery(continues_on="b"), Client().send)).engine_id == "a"
+        assert (await made.relay.run(made.delivery(continues_on="gone"), Client().send)).engine_id == "a"
+
+
+async def test_a_call_avoids_the_engines_that_have_failed_it_while_there_are_others() -> None:
+    engines = [FakeHttp(*(Exchange(headers=JSON, pieces=[WHOLE]) for _ in range(4))) for _ in range(3)]
+    async with gateway(*engines) as made:
+
+        async def goes(*avoids: str, continues_on: str | None = None) -> str:
+            delivery = made.delivery(avoids=frozenset(avoids), continues_on=continues_on)
+            return (await made.relay.run(delivery, Client().send)).engine_id
+
+        assert {await goes("a", "b") for _ in range(3)} == {"c"}
+        assert await goes("b", continues_on="b") != "b"
+        made.router.engine_unreachable("c")
+        made.router.engine_unreachable("b")
+        assert await goes("a", "b") == "a", "there is no other"

@@ -1,0 +1,147 @@
+"""Streams on their way through: whatever the chunks, the same bytes go out and the same usage is read."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from plait.gateway.calls.sse import UsageTap, body_usage
+from plait.gateway.fleet.router import CallUsage
+
+USAGE = {
+    "prompt_tokens": 100,
+    "completion_tokens": 7,
+    "total_tokens": 107,
+    "prompt_tokens_details": {"cached_tokens": 64},
+}
+READ = CallUsage(100, 7, 64)
+TEXTS = st.sampled_from(("hello", '"usage":', '{"usage": 3}', "\n\n", "data: x", "ü", ""))
+
+
+def data(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False).encode()
+
+
+def content(text: str, **more: Any) -> bytes:
+    return data({"id": "x", "choices": [{"index": 0, "delta": {"content": text}}], **more})
+
+
+ONLY_USAGE = data({"id": "x", "choices": [], "usage": USAGE})
+PLAIN_EVENTS = st.one_of(
+    TEXTS.map(content),
+    TEXTS.map(lambda text: content(text, usage=None)),
+    st.sampled_from(
+        (
+            b"data: [DONE]",
+            b": keep-alive",
+            b"event: error\ndata: {}",
+            b'data: {"usage": {"prompt_tokens": ',  # cut off
+            b'data: not JSON, but "usage": it says',
+            b'data: {"usage": {"prompt_tokens": "many"}, "choices": []}',
+            b'data: {"usage": null, "choices": []}',
+        )
+    ),
+)
+COUNTING_EVENTS = st.integers(0, 9).map(lambda n: (content("x", usage={**USAGE, "completion_tokens": n}), n))
+SEPARATORS = st.sampled_from((b"\n\n", b"\r\n\r\n", b"\n\n\n", b"\r\n\n"))
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[bytes, bytes, CallUsage | None]:
+    """A stream, what of it goes out if the usage-only events are withheld, and the last usage in it."""
+    stream, kept, usage = b"", b"", None
+    for _ in range(draw(st.integers(0, 6))):
+        kind, end = draw(st.sampled_from(("plain", "plain", "counting", "usage"))), draw(SEPARATORS)
+        if kind == "counting":
+            event, tokens = draw(COUNTING_EVENTS)
+            usage = CallUsage(100, tokens, 64)
+        elif kind == "usage":
+            event, usage = ONLY_USAGE, READ
+        else:
+            event = draw(PLAIN_EVENTS)
+        stream += event + end
+        # Of three line ends, the third is no part of the event.
+        kept += event + end if kind != "usage" else b"\n" if end == b"\n\n\n" else b""
+    tail = draw(st.sampled_from((b"", b"data: {", b"\n")))
+    return stream + tail, kept + tail, usage
+
+
+def cut(stream: bytes, places: list[int]) -> list[bytes]:
+    cuts = sorted({place % (len(stream) + 1) for place in places} | {0, len(stream)})
+    return [stream[start:end] for start, end in pairwise(cuts)]
+
+
+@given(streams(), st.lists(st.integers(0, 5_000), max_size=12), st.booleans())
+@example((ONLY_USAGE + b"\n\n\n", b"\n", READ), [], True)
+def test_chunks_change_nothing(
+    stream: tuple[bytes, bytes, CallUsage | None], places: list[int], withhold: bool
+) -> None:
+    sent, kept, usage = stream
+    tap = UsageTap(withhold=withhold)
+    out = [tap.feed(chunk) for chunk in cut(sent, places)]
+    assert b"".join(out) + tap.end() == (kept if withhold else sent)
+    assert tap.usage == usage
+
+
+@given(streams())
+def test_byte_by_byte(stream: tuple[bytes, bytes, CallUsage | None]) -> None:
+    sent, kept, usage = stream
+    tap = UsageTap(withhold=True)
+    out = b"".join(tap.feed(sent[place : place + 1]) for place in range(len(sent)))
+    assert (out + tap.end(), tap.usage) == (kept, usage)
+
+
+def test_only_whole_events_go_out() -> None:
+    tap = UsageTap(withhold=False)
+    assert tap.feed(b"data: 1\n\nda") == b"data: 1\n\n"
+    assert tap.feed(b"ta: 2\n") == b""
+    assert tap.feed(b"\ndata: 3\r\n\r") == b"data: 2\n\n"
+    assert tap.feed(b"\n") == b"data: 3\r\n\r\n"
+    assert tap.end() == b""
+
+
+def test_the_end_brings_what_is_no_whole_event_once() -> None:
+    tap = UsageTap(withhold=True)
+    assert tap.feed(b"data: cut") == b""
+    assert (tap.end(), tap.end()) == (b"data: cut", b"")
+
+
+def test_an_event_whose_text_speaks_of_usage_is_text() -> None:
+    tap = UsageTap(withhold=True)
+    event = content('"usage":{"prompt_tokens":1}') + b"\n\n"
+    assert tap.feed(event) == event
+    assert tap.usage is None
+
+
+def test_the_last_usage_counts() -> None:
+    tap = UsageTap(withhold=True)
+    for tokens in (1, 2, 3):
+        tap.feed(content("x", usage={**USAGE, "completion_tokens": tokens}) + b"\n\n")
+    assert tap.usage == CallUsage(100, 3, 64)
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (USAGE, READ),
+        ({"prompt_tokens": 3, "completion_tokens": 4}, CallUsage(3, 4)),
+        ({"prompt_tokens": 3, "completion_tokens": None, "prompt_tokens_details": None}, CallUsage(3, 0)),
+        ({"prompt_tokens": 3, "prompt_tokens_details": {}}, CallUsage(3, 0)),
+        (None, None),
+        ({"prompt_tokens": "3"}, None),
+        ([], None),
+    ],
+)
+def test_the_usage_of_a_whole_response(usage: Any, expected: CallUsage | None) -> None:
+    body = json.dumps({"choices": [{"message": {"content": "x"}}], "usage": usage}).encode()
+    assert body_usage(body) == expected
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"\xff", b'{"choices": []}'])
+def test_a_body_without_usage_has_none(body: bytes) -> None:
+    assert body_usage(body) is None

@@ -1,0 +1,130 @@
+"""`plait profile` on the command line: what it writes where, and what it refuses before and after measuring."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from plait.backends.profiles import load_profile
+from plait.backends.profiling.engine_probe import Identity
+from plait.backends.profiling.profile_fit import Point
+from plait.backends.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks, plan
+from plait.backends.profiling.profiler import Measured
+from plait.gateway.cli import main
+from plait.gateway.commands import profile
+
+LIMITS = Limits(16_384, 2048, 50_000)
+MODEL = load_profile("a6000-mistral-7b").cost_model()
+
+
+class Probe:
+    """An engine that is there."""
+
+    def __init__(self, url: str, *, model: str | None, api_key: str | None) -> None:
+        self.arguments = (url, model, api_key)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def identify(self) -> Identity:
+        url, model, api_key = self.arguments
+        return Identity(f"vllm at {url} with {api_key}", model or "first", LIMITS)
+
+
+class Profiler:
+    """Measures exactly what a cost model says."""
+
+    efforts: Sequence[Effort] = ()
+
+    def __init__(
+        self, _engine: Probe, _limits: Limits, effort: Effort, _rng: object, progress: Callable[[str], None]
+    ) -> None:
+        type(self).efforts = (*self.efforts, effort)
+        progress("round 1")
+
+    async def measure(self) -> Measured:
+        points = []
+        for trial in (trial for trials in plan(LIMITS, QUICK).values() for trial in trials):
+            call = (trial.new_tokens, trial.context_tokens)
+            iterations = chunks(*call, 2048) if trial.kind is not Kind.DECODE else ((call,) * trial.batch,)
+            prompt_tokens = 0 if trial.kind is Kind.DECODE else sum(call)
+            points.append(Point(trial.kind, iterations, sum(map(MODEL.iteration_time_s, iterations)), prompt_tokens))
+        return Measured(points, len(points), None)
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "EngineProbe", Probe)
+    monkeypatch.setattr(profile, "Profiler", Profiler)
+    monkeypatch.setattr(Profiler, "efforts", ())
+
+
+def test_the_profile_goes_to_the_file_and_the_report_to_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine.toml"
+    command = ["profile", "--engine", "http://e:1", "--model", "m", "--api-key", "k", "--quick", "--out", str(out)]
+    assert main([*command, "--accelerator", "A6000", "--kv-tokens", "123456", "--max-batch-tokens", "512"]) == 0
+    written = load_profile(str(out))
+    assert written.source.engine == "vllm at http://e:1 with k"
+    assert (written.source.model, written.source.accelerator) == ("m", "A6000")
+    assert re.search(r"^plait profile \d+\.\d+\S* on \d{4}-\d\d-\d\d: ", written.source.provenance)
+    assert written.kv.tokens == 123_456
+    assert "KV cache: as told on the command line. Token budget: as told" in written.source.extrapolated
+    assert written.cost_model().prefill_time_s(1_000) == pytest.approx(MODEL.prefill_time_s(1_000), rel=0.02)
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert "profiling m on vllm" in streams.err
+    assert "round 1" in streams.err
+    assert "relative error" in streams.err
+    assert f"plait engine --profile {out}" in streams.err
+    assert Profiler.efforts == (QUICK,)
+
+
+def test_without_a_file_it_goes_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "--engine", "http://e:1"]) == 0
+    piped = tmp_path / "piped.toml"
+    piped.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert load_profile(str(piped)).source.model == "first"
+    assert Profiler.efforts == (FULL,)
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "mine", "missing/mine.toml"])
+def test_a_file_that_could_not_be_used_is_refused_before_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["profile", "--engine", "http://e:1", "--out", str(tmp_path / name)]) == 2
+    assert "--out has to be a .toml file in a folder that exists" in capsys.readouterr().err
+    assert Profiler.efforts == ()
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    assert main(["profile", "--engine", "http://e:1", "--out", str(tmp_path / "folder.toml")]) == 2
+    assert "the profile cannot be written" in capsys.readouterr().err
+
+
+def test_an_engine_that_cannot_be_profiled_is_a_message_and_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def busy(_: Profiler) -> Measured:
+        raise ValueError("engine http://e:1 is busy")
+
+    monkeypatch.setattr(Profiler, "measure", busy)
+    assert main(["profile", "--engine", "http://e:1"]) == 2
+    streams = capsys.readouterr()
+    assert streams.err.endswith("plait: engine http://e:1 is busy\n")
+    assert streams.out == ""
+
+
+def test_the_engine_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["profile"])
+    assert "--engine" in capsys.readouterr().err

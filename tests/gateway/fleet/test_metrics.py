@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.gateway.fleet.metrics import FleetCollector
+from plait.gateway.fleet.router import Router
+from plait.gateway.metrics import exposition, new_registry
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+
+COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
+
+
+def test_an_engines_own_figures_are_shown_once_it_reports_them() -> None:
+    router = Router()
+    router.add_engine("a", COSTS)
+    registry = new_registry()
+    registry.register(FleetCollector(router))
+    assert "plait_engine_waiting_calls{" not in exposition(registry).decode()
+    engine = Engine(EngineSettings(name="a", model="m", kv_tokens=1024), COSTS)
+    router.report("a", engine.cache_state(), requested_s=0.0)
+    text = exposition(registry).decode()
+    for line in ("waiting_calls", "running_calls", "queue_seconds", "iteration_seconds", "preemptions"):
+        assert f'plait_engine_{line}{{engine="a"}} 0.0' in text
+    assert 'plait_engine_kv_tokens{engine="a"} 1024.0' in text
+    assert 'plait_engine_kv_free_tokens{engine="a"} 1024.0' in text
+    assert 'plait_engine_reports{engine="a"} 1.0' in text
+    router.no_reports("a")
+    assert "plait_engine_kv_tokens{" not in exposition(registry).decode()

@@ -1,0 +1,195 @@
+"""The monitor over scripted engines: who is up, which models they have, what their caches hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import httpx
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+import plait.gateway.fleet.monitor
+from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
+from plait.gateway.config import EngineConfig, UpstreamConfig
+from plait.gateway.fleet.health import Health, HealthState
+from plait.gateway.fleet.monitor import Monitor
+from plait.gateway.fleet.router import Router
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+
+COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
+TICK_S = 0.001
+UPSTREAM = UpstreamConfig(probe_interval_s=TICK_S, probe_max_interval_s=TICK_S, report_wait_ms=7)
+
+
+class FakeEngine:
+    """Answers `/v1/models` and `/cache_state`; `reports` are handed out one a poll, then polls wait."""
+
+    def __init__(self) -> None:
+        self.models: object = {"data": [{"id": "m", "max_model_len": 4_096, "object": "model"}]}
+        self.reports: list[httpx.Response | CacheState] = []
+        self.reachable = True
+        self.requests: list[httpx.Request] = []
+
+    async def answer(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        if not self.reachable:
+            raise httpx.ConnectError("refused", request=request)
+        if request.url.path == "/base/v1/models":
+            return httpx.Response(200, content=msgspec.json.encode(self.models))
+        while not self.reports:
+            await asyncio.sleep(TICK_S)
+            if not self.reachable:
+                raise httpx.ReadError("reset", request=request)
+        report = self.reports.pop(0)
+        if isinstance(report, CacheState):
+            return httpx.Response(200, content=msgspec.msgpack.encode(report))
+        return report
+
+    @property
+    def polls(self) -> list[dict[str, str]]:
+        """The queries of the cache-state requests so far."""
+        return [dict(request.url.params) for request in self.requests if request.url.path == "/base/cache_state"]
+
+
+def report(*hashes: int, cursor: int = 1, epoch: str = "1", granularity: int = 64) -> CacheState:
+    return CacheState(
+        kind="embedded", engine="e", epoch=epoch, cursor=cursor, model="m", block_tokens=16,
+        granularity_tokens=granularity, snapshot=cursor == 1, stored=[StoredRun(None, list(hashes))], removed=[],
+        kv=KvState(10, 5, 0),
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def watching(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeEngine, *, contexts: dict[str, int] | None = None, **config: object
+) -> AsyncIterator[Router]:
+    """A monitor of one engine, named a."""
+    client = partial(httpx.AsyncClient, transport=httpx.MockTransport(fake.answer))
+    monkeypatch.setattr(httpx, "AsyncClient", client)
+    monkeypatch.setattr(plait.gateway.fleet.monitor, "AGE_INTERVAL_S", TICK_S)
+    engine = msgspec.convert({"url": "http://engine/base", "name": "a", **config}, EngineConfig)
+    router = Router(window_s=0.001)
+    router.add_engine("a", COSTS, health=Health(TICK_S, TICK_S))
+    before = asyncio.all_tasks()
+    monitor = Monitor(router, [engine], UPSTREAM, contexts or {})
+    try:
+        async with asyncio.timeout(2):
+            yield router
+    finally:
+        await monitor.close()
+    assert asyncio.all_tasks() == before
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - of the monitor's own tasks
+        await asyncio.sleep(TICK_S)
+
+
+def is_up(router: Router) -> bool:
+    return router.engines["a"].health.state is HealthState.UP
+
+
+async def test_an_engine_that_answers_serves_what_it_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    async with watching(monkeypatch, fake, api_key="secret") as router:
+        await until(lambda: is_up(router))
+        assert (router.models, router.context_tokens("m")) == ({"m"}, 4_096)
+        assert fake.requests[0].url == "http://engine/base/v1/models"
+        assert fake.requests[0].headers["authorization"] == "Bearer secret"
+
+
+async def test_configured_models_and_contexts_win_over_listed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    async with watching(monkeypatch, fake, models=["m", "n"], contexts={"m": 100}) as router:
+        await until(lambda: is_up(router))
+        assert dict(router.engines["a"].models) == {"m": 100, "n": None}
+        assert "authorization" not in fake.requests[0].headers
+
+
+async def test_reports_are_polled_from_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    fake.reports = [report(1, 2), report(1, 2, 3, cursor=9)]
+    async with watching(monkeypatch, fake) as router:
+        await until(lambda: len(fake.polls) == 3)
+        assert router.engines["a"].view.residency.resident_blocks == 3
+        assert fake.polls == [
+            {"wait_ms": "7"},
+            {"wait_ms": "7", "since": "1", "epoch": "1"},
+            {"wait_ms": "7", "since": "9", "epoch": "1"},
+        ]
+        assert fake.requests[-1].headers["accept"] == "application/msgpack"
+
+
+async def test_an_engine_that_goes_away_is_down_until_it_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    fake.reports = [report(1)]
+    with capture_logs() as logs:
+        async with watching(monkeypatch, fake) as router:
+            await until(lambda: len(fake.polls) == 2)
+            fake.reachable = False
+            await until(lambda: not is_up(router))
+            failed = len(fake.requests)
+            await until(lambda: len(fake.requests) > failed + 2)
+            fake.reachable = True
+            await until(lambda: is_up(router))
+            await until(lambda: fake.polls[-1].get("since") == "1")
+    events = [entry["event"] for entry in logs if entry["event"] != "engine still down"]
+    assert events == ["engine up", "engine down", "engine up"]
+
+
+async def test_an_answer_to_a_poll_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    async with watching(monkeypatch, fake) as router:
+        await until(lambda: len(fake.polls) == 1)
+        router.engine_unreachable("a")
+        fake.reports.append(report(1))
+        await until(lambda: is_up(router))
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_an_engine_without_reports_is_probed_and_estimated(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    fake = FakeEngine()
+    fake.reports = [httpx.Response(status) for _ in range(100)]
+    with capture_logs() as logs:
+        async with watching(monkeypatch, fake) as router:
+            await until(lambda: len(fake.polls) == 3)
+            assert (is_up(router), router.engines["a"].reports) == (True, False)
+            fake.reports = [report(1)]
+            await until(lambda: router.engines["a"].reports is True)
+    events = [entry["event"] for entry in logs]
+    assert events == ["engine up", "engine has no cache-state report: its cache is estimated"], "said once"
+
+
+@pytest.mark.parametrize("bad", [report(1, granularity=96), httpx.Response(200, content=b"<html>")])
+async def test_a_report_that_cannot_be_used_is_refused_once(
+    monkeypatch: pytest.MonkeyPatch, bad: httpx.Response | CacheState
+) -> None:
+    fake = FakeEngine()
+    fake.reports = [bad] * 100
+    with capture_logs() as logs:
+        async with watching(monkeypatch, fake) as router:
+            await until(lambda: len(fake.polls) == 3)
+            assert (is_up(router), router.engines["a"].reports) == (True, False)
+    assert [entry["event"] for entry in logs] == ["engine up", "cache-state report refused"]
+
+
+@pytest.mark.parametrize("models", [{"data": "none"}, [], {"models": ["m"]}])
+async def test_an_engine_that_does_not_list_its_models_is_down(monkeypatch: pytest.MonkeyPatch, models: object) -> None:
+    fake = FakeEngine()
+    fake.models = models
+    async with watching(monkeypatch, fake) as router:
+        await until(lambda: len(fake.requests) > 1)
+        assert router.engines["a"].health.state is HealthState.DOWN
+
+
+async def test_an_engine_that_fails_inside_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    fake.reports = [httpx.Response(500)]
+    with capture_logs() as logs:
+        async with watching(monkeypatch, fake):
+            await until(lambda: any(entry["event"] == "engine down" for entry in logs))
+    assert "500" in next(entry["error"] for entry in logs if entry["event"] == "engine down")

@@ -1,0 +1,390 @@
+"""The router as a sequence of events with their times: what each decision sees, and what is left when calls end."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.backends.errors import ModelNotFoundError, NoEngineError
+from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
+from plait.gateway.fleet.router import BookingState, CallUsage, IllegalTransitionError, Router
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.prefix.block_hash import chain, root_hash
+from plait.policy.types import Call, PlacementReason
+
+# 10 ms a pass and 1 ms a new token; attention is free.
+COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
+
+
+def new_router(*engines: str, policy: str = "e2", kv_tokens: int | None = None) -> Router:
+    """All engines up and serving model m."""
+    router = Router(policy)
+    for engine in engines:
+        router.add_engine(engine, COSTS, kv_tokens=kv_tokens)
+        router.engine_answered(engine, {"m": None})
+    return router
+
+
+def hashes(text: str, model: str = "m") -> list[int]:
+    """A tree block for each letter."""
+    return list(chain([ord(letter) for letter in text], 1, root_hash(model)))
+
+
+def call(text: str, model: str = "m") -> Call:
+    """A prompt of a tree block for each letter and one token more."""
+    return Call(f"call-{text}", model, 64 * len(text) + 1, 64, hashes(text, model))
+
+
+def report(
+    *stored: str, removed: str = "", epoch: str = "1", snapshot: bool = False, free: int = 100, granularity: int = 64
+) -> CacheState:
+    """Prefixes that are stored whole, and one whose last block is gone; `free` blocks of 16 tokens."""
+    return CacheState(
+        kind="embedded",
+        engine="e",
+        epoch=epoch,
+        cursor=7,
+        model="m",
+        block_tokens=16,
+        granularity_tokens=granularity,
+        snapshot=snapshot,
+        stored=[StoredRun(None, hashes(text)) for text in stored],
+        removed=hashes(removed)[-1:],
+        kv=KvState(1_000, free, 0),
+    )
+
+
+def cached(router: Router, text: str, engine: str = "a") -> int:
+    """Tree blocks of a prompt that the engine is expected to have."""
+    return router.engines[engine].view.residency.held_blocks(router.tree.match(hashes(text)))
+
+
+# Who is asked.
+
+
+def test_a_model_that_nobody_knows_is_the_callers_mistake() -> None:
+    router = new_router("a")
+    with pytest.raises(ModelNotFoundError, match=r"'x' does not exist\. Models served here: m\.") as caught:
+        router.select(call("q", "x"))
+    assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+def test_a_model_whose_engines_are_down_is_not() -> None:
+    router = new_router("a", "b")
+    assert router.engine_unreachable("a") is True
+    assert router.engine_unreachable("a") is False
+    assert router.select(call("q")).engine_id == "b"
+    router.engine_unreachable("b")
+    with pytest.raises(NoEngineError) as caught:
+        router.select(call("q"))
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
+    assert router.engine_answered("a", {"m": None}) is True
+    assert router.select(call("q")).engine_id == "a"
+
+
+def test_before_any_engine_answered_nothing_is_known() -> None:
+    router = Router()
+    router.add_engine("a", COSTS)
+    with pytest.raises(ModelNotFoundError, match="none so far"):
+        router.check_model("m")
+    assert (router.models, router.serving("m")) == (set(), 0)
+
+
+@pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
+def test_a_call_goes_only_where_its_model_is(policy: str) -> None:
+    router = new_router("a", "b", "c", policy=policy)
+    router.engine_answered("b", {"m": None, "n": None})
+    router.engine_answered("c", {"n": None})
+    chosen: dict[str, set[str]] = {"m": set(), "n": set()}
+    for number in range(8):
+        for model, engines in chosen.items():
+            one = call(f"{model}{number}", model)
+            placement = router.select(one)
+            router.book(one, placement, float(number))
+            engines.add(placement.engine_id)
+    assert chosen == {"m": {"a", "b"}, "n": {"b", "c"}}
+    assert (router.serving("m"), router.serving("n"), router.models) == (2, 2, {"m", "n"})
+    router.engine_answered("b", {"m": None})
+    assert (router.serving("n"), router.select(call("q", "n")).engine_id) == (1, "c")
+
+
+@pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
+def test_a_call_avoids_engines_while_there_are_others(policy: str) -> None:
+    router = new_router("a", "b", "c", policy=policy)
+    router.report("a", report("prefix", snapshot=True), 1.0)
+    for number, avoid in enumerate(({"a"}, {"a", "b"}, {"a", "b", "gone"})):
+        placement = router.select(call("prefix!"), avoid)
+        assert placement.engine_id not in avoid
+        router.book(call("prefix!"), placement, float(number))
+    assert router.select(call("prefix!"), {"a", "b", "c"}).engine_id in router.engines
+
+
+def test_the_same_prompt_to_another_model_finds_nothing() -> None:
+    router = new_router("a")
+    router.engine_answered("a", {"m": None, "n": None})
+    router.report("a", report("prefix", snapshot=True), 1.0)
+    assert router.select(call("prefix!")).cached_tokens == 6 * 64
+    assert router.select(call("prefix!", "n")).cached_tokens == 0
+
+
+def test_a_models_context_is_the_longest_offered_if_all_say_so() -> None:
+    router = new_router("a", "b")
+    assert router.context_tokens("m") is None
+    router.engine_answered("a", {"m": 4_096})
+    assert router.context_tokens("m") is None, "b may take more"
+    router.engine_answered("b", {"m": 8_192})
+    assert router.context_tokens("m") == 8_192
+    assert router.context_tokens("x") is None
+
+
+# What a decision sees.
+
+
+def test_selecting_changes_nothing_and_booking_makes_the_prefix_expected() -> None:
+    router = new_router("a", "b")
+    first = router.select(call("prompt"))
+    assert router.select(call("prompt")) == first
+    assert len(router.tree) == 0
+    router.book(call("prompt"), first, 0.0)
+    second = router.select(call("prompt?"))
+    assert (second.engine_id, second.reason) == (first.engine_id, PlacementReason.EXPLOIT)
+    assert (second.cached_tokens, second.missed_tokens) == (6 * 64, 64 + 1)
+
+
+def test_two_equal_engines_take_calls_that_share_nothing_in_turn() -> None:
+    router = new_router("a", "b")
+    chosen = []
+    for text in "wxyz":
+        placement = router.select(call(text))
+        router.book(call(text), placement, 0.0)
+        chosen.append(placement.engine_id)
+    assert chosen == ["a", "b", "a", "b"]
+
+
+def test_real_lengths_replace_predicted_ones() -> None:
+    router = new_router("a")
+    ledger = router.engines["a"].view.ledger
+    booking = router.book(call("four"), router.select(call("four")), 0.0)
+    assert ledger.window_cost_s() == pytest.approx((0.010 + 0.257) + 128 * 0.011)
+    router.first_token(booking, 1.0)
+    router.settle(booking, CallUsage(prompt_tokens=257, output_tokens=5, cached_tokens=192), 2.0)
+    assert ledger.window_cost_s() == pytest.approx((0.010 + 0.065) + 5 * 0.011)
+    assert booking.state is BookingState.SETTLED
+    assert booking.first_token_s == 1.0
+
+
+def test_an_engine_that_does_not_tell_what_was_cached_is_taken_to_have_had_what_was_expected() -> None:
+    router = new_router("a")
+    router.book(call("four"), router.select(call("four")), 0.0)
+    second = router.book(call("fours"), router.select(call("fours")), 0.0)
+    router.settle(second, CallUsage(prompt_tokens=321, output_tokens=0), 2.0)
+    assert second.entry.prefill_s == pytest.approx(0.010 + 0.065)
+
+
+def test_room_is_as_reported_less_what_was_booked_since() -> None:
+    router = new_router("a")
+    view = router.engines["a"].view
+    router.report("a", report(snapshot=True, free=10), 0.0)
+    assert view.free_tokens == 160
+    booking = router.book(call("a"), router.select(call("a")), 1.0)
+    assert view.free_tokens == 160 - 65
+    taken_back = router.book(call("zz"), router.select(call("zz")), 1.0)
+    assert view.free_tokens == 0
+    router.release(taken_back, 2.0, delivered=False)
+    assert view.free_tokens == 160 - 65
+    late = router.book(call("zz"), router.select(call("zz")), 2.0)
+    router.report("a", report(free=8), 2.0)
+    router.release(late, 3.0, delivered=False)
+    assert view.free_tokens == 128, "the report did not count that call"
+    router.settle(booking, CallUsage(65, 1), 3.0)
+    assert view.free_tokens == 128
+
+
+# How a call ends.
+
+
+def test_a_call_ends_once() -> None:
+    router = new_router("a")
+    usage = CallUsage(65, 1)
+    for end in ("settle", "release"):
+        booking = router.book(call("q"), router.select(call("q")), 0.0)
+        router.first_token(booking, 1.0)
+        if end == "settle":
+            router.settle(booking, usage, 2.0)
+        else:
+            router.release(booking, 2.0, delivered=True)
+        with pytest.raises(IllegalTransitionError, match=r"call-q is .* and cannot become streaming"):
+            router.first_token(booking, 3.0)
+        with pytest.raises(IllegalTransitionError):
+            router.settle(booking, usage, 3.0)
+        with pytest.raises(IllegalTransitionError):
+            router.release(booking, 3.0, delivered=False)
+        assert booking.first_token_s == 1.0
+        assert router.engines["a"].view.outstanding == 0
+        router.check()
+
+
+def test_a_first_token_comes_once() -> None:
+    router = new_router("a")
+    booking = router.book(call("q"), router.select(call("q")), 0.0)
+    router.first_token(booking, 1.0)
+    with pytest.raises(IllegalTransitionError):
+        router.first_token(booking, 2.0)
+    assert booking.first_token_s == 1.0
+
+
+def test_a_call_that_was_not_delivered_is_forgotten() -> None:
+    router = new_router("a")
+    router.report("a", report("pro", snapshot=True), 0.0)
+    booking = router.book(call("prompt"), router.select(call("prompt")), 1.0)
+    router.release(booking, 2.0, delivered=False)
+    assert (cached(router, "prompt"), len(router.tree), len(router.engines["a"].view.ledger)) == (3, 3, 0)
+
+
+def test_a_call_that_aged_out_of_the_window_may_still_be_taken_back() -> None:
+    router = new_router("a")
+    booking = router.book(call("prompt"), router.select(call("prompt")), 0.0)
+    router.age(180.0)
+    assert len(router.engines["a"].view.ledger) == 1, "the window is closed at its old end"
+    router.age(180.1)
+    assert (len(router.engines["a"].view.ledger), cached(router, "prompt")) == (0, 6)
+    router.release(booking, 181.0, delivered=False)
+    assert len(router.tree) == 0
+    router.check()
+
+
+# What an engine has.
+
+
+def test_a_booked_prefix_is_expected_until_the_first_report_asked_for_after_the_call_ended() -> None:
+    router = new_router("a")
+    router.report("a", report(snapshot=True), 0.0)
+    booking = router.book(call("abcd"), router.select(call("abcd")), 1.0)
+    router.report("a", report("ab"), 2.0)
+    assert cached(router, "abcd") == 4, "it is still running"
+    router.settle(booking, CallUsage(257, 1), 3.0)
+    router.report("a", report("abc"), 2.9)
+    assert cached(router, "abcd") == 4, "the engine was asked before the call ended"
+    router.report("a", report("abc"), 3.0)
+    assert cached(router, "abcd") == 3
+    router.report("a", report(removed="ab"), 4.0)
+    assert cached(router, "abcd") == 1
+
+
+def test_a_restarted_engine_has_nothing_but_what_it_says() -> None:
+    router = new_router("a", "b")
+    for engine in "ab":
+        router.report(engine, report("abcd", snapshot=True), 0.0)
+    running = router.book(call("xy"), router.select(call("xy")), 1.0)
+    router.report("a", report("ab", epoch="2", snapshot=True), 2.0)
+    assert (cached(router, "abcd", "a"), cached(router, "abcd", "b")) == (2, 4)
+    assert cached(router, "xy", running.placement.engine_id) == 2, "calls on their way are still expected"
+    router.report("a", report(epoch="3"), 3.0)
+    assert cached(router, "abcd", "a") == 0, "even without a snapshot"
+    assert router.engines["a"].epoch == "3"
+
+
+def test_an_engine_that_is_down_keeps_what_it_has() -> None:
+    router = new_router("a")
+    router.report("a", report("abcd", snapshot=True), 0.0)
+    router.engine_unreachable("a")
+    router.engine_answered("a", {"m": None})
+    assert (cached(router, "abcd"), router.engines["a"].cursor) == (4, 7)
+
+
+def test_a_report_in_other_blocks_is_refused_and_the_cache_estimated() -> None:
+    router = new_router("a")
+    router.report("a", report("ab", snapshot=True), 0.0)
+    ended = router.book(call("abcd"), router.select(call("abcd")), 1.0)
+    router.settle(ended, CallUsage(257, 1), 2.0)
+    with pytest.raises(ValueError, match="blocks of 96 tokens, the prefix tree has 64"):
+        router.report("a", report("zz", granularity=96), 3.0)
+    engine = router.engines["a"]
+    assert (engine.reports, engine.cursor, engine.view.free_tokens, list(engine.unconfirmed)) == (False, None, None, [])
+    assert (cached(router, "abcd"), cached(router, "zz")) == (4, 0)
+    router.report("a", report("ab", snapshot=True), 4.0)
+    assert (engine.reports, cached(router, "abcd")) == (True, 2)
+
+
+def test_an_engine_without_reports_is_taken_to_keep_what_fits_least_lately_used_first_out() -> None:
+    router = new_router("a", kv_tokens=6 * 64 + 63)
+    router.no_reports("a")
+    now_s = 0.0
+    for text in ("abc", "xyz", "abc", "pq"):
+        booking = router.book(call(text), router.select(call(text)), now_s)
+        router.settle(booking, CallUsage(1, 1), now_s + 1)
+        now_s += 2
+    assert [cached(router, text) for text in ("abc", "xyz", "pq")] == [3, 1, 2]
+    assert router.engines["a"].view.residency.resident_blocks == 6
+
+
+def test_running_calls_are_not_evicted_from_an_estimate() -> None:
+    router = new_router("a", kv_tokens=2 * 64)
+    router.no_reports("a")
+    running = router.book(call("abcd"), router.select(call("abcd")), 0.0)
+    other = router.book(call("xy"), router.select(call("xy")), 0.0)
+    router.settle(other, CallUsage(1, 1), 1.0)
+    assert (cached(router, "abcd"), cached(router, "xy")) == (4, 2)
+    router.settle(running, CallUsage(1, 1), 2.0)
+    assert (cached(router, "abcd"), cached(router, "xy")) == (2, 0)
+
+
+def test_until_its_first_report_an_engine_is_estimated() -> None:
+    router = new_router("a")
+    assert router.engines["a"].reports is None
+    booking = router.book(call("abcd"), router.select(call("abcd")), 0.0)
+    router.settle(booking, CallUsage(257, 1), 1.0)
+    assert cached(router, "abcd") == 4
+    router.report("a", report("abc", snapshot=True), 2.0)
+    assert cached(router, "abcd") == 3
+
+
+def test_an_engine_that_stops_reporting_is_taken_to_have_stored_what_ended_unconfirmed() -> None:
+    router = new_router("a")
+    router.report("a", report(snapshot=True), 0.0)
+    booking = router.book(call("abcd"), router.select(call("abcd")), 1.0)
+    router.release(booking, 2.0, delivered=True)
+    router.no_reports("a")
+    assert cached(router, "abcd") == 4
+    router.age(1_000.0)
+    assert router.engines["a"].view.residency.resident_blocks == len(router.tree) == 4
+    router.check()
+
+
+def test_ageing_lets_go_of_what_no_engine_holds() -> None:
+    router = new_router("a")
+    router.report("a", report(snapshot=True), 0.0)
+    booking = router.book(call("abcd"), router.select(call("abcd")), 10.0)
+    router.settle(booking, CallUsage(257, 1), 11.0)
+    router.report("a", report("a"), 12.0)
+    assert len(router.tree) == 4, "the call still counts as sharing it"
+    router.age(190.0)
+    assert len(router.tree) == 4
+    router.age(190.1)
+    assert len(router.tree) == 1
+
+
+# Room for a call on its way.
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_call_on_its_way_pushes_out_the_oldest_prefix_until_it_has_its_room(streams: bool) -> None:
+    router = new_router("a")
+    router.report("a", report("abcdef", "wxyz", snapshot=True, free=4), 0.0)  # one tree block is free
+    large = call("mnopq")
+    booking = router.book(large, router.select(large), 1.0)
+    assert (cached(router, "abcdef"), cached(router, "wxyz")) == (1, 4), "it fills five blocks and begins a sixth"
+    if streams:
+        router.first_token(booking, 2.0)
+    else:
+        router.settle(booking, CallUsage(321, 5, 0), 2.0)
+    assert cached(router, "abcdef") == 6, "what the engine did not report as evicted is there"
+    router.check()
+
+
+def test_a_call_that_was_not_delivered_pushes_nothing_out() -> None:
+    router = new_router("a")
+    router.report("a", report("abcdef", snapshot=True, free=0), 0.0)
+    large = call("mnopq")
+    router.release(router.book(large, router.select(large), 1.0), 2.0, delivered=False)
+    assert cached(router, "abcdef") == 6
+    router.check()

@@ -1,0 +1,292 @@
+"""Random sequences of everything that can happen to a fleet, against sets: what the router believes is exactly what the
+engines reported and what running calls will bring, and when all has ended nothing else is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.errors import NoEngineError
+from plait.backends.protocol.cache_state import CacheState, KvState
+from plait.gateway.fleet.health import HealthState
+from plait.gateway.fleet.router import Booking, BookingState, CallUsage, IllegalTransitionError, Router
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.placement.policies import POLICIES
+from plait.policy.prefix.block_hash import chain, root_hash
+from plait.policy.types import Call
+
+Prefix = tuple[int, ...]
+COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
+PREFIXES = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)  # two kinds of block: nearly all is shared
+REPORTING, SILENT = ("a", "b"), "c"
+ENGINES = st.sampled_from((*REPORTING, SILENT))
+WINDOW_S = 10.0
+
+
+def hashes(prefix: Prefix) -> list[int]:
+    return list(chain(prefix, 1, root_hash("m")))
+
+
+def name(prefix: Prefix) -> int:
+    return hashes(prefix)[-1]
+
+
+def beginnings(prefix: Prefix) -> set[Prefix]:
+    return {prefix[:end] for end in range(1, len(prefix) + 1)}
+
+
+@dataclass
+class FakeEngine:
+    """What an engine really stores; `known` is what the router was last told or may assume."""
+
+    journal: CacheJournal = field(default_factory=CacheJournal)
+    epoch: int = 0
+    stored: set[Prefix] = field(default_factory=set)
+    known: set[Prefix] = field(default_factory=set)
+    unconfirmed: list[tuple[float, Prefix]] = field(default_factory=list)
+
+    def store(self, prefix: Prefix) -> None:
+        for end in range(1, len(prefix) + 1):
+            self.stored.add(prefix[:end])
+            self.journal.store(name(prefix[:end]), name(prefix[: end - 1]) if end > 1 else None)
+
+    def evict(self, leaf: Prefix) -> None:
+        self.stored.remove(leaf)
+        self.journal.remove(name(leaf))
+
+
+class Fleet(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.fakes = {engine: FakeEngine() for engine in (*REPORTING, SILENT)}
+        self.running: dict[Booking, Prefix] = {}
+        self.ended: list[Booking] = []
+
+    @initialize(policy=st.sampled_from(sorted(POLICIES)), reports_first=st.booleans())
+    def start(self, policy: str, reports_first: bool) -> None:
+        self.router = Router(policy, window_s=WINDOW_S)
+        for engine in self.fakes:
+            self.router.add_engine(engine, COSTS)
+            self.router.engine_answered(engine, {"m": None})
+        if reports_first:
+            for engine in REPORTING:
+                self.report(engine, 0.0, forget=False)
+
+    @property
+    def up(self) -> set[str]:
+        return {name for name, engine in self.router.engines.items() if engine.health.state is HealthState.UP}
+
+    def call(self, prefix: Prefix) -> Call:
+        return Call("c", "m", 64 * len(prefix) + 1, 64, hashes(prefix))
+
+    def expected(self, engine: str) -> set[Prefix]:
+        """The oracle: what the router was told of, or that a call it placed there brings."""
+        fake = self.fakes[engine]
+        coming = [prefix for _, prefix in fake.unconfirmed]
+        coming += [prefix for booking, prefix in self.running.items() if booking.placement.engine_id == engine]
+        return fake.known.union(*map(beginnings, coming))
+
+    def expects_eviction(self, engine: str) -> bool:
+        """Whether something resident is to make room for a call that is on its way: it is no longer counted on."""
+        nodes = set(self.router.tree.index.values())
+        return any(node.holdings[engine].leaving_blocks for node in nodes if engine in node.holdings)
+
+    # Calls.
+
+    @rule(prefixes=st.lists(PREFIXES, min_size=1, max_size=3))
+    def place(self, prefixes: list[Prefix]) -> None:
+        for prefix in prefixes:
+            self.now_s += 0.25
+            if not self.up:
+                with pytest.raises(NoEngineError):
+                    self.router.select(self.call(prefix))
+                return
+            before = state(self.router)
+            placement = self.router.select(self.call(prefix))
+            assert state(self.router) == before, "selecting has no side effects"
+            assert placement.engine_id in self.up
+            held = self.expected(placement.engine_id)
+            run = next((end - 1 for end in range(1, len(prefix) + 1) if prefix[:end] not in held), len(prefix))
+            assert placement.cached_tokens <= 64 * run
+            if not self.expects_eviction(placement.engine_id):
+                assert placement.cached_tokens == 64 * run
+            assert placement.cached_tokens + placement.missed_tokens == 64 * len(prefix) + 1
+            self.running[self.router.book(self.call(prefix), placement, self.now_s)] = prefix
+
+    @precondition(lambda self: self.up)
+    @rule(prefix=PREFIXES)
+    def fail_to_deliver(self, prefix: Prefix) -> None:
+        before = state(self.router)
+        booking = self.router.book(self.call(prefix), self.router.select(self.call(prefix)), self.now_s)
+        self.router.release(booking, self.now_s, delivered=False)
+        assert state(self.router) == before, "a call that was not delivered leaves no trace"
+        self.ended.append(booking)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 99))
+    def first_token(self, which: int) -> None:
+        booking = list(self.running)[which % len(self.running)]
+        if booking.state is BookingState.BOOKED:
+            self.router.first_token(booking, self.now_s)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 99), cached=st.none() | st.integers(0, 300), stores=st.integers(1, 6))
+    def settle(self, which: int, cached: int | None, stores: int) -> None:
+        booking = list(self.running)[which % len(self.running)]
+        self.router.settle(booking, CallUsage(booking.call.prompt_tokens, 3, cached), self.now_s)
+        self.end(booking, stores)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 99), delivered=st.booleans(), stores=st.integers(0, 6))
+    def release(self, which: int, delivered: bool, stores: int) -> None:
+        booking = list(self.running)[which % len(self.running)]
+        self.router.release(booking, self.now_s, delivered=delivered)
+        if delivered:
+            self.end(booking, stores)
+        else:
+            del self.running[booking]
+
+    def end(self, booking: Booking, stores: int) -> None:
+        prefix, engine = self.running.pop(booking), booking.placement.engine_id
+        fake = self.fakes[engine]
+        fake.store(prefix[:stores])
+        if self.router.engines[engine].reports:
+            fake.unconfirmed.append((self.now_s, prefix))
+        else:
+            fake.known |= beginnings(prefix)
+        self.ended.append(booking)
+
+    @precondition(lambda self: self.ended)
+    @rule(which=st.integers(0, 99))
+    def end_again(self, which: int) -> None:
+        booking = self.ended[which % len(self.ended)]
+        before = state(self.router), booking.state, booking.first_token_s
+        with pytest.raises(IllegalTransitionError):
+            self.router.first_token(booking, self.now_s)
+        with pytest.raises(IllegalTransitionError):
+            self.router.settle(booking, CallUsage(1, 1), self.now_s)
+        with pytest.raises(IllegalTransitionError):
+            self.router.release(booking, self.now_s, delivered=False)
+        assert (state(self.router), booking.state, booking.first_token_s) == before
+
+    # Engines.
+
+    @rule(engine=st.sampled_from(REPORTING), asked_before_s=st.sampled_from((0.0, 0.0, 0.3, 1.0)), forget=st.booleans())
+    def report(self, engine: str, asked_before_s: float, forget: bool) -> None:
+        fake, known, requested_s = self.fakes[engine], self.router.engines[engine], self.now_s - asked_before_s
+        same = known.epoch == str(fake.epoch) and not forget
+        snapshot, stored, removed = fake.journal.since(known.cursor if same else None)
+        report = CacheState(
+        kind="embedded",
+            engine=engine, epoch=str(fake.epoch), cursor=fake.journal.cursor, model="m", block_tokens=16,
+            granularity_tokens=64, snapshot=snapshot, stored=stored, removed=removed, kv=KvState(100, 40, 10),
+        )  # fmt: skip
+        self.router.report(engine, report, requested_s)
+        fake.known = set(fake.stored)
+        fake.unconfirmed = [(ended_s, prefix) for ended_s, prefix in fake.unconfirmed if ended_s > requested_s]
+        assert known.view.free_tokens == 640
+
+    @precondition(lambda self: any(self.fakes[engine].stored for engine in REPORTING))
+    @rule(which=st.lists(st.integers(0, 99), min_size=1, max_size=3))
+    def evict(self, which: list[int]) -> None:
+        for engine in REPORTING:
+            for number in which:
+                stored = self.fakes[engine].stored
+                if leaves := sorted(p for p in stored if not any(q[:-1] == p for q in stored)):
+                    self.fakes[engine].evict(leaves[number % len(leaves)])
+
+    @rule(engine=ENGINES, event=st.sampled_from(("answers", "answers", "answers", "fails", "restarts", "says no more")))
+    def change(self, engine: str, event: str) -> None:
+        fake, was_up = self.fakes[engine], engine in self.up
+        if event == "answers":
+            assert self.router.engine_answered(engine, {"m": None}) == (not was_up)
+            assert engine in self.up
+        elif event == "fails":
+            assert self.router.engine_unreachable(engine) == was_up
+            assert engine not in self.up
+        elif event == "restarts":
+            fake.journal, fake.epoch, fake.stored = CacheJournal(), fake.epoch + 1, set()
+        else:
+            self.router.no_reports(engine)
+            fake.known = fake.known.union(*(beginnings(prefix) for _, prefix in fake.unconfirmed))
+            fake.unconfirmed = []
+
+    @rule(passed_s=st.sampled_from((0.0, 1.0, 6.0)))
+    def age(self, passed_s: float) -> None:
+        self.now_s += passed_s
+        self.router.age(self.now_s)
+
+    @invariant()
+    def state_is_sound(self) -> None:
+        self.router.check()
+        for engine_id, engine in self.router.engines.items():
+            mine = [booking for booking in self.running if booking.placement.engine_id == engine_id]
+            assert engine.view.outstanding == len(mine)
+            known = self.fakes[engine_id].known
+            assert engine.view.residency.resident_blocks == len(known)
+            believed = {block for block, held in blocks(self.router, engine_id).items() if held[0] or held[1]}
+            assert believed == {name(prefix) for prefix in self.expected(engine_id)}
+
+    def teardown(self) -> None:
+        """All calls end, all engines report, the window passes."""
+        if not hasattr(self, "router"):
+            return
+        for number, booking in enumerate(list(self.running)):
+            if number % 2:
+                self.router.settle(booking, CallUsage(1, 1), self.now_s)
+            else:
+                self.router.release(booking, self.now_s, delivered=True)
+            self.end(booking, stores=number % 4)
+        self.now_s += WINDOW_S + 1
+        self.router.age(self.now_s)
+        for engine in REPORTING:
+            self.report(engine, 0.0, forget=False)
+        self.state_is_sound()
+        assert set(self.router.tree.index) == {name(p) for fake in self.fakes.values() for p in fake.known}
+        for known in self.router.engines.values():
+            assert (known.view.outstanding, len(known.view.ledger), list(known.unconfirmed)) == (0, 0, [])
+            assert known.view.ledger.window_cost_s() == 0.0
+        for node in set(self.router.tree.index.values()):
+            assert all(h.bookings == h.sharers == 0 < h.resident_blocks for h in node.holdings.values())
+
+
+def blocks(router: Router, engine: str) -> dict[int, tuple[bool, int, int]]:
+    """Of every block that the engine has to do with: whether it is resident, its bookings and sharers."""
+    found = {}
+    for node in set(router.tree.index.values()):
+        if (held := node.holdings.get(engine)) is not None:
+            for place, block in enumerate(node.hashes):
+                found[block] = (place < held.resident_blocks, held.bookings, held.sharers)
+    return {block: held for block, held in found.items() if any(held)}
+
+
+def state(router: Router) -> dict[str, Any]:
+    """Everything that decisions depend on, but for whose turn it is and what was used last."""
+    return {
+        "blocks": {engine: blocks(router, engine) for engine in router.engines},
+        "engines": {
+            engine_id: (
+                engine.view.outstanding,
+                engine.view.free_tokens,
+                len(engine.view.ledger),
+                round(engine.view.ledger.window_cost_s(), 9),
+                engine.view.residency.resident_blocks,
+                list(engine.unconfirmed),
+                engine.health.state,
+                engine.reports,
+            )
+            for engine_id, engine in router.engines.items()
+        },
+    }
+
+
+Fleet.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
+TestFleet = Fleet.TestCase

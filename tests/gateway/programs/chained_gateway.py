@@ -1,0 +1,231 @@
+"""A gateway over an engine that answers when a test tells it to, asked over plain ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+from starlette.types import Receive, Scope, Send
+
+from plait.backends.errors import EngineError, NoEngineError
+from plait.gateway.app import Gateway
+from plait.gateway.asgi import send_whole
+from plait.gateway.calls.relay import Delivery, Outcome, Problem, Relay
+from plait.gateway.config import parse_config
+
+CHAT, SUBMIT, GET = "/v1/chat/completions", "/v1/submit", "/v1/get"
+KEYS = ["one", "two"]
+STREAM_HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+
+
+class Engine:
+    """Stands for relay and engines: holds every delivery until the test ends it, by the text at its end.
+
+    It runs where it continues, or else on the first engine of `up`, unless it avoids that; `places` has where it did.
+    """
+
+    def __init__(self) -> None:
+        self.running: dict[str, tuple[Delivery, Send, asyncio.Future[Outcome]]] = {}
+        self.delivered: list[str] = []
+        self.places: dict[str, str] = {}
+        self.up = ["e", "f"]
+
+    async def run(self, delivery: Delivery, send: Send) -> Outcome:
+        if not self.up:
+            raise NoEngineError("no engine is up", retry_after_s=1.0)
+        text, wanted = prompt_of(delivery), [delivery.continues_on, *self.up]
+        self.delivered.append(text)
+        self.places[text] = next(
+            (name for name in wanted if name in self.up and name not in delivery.avoids), self.up[0]
+        )
+        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.running[text] = (delivery, send, ended)
+        try:
+            return await ended
+        finally:
+            del self.running[text]
+
+    async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
+        await self.run(delivery, send)
+
+    async def answer(self, prompt: str, text: str) -> None:
+        """A completion, in two pieces if it is streamed."""
+        delivery, send, _ = self.running[prompt]
+        if delivery.body.request.stream:
+            await self._stream(prompt, text[:2], text[2:])
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        else:
+            body = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+            if delivery.text is not None:
+                delivery.text.whole(body)
+            await send_whole(send, 200, [(b"plait-engine", self.places[prompt].encode())], body)
+        await self._end(prompt, None)
+
+    async def break_off(self, prompt: str, text: str) -> None:
+        """A stream that ends in the middle."""
+        await self._stream(prompt, text)
+        lost = EngineError(f"engine {self.places[prompt]}: stream lost")
+        await self.running[prompt][1]({"type": "http.response.body", "body": b"data: " + lost.body() + b"\n\n"})
+        await self._end(prompt, lost)
+
+    async def refuse(self, prompt: str, status: int = 400) -> None:
+        await send_whole(self.running[prompt][1], status, [], b'{"error":{"message":"too long"}}')
+        problem = f"refused with status {status}: too long"
+        await self._end(prompt, problem if status < 500 else EngineError(f"engine {self.places[prompt]}: {problem}"))
+
+    async def lose(self, prompt: str) -> None:
+        """Before anything of its answer has come."""
+        await self._end(prompt, EngineError(f"engine {self.places[prompt]}: connection lost"), is_told=False)
+
+    async def _stream(self, prompt: str, *pieces: str) -> None:
+        delivery, send, _ = self.running[prompt]
+        await send(STREAM_HEAD)
+        for piece in pieces:
+            event = b"data: " + json.dumps({"choices": [{"delta": {"content": piece}}]}).encode() + b"\n\n"
+            if delivery.text is not None:
+                delivery.text.feed(event)
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+
+    async def _end(self, prompt: str, problem: Problem, *, is_told: bool = True) -> None:
+        self.running[prompt][2].set_result(Outcome(self.places[prompt], problem, is_told))
+        await settle()
+
+
+def prompt_of(delivery: Delivery) -> str:
+    body = json.loads(delivery.body.original)
+    return "|".join(message["content"] for message in body["messages"]) if "messages" in body else str(body["prompt"])
+
+
+class Exchange:
+    """One request under way: what the gateway sent so far, and the client's going away."""
+
+    def __init__(self, gateway: Gateway, method: str, path: str, body: Any, headers: dict[str, str]) -> None:
+        self.messages: list[Any] = []
+        self.begun = asyncio.Event()
+        self._body: bytes | None = b"" if body is None else json.dumps(body).encode()
+        self._gone = asyncio.Event()
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw, "query_string": b""}
+        self.task = asyncio.ensure_future(gateway(scope, self._receive, self._send))
+
+    async def _receive(self) -> Any:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.messages.append(message)
+        self.begun.set()
+
+    async def leave(self) -> None:
+        self._gone.set()
+        await settle()
+
+    @property
+    def status(self) -> int:
+        return int(self.messages[0]["status"])
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        assert len(dict(self.messages[0]["headers"])) == len(self.messages[0]["headers"])
+        return dict(self.messages[0]["headers"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.messages[1:])
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def refusal(self) -> tuple[int, str]:
+        return self.status, self.json["error"]["code"]
+
+    @property
+    def text(self) -> str:
+        return str(self.json["choices"][0]["message"]["content"])
+
+
+def events(exchange: Exchange) -> list[Any]:
+    """What a stream has brought."""
+    found = [line.removeprefix(b"data: ") for line in exchange.body.split(b"\n\n") if line.startswith(b"data: ")]
+    return [data.decode() if data == b"[DONE]" else json.loads(data) for data in found]
+
+
+async def settle() -> None:
+    """Until everything waits for something that the test has to do."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Served:
+    """A gateway whose one engine is the test's."""
+
+    def __init__(self, **sessions: Any) -> None:
+        sections: dict[str, Any] = {
+            "server": {"api_keys": KEYS},
+            "engines": [{"name": "e", "url": "http://127.0.0.1:1"}],
+            "models": [{"name": "m", "tokenizer": "embedded"}],
+            "sessions": {"gather_ms": 0, "max_attempts": 1, **sessions},
+        }
+        self.gateway = Gateway(parse_config(sections, "test"))
+        self.gateway.router.engine_answered("e", {"m": 1_000})
+        self.engine = Engine()
+        chained = self.gateway._chained
+        self.executor = chained.executor
+        self.exchanges: list[Exchange] = []
+        self.registry = self.gateway._registry
+        chained.runner = replace(chained.runner, relay=cast("Relay", self.engine))
+
+    async def send(
+        self, path: str, body: Any = None, *, key: str = "one", method: str = "POST", **headers: str
+    ) -> Exchange:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        exchange = Exchange(self.gateway, method, path, body, {"authorization": f"Bearer {key}", **named})
+        self.exchanges.append(exchange)
+        await settle()
+        return exchange
+
+    async def chat(self, text: str, *, inputs: str = "", output: str = "", session: str = "s", **more: Any) -> Exchange:
+        """A call; `key` and `objective` are as they say, other fields go into the body."""
+        headers = {"plait_session": session, "key": more.pop("key", "one")}
+        headers |= {"plait_inputs": inputs} if inputs else {}
+        headers |= {"plait_output": output} if output else {}
+        headers |= {"plait_objective": more.pop("objective")} if "objective" in more else {}
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+        return await self.send(CHAT, body, **headers)
+
+    async def get(self, variable: str, **more: Any) -> Exchange:
+        key = more.pop("key", "one")
+        return await self.send(GET, {"session_id": "s", "semantic_var_id": variable, **more}, key=key)
+
+    async def submit(self, prompt: Any, *outputs: str, inputs: tuple[str, ...] = (), **more: Any) -> Exchange:
+        """A text, or messages."""
+        named = [{"name": name, "in_out": True} for name in outputs] + [{"name": name} for name in inputs]
+        kind = "messages" if isinstance(prompt, list) else "prompt"
+        body = {"session_id": "s", "model": "m", kind: prompt, "placeholders": named, **more}
+        return await self.send(SUBMIT, body)
+
+    async def value(self, variable: str, value: str, **headers: str) -> Exchange:
+        body = {"session_id": "s", "semantic_var_id": variable, "value": value}
+        return await self.send("/v1/variables", body, **headers)
+
+
+@asynccontextmanager
+async def served_calls(**sessions: Any) -> AsyncIterator[Served]:
+    """A gateway of its own; afterwards nothing may be running or left behind."""
+    served = Served(**sessions)
+    yield served
+    served.executor.check()
+    await served.gateway._chained.close()
+    await settle()
+    assert (served.engine.running, len(served.executor.sessions)) == ({}, 0)
+    assert served.gateway._chained.runner.tasks == set()
+    assert all(exchange.task.done() for exchange in served.exchanges)

@@ -1,0 +1,179 @@
+"""The gathering moment in literal times, in any order of arrival, and through the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.gateway.programs.held_call import HeldCall, ReadyCall
+from plait.policy.programs.objectives_slo import LATENCY_SLO
+from plait.policy.types import Objective, Slo
+from tests.gateway.programs.chained_gateway import Served, served_calls, settle
+from tests.gateway.programs.session_calls import Core, owner
+
+GATHER_S = 0.010
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core(gather_ms=10)
+
+
+def ready(call: HeldCall) -> ReadyCall | None:
+    return owner(call).ready
+
+
+def check(core: Core) -> None:
+    core.executor.check()
+    core.elapse(100.0)
+    assert not core.executor._gathering._calls
+
+
+# The core.
+
+
+def test_a_call_of_which_nothing_is_known_waits_for_a_moment(core: Core) -> None:
+    call = core.add("A", outputs=["a"], now_s=1.0)
+    core.elapse(1.009)
+    assert ready(call) is None
+    core.elapse(1.010)
+    assert ready(call) == ReadyCall({}, 1.0), "it counts from its arrival"
+    check(core)
+
+
+def test_it_is_over_as_soon_as_somebody_says_what_the_call_is_for(core: Core) -> None:
+    chain = [core.add("A", outputs=["a"], now_s=1.0), core.add("B", "a", ["b"], now_s=1.001)]
+    assert ready(chain[0]) is None
+    core.add("C", "b", now_s=1.002, objective=Objective.LATENCY)
+    assert ready(chain[0]) == ReadyCall({}, 1.0, LATENCY_SLO, Objective.LATENCY)
+    check(core)
+
+
+@pytest.mark.parametrize("mark", [Objective.THROUGHPUT, Objective.LATENCY, Slo(jct_s=5.0)])
+def test_a_get_says_so_too(core: Core, mark: Objective | Slo) -> None:
+    call = core.add("A", outputs=["a"], prompt_tokens=1)
+    core.get("a")
+    assert ready(call) is None, "who waits for it has not said what for"
+    core.get("a", mark, now_s=0.002)
+    told = ready(call)
+    assert told is not None
+    assert told.objective is (Objective.THROUGHPUT if mark is Objective.THROUGHPUT else Objective.LATENCY)
+    check(core)
+
+
+def test_calls_that_gathered_run_as_one_task_group(core: Core) -> None:
+    maps = [core.add(f"M{number}", outputs=[f"m{number}"], now_s=0.001 * number) for number in range(3)]
+    core.add("R", "m0 m1 m2", now_s=0.004, objective=Objective.LATENCY)
+    groups = [told.group for call in maps if (told := ready(call)) is not None]
+    assert [group.calls for group in groups if group is not None] == [3, 3, 3]
+    check(core)
+
+
+@pytest.mark.parametrize(
+    "annotated", [{"slo": Slo(ttft_s=1.0)}, {"objective": Objective.THROUGHPUT}, {"objective": Objective.LATENCY}]
+)
+def test_a_call_that_says_so_itself_does_not_wait(core: Core, annotated: dict[str, Any]) -> None:
+    assert ready(core.add("A", outputs=["a"], **annotated)) is not None
+    assert core._events == []
+
+
+def test_nor_does_one_that_nobody_can_wait_for_or_that_has_waited_already(core: Core) -> None:
+    core.executor.set_value(core.session(), "x", "1", 0.0)
+    assert ready(core.add("A", "x")) is not None
+    held = core.add("B", "y", ["b"])
+    core.executor.set_value(core.session(), "y", "1", 1.0)
+    assert ready(held) is not None
+    core.get("c", Objective.LATENCY)
+    assert ready(core.add("C", outputs=["c"])) is not None
+    assert core._events == []
+
+
+def test_a_call_whose_inputs_are_there_waits_as_one_without(core: Core) -> None:
+    core.executor.set_value(core.session(), "x", "1", 0.0)
+    call = core.add("A", "x", ["a"])
+    assert ready(call) is None
+    core.elapse(GATHER_S)
+    assert ready(call) == ReadyCall({"x": "1"}, 0.0)
+
+
+def test_a_call_that_ends_meanwhile_is_never_ready(core: Core) -> None:
+    left, failed, ended = (core.add(name, outputs=[name.lower()]) for name in "ABC")
+    core.executor.leave(left, 0.001)
+    core.executor.fail(failed, "no", 0.001)
+    core.executor.end(core.session(), "was deleted")
+    core.elapse(GATHER_S)
+    assert [ready(call) for call in (left, failed, ended)] == [None] * 3
+    check(core)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[tuple[int, ...]]:
+    """The inputs of each call, of the calls before it."""
+    size = draw(st.integers(1, 7))
+    return [tuple(draw(st.sets(st.integers(0, number - 1), max_size=3))) if number else () for number in range(size)]
+
+
+@given(program=programs(), random=st.randoms(use_true_random=False))
+def test_fired_in_any_order_every_call_knows_what_it_is_for(program: list[tuple[int, ...]], random: Any) -> None:
+    core, last = Core(gather_ms=10), len(program) - 1
+    calls: dict[int, HeldCall] = {}
+    for place, number in enumerate(random.sample(range(len(program)), len(program))):
+        inputs = " ".join(f"v{before}" for before in program[number])
+        objective = Objective.LATENCY if number == last else None
+        calls[number] = core.add(
+            f"C{number}", inputs, [f"v{number}"], now_s=0.001 * place, objective=objective, prompt_tokens=1
+        )
+        core.executor.check()
+    upstream = {last}
+    for number in range(last, -1, -1):
+        upstream |= set(program[number]) if number in upstream else set()
+    for number, inputs_of in enumerate(program):
+        told = ready(calls[number])
+        if inputs_of:
+            assert told is None
+        elif number in upstream:
+            assert told is not None
+            assert told.objective is Objective.LATENCY
+        else:
+            assert told is None
+    core.elapse(1.0)
+    assert [ready(calls[number]) is not None for number in calls] == [not program[number] for number in calls]
+
+
+# Through the gateway.
+
+
+async def chain_in_the_wrong_order(served: Served) -> None:
+    """The head first, which nobody is known to wait for, and last the call that says what all of it is for."""
+    await served.chat("Write", output="code")
+    await served.chat("Review {{code}}", inputs="code", output="review")
+    await served.chat("Revise {{code}} by {{review}}", inputs="code, review", objective="latency")
+
+
+async def test_a_chain_fired_in_the_wrong_order_gets_its_objective_down_to_its_first_call() -> None:
+    async with served_calls(gather_ms=60_000) as served:
+        await chain_in_the_wrong_order(served)
+        call = served.engine.running["Write"][0].call
+        assert (call.objective, call.slo) == (Objective.LATENCY, LATENCY_SLO)
+
+
+async def test_without_the_moment_its_first_call_is_best_effort() -> None:
+    async with served_calls(gather_ms=0) as served:
+        await chain_in_the_wrong_order(served)
+        call = served.engine.running["Write"][0].call
+        assert (call.objective, call.slo) == (None, Slo())
+
+
+async def test_a_call_that_nobody_joins_runs_when_the_moment_is_over() -> None:
+    async with served_calls(gather_ms=1) as served:
+        await served.chat("Write", output="code")
+        assert served.engine.running == {}
+        await asyncio.sleep(0.002)
+        await settle()
+        delivery = served.engine.running["Write"][0]
+        assert delivery.call.objective is None
+        assert delivery.arrived_s <= asyncio.get_running_loop().time() - 0.001, "it counts from its arrival"

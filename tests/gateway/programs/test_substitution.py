@@ -1,0 +1,64 @@
+"""Values in prompts: only the names that are listed, only in texts, and each once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
+from plait.gateway.programs.substitution import fill_in, replaced
+
+VALUES = {"a": "one", "b": "{{a}} and \\1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no braces", "no braces"),
+        ("{{a}}", "one"),
+        ("{{ a }}, {{a}}", "one, one"),
+        ("{{b}}", "{{a}} and \\1"),
+        ("{{c}} {{ 1 }} {{}} {a} {{a b}} {{{a}}}", "{{c}} {{ 1 }} {{}} {a} {{a b}} {one}"),
+    ],
+)
+def test_a_text(text: str, expected: str) -> None:
+    assert replaced(text, VALUES) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{{a}}", "one"),
+        (None, None),
+        ([3, {"type": ["text"], "text": "{{a}}"}], [3, {"type": ["text"], "text": "{{a}}"}]),
+        (
+            [{"type": "text", "text": "{{a}}", "x": "{{a}}"}, "{{a}}", {"type": "image_url", "image_url": "{{a}}"}],
+            [{"type": "text", "text": "one", "x": "{{a}}"}, "one", {"type": "image_url", "image_url": "{{a}}"}],
+        ),
+    ],
+)
+def test_messages(content: Any, expected: Any) -> None:
+    body = b'{"model":"m", "vendor": 1.50,"messages":%b}' % json.dumps([{"role": "user", "content": content}]).encode()
+    filled, request = fill_in(body, parse_request(body, ChatRequest), VALUES)
+    assert isinstance(request, ChatRequest)
+    assert request.messages == [{"role": "user", "content": expected}]
+    assert parse_request(filled, ChatRequest) == request
+    assert b'"vendor":1.50' in filled
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("{{a}}", "one"), (["{{a}}", "x"], ["one", "x"]), ([1, 2], [1, 2]), ([[1], [2]], [[1], [2]])],
+)
+def test_prompts(prompt: Any, expected: Any) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt}).encode()
+    filled, request = fill_in(body, parse_request(body, CompletionRequest), VALUES)
+    assert isinstance(request, CompletionRequest)
+    assert request.prompt == json.loads(filled)["prompt"] == expected
+
+
+def test_without_values_nothing_is_touched() -> None:
+    body = b'{"model": "m", "prompt": "{{a}}"}'
+    assert fill_in(body, parse_request(body, CompletionRequest), {})[0] is body

@@ -1,0 +1,247 @@
+"""Residency and the tree under it against brute force: sets of resident prefixes, lists of booked and sharing calls."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from plait.backends.adapter.cache_journal import CacheJournal
+from plait.policy.prefix.block_hash import chain
+from plait.policy.prefix.node import Holding, Node
+from plait.policy.prefix.prefix_tree import PrefixTree
+from plait.policy.prefix.residency import Residency
+
+Prefix = tuple[int, ...]
+ENGINES = ("a", "b", "c")
+PREFIXES = st.lists(st.sampled_from((0, 0, 0, 1)), min_size=1, max_size=7).map(tuple)  # nearly all is shared
+
+
+def hashes(prefix: Sequence[int]) -> array[int]:
+    return chain(list(prefix), 1, 0)
+
+
+def name(prefix: Prefix) -> int:
+    """The hash that stands for the whole prefix."""
+    return hashes(prefix)[-1]
+
+
+def prefixes(prefix: Prefix) -> set[Prefix]:
+    """All of its beginnings, itself included."""
+    return {prefix[:end] for end in range(1, len(prefix) + 1)}
+
+
+@dataclass(eq=False)
+class Booked:
+    """A call somewhere between booking and leaving the window."""
+
+    engine: str
+    prefix: Prefix
+    leaf: Node
+    booked: bool = True
+    shared: bool = True
+
+
+@dataclass
+class Oracle:
+    """One engine as a plain set of resident prefixes, and when each was last used."""
+
+    resident: set[Prefix] = field(default_factory=set)
+    used: dict[Prefix, int] = field(default_factory=dict)
+
+
+class Fleet(RuleBasedStateMachine):
+    calls = Bundle("calls")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = PrefixTree()
+        self.residency = {engine: Residency(engine, self.tree) for engine in ENGINES}
+        self.oracle = {engine: Oracle() for engine in ENGINES}
+        self.live: list[Booked] = []
+        self.now = 0
+
+    def use(self, engine: str, used: set[Prefix]) -> None:
+        self.now += 1
+        self.oracle[engine].used.update(dict.fromkeys(used, self.now))
+
+    def booked(self, engine: str) -> set[Prefix]:
+        return {p for call in self.live if call.booked and call.engine == engine for p in prefixes(call.prefix)}
+
+    def expected_victims(self, engine: str, blocks: int) -> set[Prefix]:
+        """The least lately used first; of those used together, the deepest first."""
+        oracle = self.oracle[engine]
+        evictable = oracle.resident - self.booked(engine)
+        return set(sorted(evictable, key=lambda prefix: (oracle.used[prefix], -len(prefix)))[:blocks])
+
+    @rule(target=calls, engine=st.sampled_from(ENGINES), prefix=PREFIXES)
+    def book(self, engine: str, prefix: Prefix) -> Booked:
+        leaf = self.tree.insert(hashes(prefix))
+        self.residency[engine].book(leaf)
+        self.live.append(call := Booked(engine, prefix, leaf))
+        self.use(engine, prefixes(prefix))
+        return call
+
+    @rule(call=calls, first_unshare=st.booleans())
+    def unbook_or_unshare(self, call: Booked, first_unshare: bool) -> None:
+        if call.shared and (first_unshare or not call.booked):
+            call.shared = False
+            self.residency[call.engine].unshare(call.leaf)
+        elif call.booked:
+            call.booked = False
+            self.residency[call.engine].unbook(call.leaf)
+        if not (call.booked or call.shared) and call in self.live:
+            self.live.remove(call)
+
+    @rule(call=consumes(calls))
+    def take_back(self, call: Booked) -> None:
+        if call.shared:
+            self.residency[call.engine].unshare(call.leaf)
+        if call.booked:
+            self.residency[call.engine].unbook(call.leaf)
+        call.booked = call.shared = False
+        if call in self.live:
+            self.live.remove(call)
+
+    @rule(call=calls)
+    def touch(self, call: Booked) -> None:
+        if call in self.live:
+            self.residency[call.engine].touch(call.leaf)
+            self.use(call.engine, prefixes(call.prefix))
+
+    @rule(call=calls)
+    def store_path(self, call: Booked) -> None:
+        if call in self.live:
+            self.residency[call.engine].store_path(call.leaf)
+            self.oracle[call.engine].resident |= prefixes(call.prefix)
+            self.use(call.engine, prefixes(call.prefix))
+
+    @rule(engine=st.sampled_from(ENGINES), prefix=PREFIXES, parent_blocks=st.integers(0, 6))
+    def store(self, engine: str, prefix: Prefix, parent_blocks: int) -> None:
+        parent, run = prefix[:parent_blocks], hashes(prefix)[parent_blocks:]
+        if not run:
+            return
+        self.residency[engine].store(name(parent) if parent else None, list(run))
+        if not parent or parent in self.oracle[engine].resident:
+            self.oracle[engine].resident |= prefixes(prefix)
+            # A node is used as a whole: what lies behind the run in its last node counts as used with it.
+            whole = set(self.tree.index[name(prefix)].hashes)
+            self.use(engine, prefixes(prefix) | {p for p in self.oracle[engine].resident if name(p) in whole})
+
+    @rule(engine=st.sampled_from(ENGINES), prefix=PREFIXES)
+    def store_then_report_again(self, engine: str, prefix: Prefix) -> None:
+        self.store(engine, prefix, 0)
+        self.store(engine, prefix, len(prefix) // 2)
+
+    @rule(engine=st.sampled_from(ENGINES), block=PREFIXES)
+    def remove(self, engine: str, block: Prefix) -> None:
+        self.residency[engine].remove(name(block))
+        oracle = self.oracle[engine]
+        if block in oracle.resident:
+            oracle.resident = {prefix for prefix in oracle.resident if prefix[: len(block)] != block}
+
+    @rule(engine=st.sampled_from(ENGINES))
+    def clear(self, engine: str) -> None:
+        self.residency[engine].clear()
+        self.oracle[engine].resident.clear()
+
+    @rule(engine=st.sampled_from(ENGINES), blocks=st.integers(-1, 12))
+    def evict(self, engine: str, blocks: int) -> None:
+        victims = self.expected_victims(engine, max(0, blocks))
+        self.residency[engine].evict(blocks)
+        self.oracle[engine].resident -= victims
+
+    @rule(engine=st.sampled_from(ENGINES), blocks=st.integers(0, 12), query=PREFIXES)
+    def victims(self, engine: str, blocks: int, query: Prefix) -> None:
+        own = [segment.node for segment in self.tree.match(hashes(query))]
+        kept = {block for node in own for block in node.hashes}
+        oracle = self.oracle[engine]
+        oracle_victims = [p for p in self.expected_victims(engine, len(oracle.resident)) if name(p) not in kept]
+        oracle_victims.sort(key=lambda prefix: (oracle.used[prefix], -len(prefix)))
+        found: list[int] = []
+        for node, taken in self.residency[engine].victims(blocks, own):
+            resident = node.holdings[engine].resident_blocks
+            assert 0 < taken <= resident
+            found += reversed(node.hashes[resident - taken : resident])
+        assert found == [name(prefix) for prefix in oracle_victims[:blocks]]
+
+    @rule(query=PREFIXES)
+    def match(self, query: Prefix) -> None:
+        path = self.tree.match(hashes(query))
+        known = {block for block in hashes(query) if block in self.tree.index}
+        assert sum(segment.blocks for segment in path) == len(known)
+        for engine in ENGINES:
+            held = self.oracle[engine].resident | self.booked(engine)
+            run = next((end - 1 for end in range(1, len(query) + 1) if query[:end] not in held), len(query))
+            assert self.residency[engine].held_blocks(path) == run
+
+    @invariant()
+    def tree_holds_exactly_what_someone_holds_or_shares(self) -> None:
+        needed = {p for call in self.live for p in prefixes(call.prefix)}
+        for oracle in self.oracle.values():
+            needed |= oracle.resident
+        assert set(self.tree.index) == {name(prefix) for prefix in needed}
+
+    @invariant()
+    def every_block_is_known_to_be_where_it_is(self) -> None:
+        nodes = set(self.tree.index.values())
+        for engine in ENGINES:
+            holdings = {node: node.holdings[engine] for node in nodes if engine in node.holdings}
+            resident = {block for node, h in holdings.items() for block in node.hashes[: h.resident_blocks]}
+            assert resident == {name(prefix) for prefix in self.oracle[engine].resident}
+            assert self.residency[engine].resident_blocks == len(resident)
+            mine = [call for call in self.live if call.engine == engine]
+            for node in nodes:
+                through = [call for call in mine if node in list(call.leaf.path())]
+                holding = holdings.get(node, Holding(node))
+                assert holding.bookings == sum(call.booked for call in through)
+                assert holding.sharers == sum(call.shared for call in through)
+
+    @invariant()
+    def structures_are_sound(self) -> None:
+        self.tree.check()
+        for residency in self.residency.values():
+            residency.check()
+
+
+Fleet.TestCase.settings = settings(deadline=None, max_examples=120, stateful_step_count=40)
+TestFleet = Fleet.TestCase
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_polling_an_engines_journal_gives_exactly_what_it_stores(data: st.DataObject) -> None:
+    """Snapshot into a cold tree, then deltas; the engine evicts leaves first, in any order among them."""
+    journal, tree = CacheJournal(max_tombstones=4), PrefixTree()
+    residency = Residency("a", tree)
+    stored: set[Prefix] = set()
+    cursor: int | None = None
+    for _ in range(data.draw(st.integers(1, 12))):
+        leaves = sorted(p for p in stored if not any(q[:-1] == p for q in stored))
+        evicts = data.draw(st.booleans(), label="evict")
+        if leaves and evicts:
+            leaf = data.draw(st.sampled_from(leaves))
+            stored.remove(leaf)
+            journal.remove(name(leaf))
+        else:
+            prefix = data.draw(PREFIXES)
+            for end in range(1, len(prefix) + 1):
+                stored.add(prefix[:end])
+                journal.store(name(prefix[:end]), name(prefix[: end - 1]) if end > 1 else None)
+        if data.draw(st.booleans(), label="poll"):
+            snapshot, runs, removed = journal.since(cursor)
+            cursor = journal.cursor
+            if snapshot:
+                residency.clear()
+            for block in removed:
+                residency.remove(block)
+            for run in runs:
+                residency.store(run.parent, run.hashes)
+            assert set(tree.index) == {name(prefix) for prefix in stored}
+            assert residency.resident_blocks == len(stored)
+        tree.check()
+        residency.check()

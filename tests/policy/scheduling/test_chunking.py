@@ -1,0 +1,71 @@
+"""Token budgets: equation 6 and the iteration-time model, by hand and against brute force."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.backends.profiles import load_profile
+from plait.policy.cost_model import Pivot
+from plait.policy.scheduling.chunking import Budget, ModelBudget, PivotBudget
+from tests.policy.scheduling.fake_engine import COSTS
+
+
+@pytest.mark.parametrize(("slo_s", "tokens"), [(0.05, 250), (0.1, 500), (0.3, 1500), (9.0, 2048), (inf, 2048), (0, 0)])
+def test_equation_6(slo_s: float, tokens: int) -> None:
+    budget = PivotBudget(2048, Pivot(500, 0.1))
+    budget.limit_s = slo_s
+    assert budget.room(10_000) == tokens
+    budget.take(100)
+    assert budget.room(10_000) == max(0, tokens - 100)
+
+
+def test_without_a_pivot_only_the_engines_maximum_counts() -> None:
+    budget = PivotBudget(2048, None)
+    budget.limit_s = 1e-9
+    assert (budget.room(10_000), budget.time_s(500)) == (2048, 0.0)
+
+
+def test_the_model_is_solved_for_the_tokens() -> None:
+    budget = ModelBudget(2048, COSTS)
+    budget.take_decodes(8, 8 * 100)
+    budget.limit_s = 0.06001  # 10 ms + 0.1 ms n: 500 tokens
+    assert budget.room(10_000) == 492
+    assert budget.room(30) == 30
+    budget.take(492)
+    assert budget.room(1) == 0
+    assert budget.time_s() == pytest.approx(0.06)
+
+
+work = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 5000)), max_size=6)
+
+
+@settings(deadline=None, max_examples=200)
+@given(work=work, wanted=st.integers(1, 700), context=st.integers(0, 9000), limit_s=st.floats(0.0, 0.4))
+def test_room_is_the_most_that_stays_within_the_limit(
+    work: list[tuple[int, int]], wanted: int, context: int, limit_s: float
+) -> None:
+    costs = load_profile("a6000-mistral-7b").cost_model()
+    budget = ModelBudget(2048, costs)
+    for new, behind in work:
+        budget.take(new, behind)
+    assert budget.time_s() == pytest.approx(costs.iteration_time_s(work))
+    budget.limit_s = limit_s
+    room = budget.room(wanted, context)
+    assert 0 <= room <= max(0, min(wanted, 2048 - sum(new for new, _ in work)))
+    assert room == 0 or costs.iteration_time_s([*work, (room, context)]) <= limit_s + 1e-9
+    if room < min(wanted, 2048 - sum(new for new, _ in work)):
+        assert costs.iteration_time_s([*work, (room + 1, context)]) > limit_s - 1e-9
+
+
+@pytest.mark.parametrize("budget", [ModelBudget(2048, COSTS), PivotBudget(2048, Pivot(500, 0.1))])
+def test_what_is_given_back_was_never_taken(budget: Budget) -> None:
+    budget.take(300, 50)
+    before_s = budget.time_s()
+    budget.take(1000, 400)
+    budget.give_back(1000, 400)
+    assert budget.tokens == 300
+    assert budget.time_s() == pytest.approx(before_s)

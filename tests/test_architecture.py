@@ -5,15 +5,12 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-
-SHIPPED = ("policy", "backends", "gateway", "client")
-"""The folders of the package `plait`."""
+from tests import source_tree
+from tests.source_tree import ROOT, SHIPPED, imported_names, imports, path_of, reached_from, sources, top_level, tree_of
 
 MAY_IMPORT = {
     "policy": {"policy"},
@@ -45,71 +42,6 @@ DATA_PATH = ("gateway/calls/relay.py", "backends/http/*.py")
 
 BROAD_EXCEPT: dict[str, str] = {}
 """`file: function` -> why everything has to be caught there."""
-
-
-def sources(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
-
-
-def path_of(file: Path) -> str:
-    return file.relative_to(ROOT).as_posix()
-
-
-@cache
-def tree_of(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
-
-
-def imports(file: Path) -> set[str]:
-    """The dotted names that a file imports anywhere in it, relative ones made absolute.
-
-    Our own begin with their folder: `plait.policy.types` is `policy.types` here.
-    """
-    return {name.removeprefix("plait.") for name in imported_names(file)}
-
-
-def imported_names(file: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(tree_of(file)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            package = file.relative_to(ROOT).parent.parts
-            above = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join((*above, *([node.module] if node.module else [])))
-            found |= {f"{module}.{alias.name}" for alias in node.names}
-    return found
-
-
-def top_level(names: set[str]) -> set[str]:
-    return {name.partition(".")[0] for name in names}
-
-
-def module_file(name: str) -> Path | None:
-    """The file of one of our modules, from a dotted name that may go on to a name inside it."""
-    parts = name.split(".")
-    for end in range(len(parts), 0, -1):
-        base = ROOT.joinpath(*parts[:end])
-        for candidate in (base.with_suffix(".py"), base / "__init__.py"):
-            if candidate.is_file():
-                return candidate
-    return None
-
-
-def reached_from(files: list[Path]) -> set[Path]:
-    """The files and every one of our modules that importing them imports, packages on the way included."""
-    reached: set[Path] = set()
-    todo = list(files)
-    while todo:
-        file = todo.pop()
-        if file in reached:
-            continue
-        reached.add(file)
-        for name in imports(file):
-            if name.partition(".")[0] in MAY_IMPORT:
-                package = [ROOT.joinpath(*name.split(".")[:depth], "__init__.py") for depth in (1, 2)]
-                todo += [found for found in (module_file(name), *package) if found is not None and found.is_file()]
-    return reached
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -200,13 +132,13 @@ def test_everything_is_caught_only_where_there_is_a_reason() -> None:
         ("def f():\n    from random import choice", {"random.choice"}),
         ("from . import node", {"policy.node"}),
         ("from .node import Node", {"policy.node.Node"}),
-        ("if TYPE_CHECKING:\n    import plait.gateway.router", {"gateway.router"}),
+        ("if TYPE_CHECKING:\n    import plait.gateway.fleet.router", {"gateway.fleet.router"}),
     ],
 )
 def test_imports_are_found_wherever_they_stand(
     source: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(globals(), "tree_of", lambda _file: ast.parse(source))
+    monkeypatch.setattr(source_tree, "tree_of", lambda _file: ast.parse(source))
     assert imports(ROOT / "policy" / "example.py") == expected
 
 

@@ -1,0 +1,101 @@
+"""The rooms of the package: an import goes down from room to room, and never in a circle."""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.source_tree import SHIPPED, imports, module_file, path_of, sources
+
+ROOMS = {
+    "policy": (
+        {"placement", "scheduling", "programs"},
+        {"prefix"},
+        {"types", "cost_model"},
+    ),
+    "backends": (
+        {"vllm", "sglang", "embedded"},
+        {"adapter", "profiling"},
+        {"http", "protocol", "tokenization", "profiles"},
+        {"errors"},
+    ),
+    "gateway": (
+        {"cli"},
+        {"commands"},
+        {"app", "simulation"},
+        {"api"},
+        {"programs"},
+        {"calls"},
+        {"fleet", "transforms"},
+        {"asgi", "config", "log", "metrics", "timer"},
+    ),
+}
+"""Each package's rooms and single modules, from the highest floor to the lowest; `client` is one room.
+
+A room imports from the floors below its own, not from beside it.
+"""
+
+
+def floor_of(file: Path) -> tuple[str, int, str] | None:
+    """Package, floor (the highest is 0) and room of a shipped file; None for a package's own `__init__`."""
+    package, *inside = Path(path_of(file)).with_suffix("").parts
+    if package not in ROOMS or inside == ["__init__"]:
+        return None
+    floors = [number for number, rooms in enumerate(ROOMS[package]) if inside[0] in rooms]
+    assert len(floors) == 1, f"{path_of(file)} is in no room: put {inside[0]} on a floor of {package}"
+    return package, floors[0], inside[0]
+
+
+def imported_files(file: Path) -> set[Path]:
+    found = {module_file(name) for name in imports(file) if name.partition(".")[0] in SHIPPED}
+    return {imported for imported in found if imported is not None} - {file}
+
+
+def runs_upwards(file: Path, imported: Path) -> bool:
+    here, there = floor_of(file), floor_of(imported)
+    if here is None or there is None or here[0] != there[0] or here[2] == there[2]:
+        return False
+    return there[1] <= here[1]
+
+
+def test_every_room_is_there() -> None:
+    rooms = {(package, room) for package, floors in ROOMS.items() for floor in floors for room in floor}
+    found = {floor_of(file) for package in ROOMS for file in sources(package)}
+    assert {(place[0], place[2]) for place in found if place is not None} == rooms
+
+
+def test_imports_go_down_from_room_to_room() -> None:
+    wrong = [
+        f"{path_of(file)} imports {path_of(imported)}"
+        for package in ROOMS
+        for file in sources(package)
+        for imported in imported_files(file)
+        if runs_upwards(file, imported)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", SHIPPED)
+def test_no_import_runs_in_a_circle(package: str) -> None:
+    """Those for type checkers alone and those inside functions included."""
+    graph = {path_of(file): {path_of(imported) for imported in imported_files(file)} for file in sources(package)}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_an_upward_import_is_found() -> None:
+    router, relay, types = (
+        next(file for file in sources(package) if path_of(file) == path)
+        for package, path in (
+            ("gateway", "gateway/fleet/router.py"),
+            ("gateway", "gateway/calls/relay.py"),
+            ("policy", "policy/types.py"),
+        )
+    )
+    assert runs_upwards(router, relay)
+    assert not runs_upwards(relay, router)
+    assert not runs_upwards(router, types)

@@ -27,7 +27,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest tests benchmarks
+	$(BIN)/python -m pytest -n auto tests
 
 e2e: setup
 	$(BIN)/python -m pytest e2e
@@ -39,7 +39,8 @@ e2e-vllm: setup
 	PLAIT_VLLM_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest e2e/vllm
 
 test: lint types setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --cov tests
+	$(BIN)/python -m pytest benchmarks e2e
 
 clean:
 	rm -rf $(VENV) .venv-vllm .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

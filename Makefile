@@ -27,7 +27,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest -n auto tests
+	$(BIN)/python -m pytest tests -n auto
 
 e2e: setup
 	$(BIN)/python -m pytest e2e
@@ -39,7 +39,7 @@ e2e-vllm: setup
 	PLAIT_VLLM_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest e2e/vllm
 
 test: lint types setup
-	$(BIN)/python -m pytest -n auto --cov tests
+	$(BIN)/python -m pytest tests -n auto --cov
 	$(BIN)/python -m pytest benchmarks e2e
 
 clean:

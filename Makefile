@@ -43,4 +43,4 @@ test: lint types setup
 	$(BIN)/python -m pytest benchmarks e2e
 
 clean:
-	rm -rf $(VENV) .venv-vllm .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-* .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

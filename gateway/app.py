@@ -92,17 +92,17 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         self._keys.check(request.scope["headers"])
-        return _json({"object": "list", "data": [self._describe(model) for model in sorted(self.router.models)]})
+        return _json({"object": "list", "data": [self._describe(model) for model in sorted(self.router.models.names)]})
 
     async def _model(self, request: Request) -> Response:
         self._keys.check(request.scope["headers"])
         model = request.path_params["model"]
-        if model not in self.router.models:
-            self.router.check_model(model)
+        if model not in self.router.models.names:
+            self.router.models.check(model)
         return _json(self._describe(model))
 
     def _describe(self, model: str) -> dict[str, object]:
-        context_tokens = self.router.context_tokens(model)
+        context_tokens = self.router.models.context_tokens(model)
         return {"id": model, "object": "model", "created": 0, "owned_by": "plait", "max_model_len": context_tokens}
 
     async def _health(self, _request: Request) -> Response:
@@ -110,8 +110,8 @@ class Gateway:
 
     async def _ready(self, _request: Request) -> Response:
         """Whether every model can be served: the configured ones, and those that engines named."""
-        wanted = self.router.models | {model.name for model in self.config.models}
-        serving = {model: self.router.serving(model) for model in sorted(wanted)}
+        wanted = self.router.models.names | {model.name for model in self.config.models}
+        serving = {model: self.router.models.serving(model) for model in sorted(wanted)}
         ready = bool(serving) and all(serving.values())
         return _json({"ready": ready, "engines_up": serving}, status=200 if ready else 503)
 

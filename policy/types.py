@@ -81,6 +81,7 @@ class PlacementReason(StrEnum):
     SHIFT = "shift"
     REPLICA = "replica"
     GROUP = "group"
+    CONTINUE = "continue"
     ROUND_ROBIN = "round_robin"
     LEAST_OUTSTANDING = "least_outstanding"
 

@@ -152,7 +152,7 @@ class SemanticApi:
         raw = await read_body(request.receive, headers, self._max_body_bytes)
         submission = Submission(raw)
         annotations = _annotations(submission)
-        self._chained.runner.reader.router.check_model(submission.body.model)
+        self._chained.runner.reader.router.models.check(submission.body.model)
         request_id = header(headers, b"x-request-id") or uuid.uuid4().hex
         session = self._executor.sessions.open(tenant, submission.body.session_id, _now_s())
         incoming = Incoming("/v1/submit", headers, raw, request_id, _now_s(), tenant)

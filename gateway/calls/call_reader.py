@@ -56,7 +56,7 @@ class CallReader:
 
         Raises `CallerError` for one that no engine can take.
         """
-        self.router.check_model(request.model)
+        self.router.models.check(request.model)
         cache_salt = self._cache_salt(request, incoming.tenant)
         if len(incoming.body) > OFF_LOOP_BYTES:
             prompt = await asyncio.to_thread(self.prompts.read, request, cache_salt)
@@ -96,7 +96,7 @@ class CallReader:
         return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
 
     def _check_context(self, request: ChatRequest | CompletionRequest, prompt_tokens: int) -> None:
-        context_tokens = self.router.context_tokens(request.model)
+        context_tokens = self.router.models.context_tokens(request.model)
         needed = prompt_tokens + (request.output_limit or 1)
         if context_tokens is not None and needed > context_tokens and request.single_prompt:
             raise ContextLengthError(

@@ -20,10 +20,9 @@ from plait.gateway.calls.completion_text import TextTap, refusal
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.calls.sse import UsageTap, body_usage
-from plait.gateway.fleet.health import HealthState
-from plait.gateway.fleet.router import Booking, CallUsage, Router
-from plait.policy.placement.policies import Situation, e2
-from plait.policy.types import Call, Placement
+from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.router import Router
+from plait.policy.types import Call
 
 # Of a request: ours to set, one hop's business, or not the engine's; of a response, likewise.
 _NOT_FORWARDED = frozenset(
@@ -121,7 +120,8 @@ class Relay:
         `PlaitError` if none is left.
         """
         for _ in range(len(self._links)):
-            booking = self._router.book(delivery.call, self._placement(delivery), _now_s())
+            placement = self._router.select(delivery.call, prefer=delivery.continues_on, avoid=delivery.avoids)
+            booking = self._router.book(delivery.call, placement, _now_s())
             self._metrics.placed(booking)
             attempt, engine_id = _Attempt(booking), booking.placement.engine_id
             try:
@@ -136,17 +136,6 @@ class Relay:
             finally:
                 self._close(attempt, delivery)
         raise NoEngineError(f"No engine that serves '{delivery.call.model}' can be reached.", retry_after_s=1.0)
-
-    def _placement(self, delivery: Delivery) -> Placement:
-        """The router's choice; what continues another call goes where that ran, while the engine takes calls."""
-        router, call = self._router, delivery.call
-        chosen = router.select(call, delivery.avoids)
-        engine = router.engines.get(delivery.continues_on or chosen.engine_id)
-        if engine is None or engine.view.engine_id in (chosen.engine_id, *delivery.avoids):
-            return chosen
-        if engine.health.state is not HealthState.UP or call.model not in engine.models:
-            return chosen
-        return e2(call, Situation(router.tree.match(call.block_hashes), [engine.view], turn=0))
 
     async def _attempt(self, attempt: _Attempt, delivery: Delivery, send: Send) -> Problem:
         """One engine's answer to the client; returns why it is not a whole completion, if it is not."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from plait.gateway.fleet.router import CallUsage
+from plait.gateway.fleet.booking import CallUsage
 
 _END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
 _USAGE_KEY = b'"usage":'

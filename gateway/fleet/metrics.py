@@ -9,8 +9,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from plait.backends.protocol.cache_state import CacheState
+from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import HealthState
-from plait.gateway.fleet.router import FleetEngine, Router
+from plait.gateway.fleet.router import Router
 
 Reading = Callable[[FleetEngine], float | None]
 """A figure of one engine; None where it is not known."""

@@ -122,7 +122,7 @@ class ChainedCalls:
         if annotations.session is None:
             message = "'plait-inputs' and 'plait-output' are names in a session: send 'plait-session' as well."
             raise CallerError(message, param="plait-session")
-        self.runner.reader.router.check_model(request.model)
+        self.runner.reader.router.models.check(request.model)
         session = self.executor.sessions.open(incoming.tenant, annotations.session, incoming.arrived_s)
         owner = self._owner(session, Asked(incoming, request, annotations))
         keep_alive_s = self._keep_alive_s if request.stream else None

@@ -15,7 +15,8 @@ from functools import partial
 from itertools import count
 
 from plait.backends.embedded.engine import Engine, EngineCall, Output
-from plait.gateway.fleet.router import Booking, CallUsage, Router
+from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.router import Router
 from plait.gateway.timer import Event
 from plait.policy.prefix.block_hash import HashChain
 from plait.policy.types import Call, Objective, PlacementReason, Slo, TaskGroup

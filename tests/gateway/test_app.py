@@ -11,8 +11,8 @@ import pytest
 
 from plait.gateway.app import Gateway, build_router
 from plait.gateway.config import Config, parse_config
+from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.health import HealthState
-from plait.gateway.fleet.router import CallUsage
 from plait.policy.types import Call
 
 ENGINES: list[dict[str, Any]] = [{"name": "a", "url": "http://127.0.0.1:1"}, {"name": "b", "url": "http://127.0.0.1:9"}]

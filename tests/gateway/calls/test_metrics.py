@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from plait.gateway.calls.metrics import CallMetrics
-from plait.gateway.fleet.router import CallUsage, Router
+from plait.gateway.fleet.booking import CallUsage
+from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import new_registry
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plait.gateway.calls.sse import UsageTap, body_usage
-from plait.gateway.fleet.router import CallUsage
+from plait.gateway.fleet.booking import CallUsage
 
 USAGE = {
     "prompt_tokens": 100,

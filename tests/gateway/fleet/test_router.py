@@ -6,7 +6,8 @@ import pytest
 
 from plait.backends.errors import ModelNotFoundError, NoEngineError
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
-from plait.gateway.fleet.router import BookingState, CallUsage, IllegalTransitionError, Router
+from plait.gateway.fleet.booking import BookingState, BookingTransitionError, CallUsage
+from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call, PlacementReason
@@ -85,8 +86,8 @@ def test_before_any_engine_answered_nothing_is_known() -> None:
     router = Router()
     router.add_engine("a", COSTS)
     with pytest.raises(ModelNotFoundError, match="none so far"):
-        router.check_model("m")
-    assert (router.models, router.serving("m")) == (set(), 0)
+        router.models.check("m")
+    assert (router.models.names, router.models.serving("m")) == (set(), 0)
 
 
 @pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
@@ -102,9 +103,9 @@ def test_a_call_goes_only_where_its_model_is(policy: str) -> None:
             router.book(one, placement, float(number))
             engines.add(placement.engine_id)
     assert chosen == {"m": {"a", "b"}, "n": {"b", "c"}}
-    assert (router.serving("m"), router.serving("n"), router.models) == (2, 2, {"m", "n"})
+    assert (router.models.serving("m"), router.models.serving("n"), router.models.names) == (2, 2, {"m", "n"})
     router.engine_answered("b", {"m": None})
-    assert (router.serving("n"), router.select(call("q", "n")).engine_id) == (1, "c")
+    assert (router.models.serving("n"), router.select(call("q", "n")).engine_id) == (1, "c")
 
 
 @pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
@@ -112,10 +113,31 @@ def test_a_call_avoids_engines_while_there_are_others(policy: str) -> None:
     router = new_router("a", "b", "c", policy=policy)
     router.report("a", report("prefix", snapshot=True), 1.0)
     for number, avoid in enumerate(({"a"}, {"a", "b"}, {"a", "b", "gone"})):
-        placement = router.select(call("prefix!"), avoid)
+        placement = router.select(call("prefix!"), avoid=avoid)
         assert placement.engine_id not in avoid
         router.book(call("prefix!"), placement, float(number))
-    assert router.select(call("prefix!"), {"a", "b", "c"}).engine_id in router.engines
+    assert router.select(call("prefix!"), avoid={"a", "b", "c"}).engine_id in router.engines
+
+
+@pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
+def test_a_call_that_continues_another_goes_where_that_ran(policy: str) -> None:
+    router = new_router("a", "b", "c", policy=policy)
+    router.report("a", report("prefix", snapshot=True), 1.0)
+    for engine, cached_tokens in (("a", 6 * 64), ("b", 0)):
+        placement = router.select(call("prefix!"), prefer=engine)
+        assert (placement.engine_id, placement.reason) == (engine, PlacementReason.CONTINUE)
+        assert (placement.cached_tokens, placement.missed_tokens) == (cached_tokens, 7 * 64 + 1 - cached_tokens)
+
+
+@pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
+def test_where_it_cannot_continue_the_policy_says_why_it_goes_elsewhere(policy: str) -> None:
+    router = new_router("a", "b", policy=policy)
+    router.engine_unreachable("b")
+    reasons = {router.select(call("x"), prefer=engine).reason for engine in ("b", "gone")}
+    router.engine_answered("b", {"m": None})
+    reasons.add(router.select(call("x"), prefer="b", avoid={"b"}).reason)
+    assert reasons == {router.select(call("x")).reason}
+    assert PlacementReason.CONTINUE not in reasons
 
 
 def test_the_same_prompt_to_another_model_finds_nothing() -> None:
@@ -128,12 +150,12 @@ def test_the_same_prompt_to_another_model_finds_nothing() -> None:
 
 def test_a_models_context_is_the_longest_offered_if_all_say_so() -> None:
     router = new_router("a", "b")
-    assert router.context_tokens("m") is None
+    assert router.models.context_tokens("m") is None
     router.engine_answered("a", {"m": 4_096})
-    assert router.context_tokens("m") is None, "b may take more"
+    assert router.models.context_tokens("m") is None, "b may take more"
     router.engine_answered("b", {"m": 8_192})
-    assert router.context_tokens("m") == 8_192
-    assert router.context_tokens("x") is None
+    assert router.models.context_tokens("m") == 8_192
+    assert router.models.context_tokens("x") is None
 
 
 # What a decision sees.
@@ -212,11 +234,11 @@ def test_a_call_ends_once() -> None:
             router.settle(booking, usage, 2.0)
         else:
             router.release(booking, 2.0, delivered=True)
-        with pytest.raises(IllegalTransitionError, match=r"call-q is .* and cannot become streaming"):
+        with pytest.raises(BookingTransitionError, match=r"call-q is .* and cannot become streaming"):
             router.first_token(booking, 3.0)
-        with pytest.raises(IllegalTransitionError):
+        with pytest.raises(BookingTransitionError):
             router.settle(booking, usage, 3.0)
-        with pytest.raises(IllegalTransitionError):
+        with pytest.raises(BookingTransitionError):
             router.release(booking, 3.0, delivered=False)
         assert booking.first_token_s == 1.0
         assert router.engines["a"].view.outstanding == 0
@@ -227,7 +249,7 @@ def test_a_first_token_comes_once() -> None:
     router = new_router("a")
     booking = router.book(call("q"), router.select(call("q")), 0.0)
     router.first_token(booking, 1.0)
-    with pytest.raises(IllegalTransitionError):
+    with pytest.raises(BookingTransitionError):
         router.first_token(booking, 2.0)
     assert booking.first_token_s == 1.0
 

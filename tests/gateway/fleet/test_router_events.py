@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.errors import NoEngineError
 from plait.backends.protocol.cache_state import CacheState, KvState
+from plait.gateway.fleet.booking import Booking, BookingState, BookingTransitionError, CallUsage
 from plait.gateway.fleet.health import HealthState
-from plait.gateway.fleet.router import Booking, BookingState, CallUsage, IllegalTransitionError, Router
+from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.policies import POLICIES
 from plait.policy.prefix.block_hash import chain, root_hash
@@ -169,11 +170,11 @@ class Fleet(RuleBasedStateMachine):
     def end_again(self, which: int) -> None:
         booking = self.ended[which % len(self.ended)]
         before = state(self.router), booking.state, booking.first_token_s
-        with pytest.raises(IllegalTransitionError):
+        with pytest.raises(BookingTransitionError):
             self.router.first_token(booking, self.now_s)
-        with pytest.raises(IllegalTransitionError):
+        with pytest.raises(BookingTransitionError):
             self.router.settle(booking, CallUsage(1, 1), self.now_s)
-        with pytest.raises(IllegalTransitionError):
+        with pytest.raises(BookingTransitionError):
             self.router.release(booking, self.now_s, delivered=False)
         assert (state(self.router), booking.state, booking.first_token_s) == before
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from plait.backends.protocol.cache_state import CacheState, KvState
+from plait.gateway.fleet.booking import Booking, BookingState, CallUsage
 from plait.gateway.fleet.health import HealthState
-from plait.gateway.fleet.router import Booking, BookingState, CallUsage, Router
+from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.policies import POLICIES
 from plait.policy.prefix.block_hash import chain, root_hash
@@ -153,10 +154,33 @@ def test_a_call_that_avoids_an_engine_leaves_its_groups_places_alone() -> None:
     first = place(router, call("x", group="g", calls=2))
     router.release(first, 1.0, delivered=False)
     before = router.reservations.of(first.call)
-    placement = router.select(first.call, {first.placement.engine_id})
+    placement = router.select(first.call, avoid={first.placement.engine_id})
     assert placement.engine_id != first.placement.engine_id
     assert placement.reason is not PlacementReason.GROUP
     assert router.reservations.of(first.call) == before
+
+
+def test_a_groups_places_come_out_even_when_calls_continue_others() -> None:
+    """Four calls of two steps: whoever comes between the steps of another asks for a place too many."""
+    router = new_router("a", "b")
+    for number in range(4):
+        first = place(router, call(f"{number}", group="g", calls=4))
+        end(router, first)
+        if number:
+            one = call(f"{number}+", group="g", calls=4)
+            earlier = router.book(one, router.select(one, prefer=first.placement.engine_id), 1.0)
+            reservation = router.reservations.of(one)
+            assert reservation is not None
+            assert sum(reservation.places.values()) + reservation.running <= 4
+            end(router, earlier)
+    for left in (3, 2, 1, 0):
+        one = call("last", group="g", calls=left + 1)
+        last = router.book(one, router.select(one, prefer="a"), 2.0)
+        reservation = router.reservations.of(one)
+        assert reservation is not None
+        assert sum(reservation.places.values()) == left
+        end(router, last)
+    assert len(router.reservations) == 0
 
 
 def test_a_plain_policy_has_no_groups() -> None:
@@ -212,6 +236,27 @@ class Groups(RuleBasedStateMachine):
             assert placement.places is not None
             assert sum(placement.places.values()) == self.waiting[group], "a place for every call that is to come"
             assert {placement.engine_id, *placement.places} <= self.up()
+
+    @precondition(lambda self: any(booking.call.group is not None for booking in self.running))
+    @rule(which=st.integers(0, 99))
+    def continue_member(self, which: int) -> None:
+        """A step of a call ends and its next one follows."""
+        members = [booking for booking in self.running if booking.call.group is not None]
+        step = members[which % len(members)]
+        assert step.call.group is not None
+        group, engine = step.call.group.group_id, step.placement.engine_id
+        end(self.router, step)
+        self.running.remove(step)
+        if not self.up():
+            return
+        known = self.waiting[group] + self.members(group) + 1
+        one = call("st+", Objective.LATENCY, application="x", group=group, calls=known)
+        placement = self.router.select(one, prefer=engine)
+        assert (placement.reason is PlacementReason.CONTINUE) == (engine in self.up())
+        self.running.append(self.router.book(one, placement, self.now_s))
+        reservation = self.router.reservations.of(one)
+        assert reservation is not None
+        assert sum(reservation.places.values()) <= self.waiting[group], "a place that nobody will take"
 
     @precondition(lambda self: self.up())
     @rule(objective=st.none() | st.sampled_from(Objective), application=st.sampled_from((None, "x", "y")))

@@ -1,0 +1,170 @@
+"""One engine of the fleet: its view for the policies, its health, its reports, and the calls that are booked on it.
+
+Part of the router's state: only the router calls what changes something here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+
+import msgspec
+
+from plait.backends.protocol.cache_state import CacheState, EngineKind
+from plait.gateway.fleet.booking import Booking, BookingState, CallUsage
+from plait.gateway.fleet.health import Health, HealthState
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.prefix.node import Node
+from plait.policy.types import Call, Placement
+
+
+@dataclass(slots=True, eq=False)
+class FleetEngine:
+    """`kv_tokens` bounds what is believed resident while the engine does not report; None: not known.
+
+    `models` are those it serves, each with its context in tokens if known. `reports` is None while it is not known
+    whether the engine reports its cache; `last_report` is the latest. `unconfirmed` are prefixes of calls that have
+    ended, each with the time, until a report that was asked for later confirms them.
+    """
+
+    view: EngineView
+    health: Health
+    block_tokens: int
+    kv_tokens: int | None
+    models: Mapping[str, int | None] = field(default_factory=dict)
+    epoch: str | None = None
+    cursor: int | None = None
+    reports: bool | None = None
+    kind: EngineKind | None = None
+    last_report: CacheState | None = None
+    report_number: int = 0
+    unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it takes calls."""
+        return self.health.state is HealthState.UP
+
+    def serves(self, model: str) -> bool:
+        """Whether a call for `model` can be placed here now."""
+        return self.is_up and model in self.models
+
+    # Calls.
+
+    def book(self, call: Call, placement: Placement, leaf: Node, now_s: float) -> Booking:
+        """Expect the prompt's blocks, which end at `leaf`, and count the call's work."""
+        view, missed_tokens = self.view, placement.missed_tokens
+        view.residency.book(leaf)
+        entry = view.ledger.book(leaf, missed_tokens, call.prompt_tokens, now_s)
+        work = view.expected_work(call, missed_tokens, entry.prefill_s)
+        view.outstanding += 1
+        view.work.add(work)
+        taken_tokens, victims = 0.0, []
+        if view.free_tokens is not None:
+            taken_tokens = min(view.free_tokens, missed_tokens)
+            view.free_tokens -= taken_tokens
+            victims = view.residency.expect_eviction(ceil((missed_tokens - taken_tokens) / self.block_tokens))
+        return Booking(call, placement, leaf, entry, work, now_s, taken_tokens, self.report_number, victims)
+
+    def first_token(self, booking: Booking, now_s: float) -> None:
+        """The prompt has been computed."""
+        booking.enter(BookingState.STREAMING)
+        booking.first_token_s = now_s
+        booking.work = self.view.work.prefilled(booking.work)
+        self._end_expectation(booking)
+
+    def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
+        """Real lengths replace the predicted ones."""
+        booking.enter(BookingState.SETTLED)
+        cached = booking.placement.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
+        self.view.ledger.settle(booking.entry, max(0, usage.prompt_tokens - cached), usage.output_tokens)
+        self._leave(booking, now_s, stored=True)
+
+    def release(self, booking: Booking, now_s: float, *, delivered: bool) -> None:
+        """A call that was not delivered is taken back as if it had never been booked."""
+        booking.enter(BookingState.RELEASED)
+        view = self.view
+        if not delivered:
+            if view.ledger.cancel(booking.entry):
+                view.residency.unshare(booking.leaf)
+            if view.free_tokens is not None and self.report_number == booking.report_number:
+                view.free_tokens += booking.taken_tokens
+        self._leave(booking, now_s, stored=delivered)
+
+    # Reports.
+
+    def report(self, state: CacheState, requested_s: float) -> None:
+        """Apply a cache-state report that was asked for at `requested_s`.
+
+        Raises ValueError, and takes the engine as one that does not report, if its blocks are not the tree's.
+        """
+        if state.granularity_tokens != self.block_tokens:
+            self.no_reports()
+            raise ValueError(
+                f"engine {self.view.engine_id} reports its cache in blocks of {state.granularity_tokens} tokens, "
+                f"the prefix tree has {self.block_tokens}: its cached prefixes are estimated instead"
+            )
+        residency = self.view.residency
+        if state.snapshot or state.epoch != self.epoch:
+            residency.clear()
+        for block in state.removed:
+            residency.remove(block)
+        for run in state.stored:
+            residency.store(run.parent, run.hashes)
+        self.reports, self.epoch, self.cursor, self.kind = True, state.epoch, state.cursor, state.kind
+        self.view.free_tokens = float(state.kv_free_tokens)
+        self.view.kv_tokens = state.kv.total_blocks * state.block_tokens
+        self.last_report = msgspec.structs.replace(state, stored=[], removed=[])
+        self.report_number += 1
+        while self.unconfirmed and self.unconfirmed[0][0] <= requested_s:
+            residency.unbook(self.unconfirmed.popleft()[1])
+
+    def no_reports(self) -> None:
+        """The engine has no cache-state endpoint: what it holds is estimated from what was placed there."""
+        self.reports, self.cursor, self.epoch, self.kind = False, None, None, None
+        self.view.free_tokens = self.last_report = None
+        self.view.kv_tokens = self.kv_tokens
+        self.report_number += 1
+        while self.unconfirmed:
+            self._assume_stored(self.unconfirmed.popleft()[1])
+
+    def age(self, now_s: float) -> None:
+        """Let calls older than the window go."""
+        for entry in self.view.ledger.age(now_s):
+            self.view.residency.unshare(entry.leaf)
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        self.view.residency.check()
+        self.view.ledger.check()
+        self.view.work.check()
+        assert self.view.outstanding == self.view.work.calls >= 0
+
+    def _leave(self, booking: Booking, now_s: float, *, stored: bool) -> None:
+        """The call no longer runs. Its blocks stay expected until a report that was asked for later confirms them."""
+        view = self.view
+        view.outstanding -= 1
+        view.work.remove(booking.work)
+        self._end_expectation(booking)
+        if not stored:
+            view.residency.unbook(booking.leaf)
+        elif self.reports:
+            view.residency.touch(booking.leaf)
+            self.unconfirmed.append((now_s, booking.leaf))
+        else:
+            self._assume_stored(booking.leaf)
+
+    def _end_expectation(self, booking: Booking) -> None:
+        """The call found its room, which reports tell of, or needs none any more."""
+        self.view.residency.end_expectation(booking.victims)
+        booking.victims = []
+
+    def _assume_stored(self, leaf: Node) -> None:
+        residency = self.view.residency
+        residency.touch(leaf)
+        residency.store_path(leaf)
+        residency.unbook(leaf)
+        if self.kv_tokens is not None:
+            residency.evict(residency.resident_blocks - self.kv_tokens // self.block_tokens)

@@ -1,0 +1,61 @@
+"""Which models the fleet serves, and by which engines."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from plait.backends.errors import ModelNotFoundError, NoEngineError
+from plait.gateway.fleet.engine import FleetEngine
+from plait.policy.placement.engine_view import EngineView
+
+
+class ServedModels:
+    """Read from the fleet's `engines`, and brought up to date by `refresh`.
+
+    `expected` models are to be served although no engine has told so yet: while none does, that is a fault of the
+    fleet, not of the caller.
+    """
+
+    def __init__(self, engines: Mapping[str, FleetEngine], expected: Collection[str]) -> None:
+        self._engines = engines
+        self._expected = frozenset(expected)
+        self._eligible: dict[str, list[EngineView]] = {}
+
+    @property
+    def names(self) -> set[str]:
+        """Every model that some engine of the fleet is known to serve, up or not."""
+        return {model for engine in self._engines.values() for model in engine.models}
+
+    def refresh(self) -> None:
+        """An engine has come up or gone down, or serves other models."""
+        self._eligible = {
+            model: [engine.view for engine in self._engines.values() if engine.serves(model)] for model in self.names
+        }
+
+    def eligible(self, model: str) -> list[EngineView]:
+        """The engines that are up and serve `model`, at least one; raises as `check` does."""
+        self.check(model)
+        return self._eligible[model]
+
+    def eligible_ids(self) -> dict[str, list[str]]:
+        """Of each model the engines that are up and serve it."""
+        return {model: [view.engine_id for view in views] for model, views in self._eligible.items()}
+
+    def serving(self, model: str) -> int:
+        """How many engines that are up serve `model`."""
+        return len(self._eligible.get(model, ()))
+
+    def context_tokens(self, model: str) -> int | None:
+        """The longest context that an engine offers for `model`; None if one does not say."""
+        offers = [engine.models[model] for engine in self._engines.values() if model in engine.models]
+        known = [offer for offer in offers if offer is not None]
+        return max(known) if known and len(known) == len(offers) else None
+
+    def check(self, model: str) -> None:
+        """Raise `ModelNotFoundError` or `NoEngineError` unless some engine that is up serves `model`."""
+        if self._eligible.get(model):
+            return
+        if model in self.names | self._expected:
+            raise NoEngineError(f"No engine that serves model '{model}' is up; try again shortly.", retry_after_s=1.0)
+        known = ", ".join(sorted(self.names)) or "none so far"
+        raise ModelNotFoundError(f"The model '{model}' does not exist. Models served here: {known}.", param="model")

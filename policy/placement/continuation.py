@@ -1,0 +1,32 @@
+"""A call that continues another goes where that ran, whatever the policy: its prompt is in that engine's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.policies import Situation, cached_blocks
+from plait.policy.placement.reservation import Reservation
+from plait.policy.types import Call, Placement, PlacementReason
+
+
+def continue_on(engine: EngineView, call: Call, situation: Situation) -> Placement:
+    """Place `call` on `engine`, which is eligible. It takes one of the places of its task group, if one is for it."""
+    cached_tokens = cached_blocks(call, situation, engine) * call.block_tokens
+    places = None
+    if call.group is not None and situation.reservation is not None:
+        places = places_left(situation.reservation, call.group.calls - 1, engine.engine_id)
+    missed_tokens = call.prompt_tokens - cached_tokens
+    return Placement(engine.engine_id, PlacementReason.CONTINUE, cached_tokens, missed_tokens, places=places)
+
+
+def places_left(reservation: Reservation, others: int, engine_id: str) -> Mapping[str, int]:
+    """The places of a group once one of its calls runs on an engine: as many as `others` of its calls do not run.
+
+    What is too many is given up on that engine first, then where most are left.
+    """
+    left = dict(reservation.places)
+    for _ in range(sum(left.values()) - max(0, others - reservation.running)):
+        given_up = engine_id if left.get(engine_id) else max(left, key=lambda one: left[one])
+        left[given_up] -= 1
+    return {engine: places for engine, places in left.items() if places}

@@ -1,4 +1,4 @@
-"""Timers: how a synchronous core has something happen later, by the event loop's clock or a simulator's."""
+"""Time for the synchronous cores: the event loop's clock, and how something happens later by it or by a simulator's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ Event = Callable[[float], None]
 
 At = Callable[[float, Event], object]
 """Has an event happen at a time, in seconds; a time that has passed is now."""
+
+
+def loop_time_s() -> float:
+    """The running event loop's clock, in seconds: the `now_s` that the gateway gives its cores."""
+    return asyncio.get_running_loop().time()
 
 
 def at_loop_time(when_s: float, event: Event) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from plait.gateway.cli import parse
-from plait.gateway.config import parse_config
+from plait.gateway.config_file import parse_config
 
 ROOT = Path(__file__).parent.parent
 

@@ -29,7 +29,8 @@ ROOMS = {
         {"programs"},
         {"calls"},
         {"fleet", "transforms"},
-        {"asgi", "config", "log", "metrics", "timer"},
+        {"asgi", "config_file", "log", "metrics", "timer"},
+        {"config"},
     ),
 }
 """Each package's rooms and single modules, from the highest floor to the lowest; `client` is one room.

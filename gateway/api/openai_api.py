@@ -5,7 +5,6 @@ A plain ASGI callable, since these two routes are the data path; everything else
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from plait.gateway.calls.annotations import read_annotations
 from plait.gateway.calls.call_reader import KINDS, CallReader, Incoming
 from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.chained_calls import ChainedCalls
+from plait.gateway.timer import loop_time_s
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +37,7 @@ class CompletionApi:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one POST; every failure before the first byte becomes an OpenAI error object."""
         headers: Headers = scope["headers"]
-        arrived_s = asyncio.get_running_loop().time()
+        arrived_s = loop_time_s()
         request_id = header(headers, b"x-request-id") or uuid.uuid4().hex
         try:
             tenant = self.keys.check(headers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from contextlib import suppress
@@ -29,6 +28,7 @@ from plait.gateway.programs.prompt_outline import outline_of
 from plait.gateway.programs.sessions import Session
 from plait.gateway.programs.submission import SessionId, Submission, VariableName
 from plait.gateway.programs.submitted_call import SubmittedCall
+from plait.gateway.timer import loop_time_s
 from plait.policy.programs.objectives import Mark
 from plait.policy.programs.request_graph import CLIENT
 from plait.policy.types import Objective, Slo
@@ -108,11 +108,11 @@ class SemanticApi:
     async def _open(self, request: Request) -> Response:
         tenant, body = await self._read(request, SessionBody)
         session_id = body.session_id or f"s-{uuid.uuid4().hex}"
-        return _json(_described_session(self._executor.sessions.open(tenant, session_id, _now_s(), body.ttl_s)))
+        return _json(_described_session(self._executor.sessions.open(tenant, session_id, loop_time_s(), body.ttl_s)))
 
     async def _session(self, request: Request) -> Response:
         tenant = self._keys.check(request.scope["headers"])
-        session = self._executor.sessions.find(tenant, request.path_params["session_id"], _now_s())
+        session = self._executor.sessions.find(tenant, request.path_params["session_id"], loop_time_s())
         if request.method == "DELETE":
             self._executor.end(session, "was deleted")
             return _json({"id": session.session_id, "object": "session.deleted", "deleted": True})
@@ -123,20 +123,20 @@ class SemanticApi:
 
     async def _declare(self, request: Request) -> Response:
         tenant, body = await self._read(request, VariableBody)
-        session = self._executor.sessions.open(tenant, body.session_id, _now_s())
+        session = self._executor.sessions.open(tenant, body.session_id, loop_time_s())
         name = body.semantic_var_id or f"v_{uuid.uuid4().hex}"
         if body.value is not None:
-            self._executor.set_value(session, name, body.value, _now_s())
+            self._executor.set_value(session, name, body.value, loop_time_s())
         return _json(_described_variable(session, name))
 
     async def _variable(self, request: Request) -> Response:
         tenant = self._keys.check(request.scope["headers"])
-        session = self._executor.sessions.find(tenant, request.path_params["session_id"], _now_s())
+        session = self._executor.sessions.find(tenant, request.path_params["session_id"], loop_time_s())
         return _json(_described_variable(session, request.path_params["variable"]))
 
     async def _get(self, request: Request) -> Response:
         tenant, body = await self._read(request, GetBody)
-        session = self._executor.sessions.find(tenant, body.session_id, _now_s())
+        session = self._executor.sessions.find(tenant, body.session_id, loop_time_s())
         return VariableResponse(
             self._executor,
             session,
@@ -154,8 +154,8 @@ class SemanticApi:
         annotations = _annotations(submission)
         self._chained.runner.reader.router.models.check(submission.body.model)
         request_id = header(headers, b"x-request-id") or uuid.uuid4().hex
-        session = self._executor.sessions.open(tenant, submission.body.session_id, _now_s())
-        incoming = Incoming("/v1/submit", headers, raw, request_id, _now_s(), tenant)
+        session = self._executor.sessions.open(tenant, submission.body.session_id, loop_time_s())
+        incoming = Incoming("/v1/submit", headers, raw, request_id, loop_time_s(), tenant)
         call = self._submitted(session, incoming, submission, annotations)
         outputs = [
             {"name": placeholder.name, "semantic_var_id": placeholder.variable}
@@ -211,7 +211,7 @@ def _annotations(submission: Submission) -> Annotations:
 
 
 def _described_session(session: Session) -> dict[str, Any]:
-    unix_s = time.time() - _now_s()
+    unix_s = time.time() - loop_time_s()
     return {
         "id": session.session_id,
         "object": "session",
@@ -237,7 +237,3 @@ def _state(session: Session, variable: str) -> dict[str, Any]:
 
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

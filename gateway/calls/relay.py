@@ -6,7 +6,6 @@ engine lost, client gone, gateway stopping) leaves through `_Attempt.close`, whi
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.calls.sse import UsageTap, body_usage
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
+from plait.gateway.timer import loop_time_s
 from plait.policy.types import Call
 
 # Of a request: ours to set, one hop's business, or not the engine's; of a response, likewise.
@@ -121,7 +121,7 @@ class Relay:
         """
         for _ in range(len(self._links)):
             placement = self._router.select(delivery.call, prefer=delivery.continues_on, avoid=delivery.avoids)
-            booking = self._router.book(delivery.call, placement, _now_s())
+            booking = self._router.book(delivery.call, placement, loop_time_s())
             self._metrics.placed(booking)
             attempt, engine_id = _Attempt(booking), booking.placement.engine_id
             try:
@@ -141,14 +141,14 @@ class Relay:
         """One engine's answer to the client; returns why it is not a whole completion, if it is not."""
         placement = attempt.booking.placement
         link, kind = self._links[placement.engine_id], self._router.engines[placement.engine_id].kind
-        body = delivery.body.for_engine(kind, delivery.call, placement, _now_s() - delivery.arrived_s)
+        body = delivery.body.for_engine(kind, delivery.call, placement, loop_time_s() - delivery.arrived_s)
         response = await link.client.post(delivery.path, self._request_headers(delivery, link), body)
         try:
             attempt.delivered = response.status < 400
             headers = _response_headers(response, attempt.booking, delivery.session)
             if response.status == 200 and _is_event_stream(response):
                 first = await response.read_chunk()
-                self._router.first_token(attempt.booking, _now_s())
+                self._router.first_token(attempt.booking, loop_time_s())
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 return await self._stream(attempt, delivery, first, response, send)
             answer = await response.read()
@@ -190,7 +190,7 @@ class Relay:
 
     def _close(self, attempt: _Attempt, delivery: Delivery) -> None:
         """Settle or release the booking, count it, log it."""
-        booking, usage, now_s = attempt.booking, attempt.usage, _now_s()
+        booking, usage, now_s = attempt.booking, attempt.usage, loop_time_s()
         if usage is not None and attempt.outcome == "ok":
             self._router.settle(booking, usage, now_s)
         else:
@@ -248,7 +248,3 @@ def _response_headers(response: Response, booking: Booking, session: str | None)
 
 def _is_event_stream(response: Response) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in response.headers)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

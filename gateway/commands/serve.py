@@ -8,7 +8,7 @@ from pathlib import Path
 from plait.gateway.app import Gateway
 from plait.gateway.commands import positive
 from plait.gateway.commands.http_server import run_server
-from plait.gateway.config import load_config
+from plait.gateway.config_file import load_config
 from plait.gateway.log import configure_logging
 
 

@@ -16,6 +16,7 @@ import structlog
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.config import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.router import Router
+from plait.gateway.timer import loop_time_s
 
 AGE_INTERVAL_S = 1.0
 
@@ -101,7 +102,7 @@ class Monitor:
         """Fetch and apply one report; False if the engine has none that can be used."""
         known = self._router.engines[engine.name]
         is_news = known.reports is not False  # what is wrong with an engine's reports is said once, not at every probe
-        requested_s = asyncio.get_running_loop().time()
+        requested_s = loop_time_s()
         query: dict[str, str | int] = {"wait_ms": self._upstream.report_wait_ms}
         if known.cursor is not None and known.epoch is not None:
             query |= {"since": known.cursor, "epoch": known.epoch}
@@ -124,7 +125,7 @@ class Monitor:
     async def _age(self) -> None:
         while True:
             await asyncio.sleep(AGE_INTERVAL_S)
-            self._router.age(asyncio.get_running_loop().time())
+            self._router.age(loop_time_s())
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -21,6 +21,7 @@ from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.sessions import Session
+from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import TransformError
 
 log = structlog.get_logger(__name__)
@@ -98,7 +99,7 @@ class ChainedCall(ABC):
         try:
             off_loop = output.transform is not None and len(text) > OFF_LOOP_BYTES
             value = await asyncio.to_thread(output.value, text) if off_loop else output.value(text)
-            self.runner.executor.produce(self.call, value, _now_s())
+            self.runner.executor.produce(self.call, value, loop_time_s())
         except (TransformError, ValueTooLargeError) as error:
             step = error.step if isinstance(error, TransformError) else None
             cause = FailureCause(engine=engine_id, transform=step, message=error.message)
@@ -154,9 +155,9 @@ class ChainedCall(ABC):
         self._has_ended = True
         executor, call = self.runner.executor, self.call
         if cause is None:
-            executor.finish(call, _now_s())
+            executor.finish(call, loop_time_s())
         else:
-            executor.fail(call, cause, _now_s())
+            executor.fail(call, cause, loop_time_s())
         if error is not None:
             self.on_failed(error)
         log.info(
@@ -175,7 +176,3 @@ def _broken(outcome: Outcome) -> BrokenCallError:
     if isinstance(problem, EngineError):
         return BrokenCallError(FailureCause(engine=engine_id, message=problem.message), problem)
     return BrokenCallError(FailureCause(engine=engine_id, message=f"engine {engine_id}: {problem}"))
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

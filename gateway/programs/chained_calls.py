@@ -28,13 +28,14 @@ from plait.gateway.programs.prompt_outline import outline_of
 from plait.gateway.programs.recorded_answer import RecordedAnswer
 from plait.gateway.programs.sessions import Session
 from plait.gateway.programs.substitution import fill_in
+from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
 from plait.policy.types import Slo
 
 EXPIRE_INTERVAL_S = 1.0
 
 
-class Asked(NamedTuple):
+class HeldRequest(NamedTuple):
     """What a client sent."""
 
     incoming: Incoming
@@ -45,10 +46,10 @@ class Asked(NamedTuple):
 class AnsweredCall(ChainedCall):
     """A call whose clients get the engine's answer: a request to one of OpenAI's routes."""
 
-    def __init__(self, runner: CallRunner, session: Session, asked: Asked) -> None:
+    def __init__(self, runner: CallRunner, session: Session, asked: HeldRequest) -> None:
         super().__init__(runner, session)
         self.answer = RecordedAnswer()
-        self._asked: Asked | None = asked
+        self._asked: HeldRequest | None = asked
 
     async def run(self, ready: ReadyCall) -> None:
         """Put the values into the prompt, and then as any call."""
@@ -59,7 +60,7 @@ class AnsweredCall(ChainedCall):
         incoming = replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
         promised = msgspec.structs.replace(asked.annotations, slo=ready.slo or Slo(), objective=ready.objective)
         delivery = await runner.reader.read(incoming, request, promised, ready.group)
-        runner.executor.start(call, asyncio.get_running_loop().time())
+        runner.executor.start(call, loop_time_s())
         if call.outputs:
             await self.generate(delivery, self.answer.send)
             self._keep_answer()
@@ -76,12 +77,8 @@ class AnsweredCall(ChainedCall):
 
     def _keep_answer(self) -> None:
         """For a repetition, while values do not need the room."""
-        session = self.session
-        limits = self.runner.executor.sessions.limits
-        if session.ended or session.tenant.held_bytes + self.answer.size_bytes > limits.max_held_bytes // 2:
+        if not self.runner.executor.keeps(self.session, self.answer.size_bytes):
             self.answer.drop()
-        else:
-            session.account(self.answer.size_bytes)
 
 
 class ChainedCalls:
@@ -124,16 +121,16 @@ class ChainedCalls:
             raise CallerError(message, param="plait-session")
         self.runner.reader.router.models.check(request.model)
         session = self.executor.sessions.open(incoming.tenant, annotations.session, incoming.arrived_s)
-        owner = self._owner(session, Asked(incoming, request, annotations))
+        owner = self._owner(session, HeldRequest(incoming, request, annotations))
         keep_alive_s = self._keep_alive_s if request.stream else None
         headers = [(b"plait-session", annotations.session.encode())]
         try:
             await unless_gone(receive, owner.answer.follow(send, headers, keep_alive_s))
         finally:
             if not owner.answer.ended:  # the client has gone, or the gateway stops
-                self.executor.leave(owner.call, asyncio.get_running_loop().time())
+                self.executor.leave(owner.call, loop_time_s())
 
-    def _owner(self, session: Session, asked: Asked) -> AnsweredCall:
+    def _owner(self, session: Session, asked: HeldRequest) -> AnsweredCall:
         """Of the new call of a request, or of the call that the request repeats."""
         owner = AnsweredCall(self.runner, session, asked)
         owner.call = _held_call(session, owner, asked)
@@ -151,10 +148,10 @@ class ChainedCalls:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_INTERVAL_S)
-            self.executor.expire(asyncio.get_running_loop().time())
+            self.executor.expire(loop_time_s())
 
 
-def _held_call(session: Session, owner: AnsweredCall, asked: Asked) -> HeldCall:
+def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> HeldCall:
     incoming, request, annotations = asked
     wanted = annotations.output
     if wanted is not None and (request.choices > 1 or not request.single_prompt):
@@ -176,7 +173,7 @@ def _held_call(session: Session, owner: AnsweredCall, asked: Asked) -> HeldCall:
     )
 
 
-def _fingerprint(asked: Asked) -> bytes:
+def _fingerprint(asked: HeldRequest) -> bytes:
     """Equal for a request and its repetition; headers that say nothing about the call may differ."""
     digest = sha256(repr((asked.incoming.path, asked.annotations)).encode())
     digest.update(asked.incoming.body)

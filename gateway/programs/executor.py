@@ -126,6 +126,15 @@ class Executor:
             self._drop(call)
             self._apply(session, effects, now_s)
 
+    def keeps(self, session: Session, size_bytes: int) -> bool:
+        """Whether an answer of this size may be kept for a repetition, and counts from now on: only while the tenant's
+        sessions hold less than half of what they may.
+        """
+        if session.ended or session.tenant.held_bytes + size_bytes > self.sessions.limits.max_held_bytes // 2:
+            return False
+        session.account(size_bytes)
+        return True
+
     def leave(self, call: HeldCall, now_s: float) -> None:
         """One of a call's clients has gone: what nobody else waits for is cancelled."""
         call.clients -= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,13 +15,14 @@ from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.held_call import ReadyCall
 from plait.gateway.programs.sessions import Session
 from plait.gateway.programs.submission import Submission
+from plait.gateway.timer import loop_time_s
 from plait.policy.types import Slo
 
 SHORTEST_JCT_S = 0.001
 """What a step is promised of a time that has passed already."""
 
 
-class Asked(NamedTuple):
+class HeldSubmission(NamedTuple):
     """What a client sent."""
 
     incoming: Incoming
@@ -42,7 +42,9 @@ class SubmittedCall(ChainedCall):
         annotations: Annotations,
     ) -> None:
         super().__init__(runner, session)
-        self._asked: Asked | None = Asked(replace(incoming, path=submission.path), submission, annotations)
+        self._asked: HeldSubmission | None = HeldSubmission(
+            replace(incoming, path=submission.path), submission, annotations
+        )
 
     async def run(self, ready: ReadyCall) -> None:
         """Fill, generate, and so on."""
@@ -51,7 +53,7 @@ class SubmittedCall(ChainedCall):
         values, texts, engine_id = dict(ready.values), dict[str, str](), None
         for number, step in enumerate(submission.steps):
             body, request = submission.request(step, values, texts)
-            now_s = asyncio.get_running_loop().time()
+            now_s = loop_time_s()
             incoming = replace(
                 sent,
                 body=body,

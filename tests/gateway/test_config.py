@@ -6,7 +6,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from plait.gateway.config import Config, ConfigError, EngineConfig, ModelConfig, Section, load_config, parse_config
+from plait.gateway.config import Config, EngineConfig, ModelConfig, Section
+from plait.gateway.config_file import ConfigError, load_config, parse_config
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
 ENGINES = [{"url": "http://127.0.0.1:8101"}]

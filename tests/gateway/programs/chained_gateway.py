@@ -15,7 +15,7 @@ from plait.backends.errors import EngineError, NoEngineError
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import send_whole
 from plait.gateway.calls.relay import Delivery, Outcome, Problem, Relay
-from plait.gateway.config import parse_config
+from plait.gateway.config_file import parse_config
 
 CHAT, SUBMIT, GET = "/v1/chat/completions", "/v1/submit", "/v1/get"
 KEYS = ["one", "two"]

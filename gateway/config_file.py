@@ -1,0 +1,158 @@
+"""Reads the configuration file: one TOML file, parsed once into the sections of `config`.
+
+Any string may refer to the environment as `"${NAME}"`; relative paths start at the file's folder. Everything that is
+wrong with a file is reported at once, a line for each problem.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from plait.gateway.config import Config, ModelConfig, Section, shown
+
+_REFERENCE = re.compile(r"\$\{([^}]*)\}")
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used: the message says, a line for each problem, which key is wrong and why."""
+
+
+def load_config(path: Path) -> Config:
+    """The configuration in a TOML file; raises `ConfigError` when it cannot be read or used."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise ConfigError(f"{path}: not a TOML file: {error}") from error
+    return parse_config(data, str(path))
+
+
+def parse_config(data: Mapping[str, object], source: str) -> Config:
+    """The configuration in parsed TOML; raises `ConfigError` with every problem found.
+
+    `source` is the file's path: it names the file in errors, and relative paths in `data` start at its folder.
+    """
+    reader = _Reader()
+    config = reader.table(Config, data, "")
+    if config is not None:
+        reader.problems.extend(_conflicts(config))
+    if config is None or reader.problems:
+        raise ConfigError("\n".join(f"{source}: {problem}" for problem in reader.problems))
+    folder = Path(source).absolute().parent
+    return msgspec.structs.replace(config, models=tuple(_with_whole_paths(model, folder) for model in config.models))
+
+
+_SectionT = TypeVar("_SectionT", bound=Section)
+
+
+class _Reader:
+    """Turns parsed TOML into sections by their field types; collects the problems instead of stopping at the first."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def table(self, kind: type[_SectionT], data: object, key: str) -> _SectionT | None:
+        """The section, or None where something in it is wrong."""
+        if not isinstance(data, Mapping):
+            self.problems.append(f"{key} = {shown(data, key)}: expected a table")
+            return None
+        fields = msgspec.structs.fields(kind)
+        unknown = [name for name in data if name not in kind.__struct_fields__]
+        self.problems.extend(_unknown_key(name, key, kind.__struct_fields__) for name in unknown)
+        before = len(self.problems)
+        values = {f.name: self.value(f.type, data[f.name], _dotted(key, f.name)) for f in fields if f.name in data}
+        missing = [field.name for field in fields if field.required and field.name not in data]
+        self.problems.extend(f"{_dotted(key, name)} is missing" for name in missing)
+        if len(self.problems) > before:
+            return None
+        try:
+            return kind(**values)
+        except ValueError as error:  # a section's own check, whose message starts with the key
+            self.problems.append(_dotted(key, str(error)))
+            return None
+
+    def value(self, kind: Any, data: object, key: str) -> Any:
+        """A value of a field's type; what comes back after a problem is not used."""
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return self.table(kind, data, key)
+        if get_origin(kind) is tuple:
+            return self.array(get_args(kind)[0], data, key)
+        if isinstance(data, str):
+            data = self.expanded(data, key)
+        try:
+            return msgspec.convert(data, kind)
+        except msgspec.ValidationError:
+            self.problems.append(f"{key} = {shown(data, key)}: expected {_expected(kind)}")
+            return None
+
+    def array(self, item_kind: Any, data: object, key: str) -> tuple[Any, ...]:
+        """An array of values or tables, as a tuple."""
+        if not isinstance(data, list | tuple):
+            tables = isinstance(item_kind, type) and issubclass(item_kind, Section)
+            expected = f"an array of tables, [[{key}]]" if tables else "an array"
+            self.problems.append(f"{key} = {shown(data, key)}: expected {expected}")
+            return ()
+        return tuple(self.value(item_kind, item, f"{key}[{index}]") for index, item in enumerate(data))
+
+    def expanded(self, text: str, key: str) -> str:
+        """The text with its references to the environment replaced."""
+        missing = [name for name in _REFERENCE.findall(text) if name not in os.environ]
+        self.problems.extend(f"{key} refers to ${{{name}}}, which the environment does not have" for name in missing)
+        # A missing variable stays as it is written, so that the text's own check has something to look at.
+        return _REFERENCE.sub(lambda match: os.environ.get(match[1], match[0]), text)
+
+
+def _conflicts(config: Config) -> Iterator[str]:
+    """What is wrong between values that are each right alone."""
+    if not config.engines:
+        yield "engines: none is configured; add [[engines]] with a url"
+    yield from _repeated("models", "name", [model.name for model in config.models])
+    yield from _repeated("engines", "url", [engine.url for engine in config.engines])
+    yield from _repeated("engines", "name", [engine.name for engine in config.engines])
+
+
+def _repeated(section: str, key: str, values: Sequence[str]) -> Iterator[str]:
+    first: dict[str, int] = {}
+    for index, value in enumerate(values):
+        if first.setdefault(value, index) != index:
+            yield f"{section}[{index}].{key} = {shown(value)}: {section}[{first[value]}] has the same"
+
+
+def _with_whole_paths(model: ModelConfig, folder: Path) -> ModelConfig:
+    """The model with what looks like a relative path joined to the folder."""
+    tokenizer, template, profile = model.tokenizer, model.chat_template, model.profile
+    if tokenizer not in ("embedded", "bytes") and not tokenizer.startswith("tiktoken:"):
+        tokenizer = str(folder / tokenizer)
+    if template is not None:
+        template = str(folder / template)
+    if profile.endswith(".toml"):
+        profile = str(folder / profile)
+    return msgspec.structs.replace(model, tokenizer=tokenizer, chat_template=template, profile=profile)
+
+
+def _dotted(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _unknown_key(name: str, key: str, known: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f'did you mean "{_dotted(key, nearest[0])}"?' if nearest else f"known here: {', '.join(known)}"
+    return f'unknown key "{_dotted(key, name)}"; {hint}'
+
+
+def _expected(kind: Any) -> str:
+    """What a field's type accepts, in words."""
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
+    if hasattr(kind, "__metadata__"):
+        return str(kind.__metadata__[0].description)
+    return _expected(get_args(kind)[0])  # X | None: TOML has no way to write None

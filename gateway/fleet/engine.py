@@ -108,11 +108,11 @@ class FleetEngine:
             )
         residency = self.view.residency
         if state.snapshot or state.epoch != self.epoch:
-            residency.clear()
+            residency.resident.clear()
         for block in state.removed:
-            residency.remove(block)
+            residency.resident.remove(block)
         for run in state.stored:
-            residency.store(run.parent, run.hashes)
+            residency.resident.store(run.parent, run.hashes)
         self.reports, self.epoch, self.cursor, self.kind = True, state.epoch, state.cursor, state.kind
         self.view.free_tokens = float(state.kv_free_tokens)
         self.view.kv_tokens = state.kv.total_blocks * state.block_tokens
@@ -164,7 +164,7 @@ class FleetEngine:
     def _assume_stored(self, leaf: Node) -> None:
         residency = self.view.residency
         residency.touch(leaf)
-        residency.store_path(leaf)
+        residency.resident.store_path(leaf)
         residency.unbook(leaf)
         if self.kv_tokens is not None:
-            residency.evict(residency.resident_blocks - self.kv_tokens // self.block_tokens)
+            residency.evict(len(residency.resident) - self.kv_tokens // self.block_tokens)

@@ -70,7 +70,7 @@ class FleetCollector(Collector):
             "plait_engine_resident_tokens", "Prompt tokens known to be in the engine's cache", labels=["engine"]
         )
         for engine_id, engine in engines.items():
-            resident.add_metric([engine_id], engine.view.residency.resident_blocks * self._router.block_tokens)
+            resident.add_metric([engine_id], len(engine.view.residency.resident) * self._router.block_tokens)
         tree = GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree")
         tree.add_metric([], len(self._router.tree))
         yield from (resident, tree)

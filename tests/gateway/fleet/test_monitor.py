@@ -115,7 +115,7 @@ async def test_reports_are_polled_from_where_the_last_one_ended(monkeypatch: pyt
     fake.reports = [report(1, 2), report(1, 2, 3, cursor=9)]
     async with watching(monkeypatch, fake) as router:
         await until(lambda: len(fake.polls) == 3)
-        assert router.engines["a"].view.residency.resident_blocks == 3
+        assert len(router.engines["a"].view.residency.resident) == 3
         assert fake.polls == [
             {"wait_ms": "7"},
             {"wait_ms": "7", "since": "1", "epoch": "1"},

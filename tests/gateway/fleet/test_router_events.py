@@ -232,7 +232,7 @@ class Fleet(RuleBasedStateMachine):
             mine = [booking for booking in self.running if booking.placement.engine_id == engine_id]
             assert engine.view.outstanding == len(mine)
             known = self.fakes[engine_id].known
-            assert engine.view.residency.resident_blocks == len(known)
+            assert len(engine.view.residency.resident) == len(known)
             believed = {block for block, held in blocks(self.router, engine_id).items() if held[0] or held[1]}
             assert believed == {name(prefix) for prefix in self.expected(engine_id)}
 
@@ -279,7 +279,7 @@ def state(router: Router) -> dict[str, Any]:
                 engine.view.free_tokens,
                 len(engine.view.ledger),
                 round(engine.view.ledger.window_cost_s(), 9),
-                engine.view.residency.resident_blocks,
+                len(engine.view.residency.resident),
                 list(engine.unconfirmed),
                 engine.health.state,
                 engine.reports,

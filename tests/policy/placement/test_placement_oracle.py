@@ -151,7 +151,7 @@ def build(name: str, engine: NaiveEngine, tree: PrefixTree) -> EngineView:
         leaf = tree.insert(hashes)
         entry = ledger.book(leaf, past.missed, len(past.prompt) * BLOCK_TOKENS, 0.0)
         residency.book(leaf)
-        residency.store(None, hashes[: past.stored_blocks])
+        residency.resident.store(None, hashes[: past.stored_blocks])
         residency.touch(leaf)
         if not past.running:
             ledger.settle(entry, past.missed, past.output)
@@ -159,7 +159,7 @@ def build(name: str, engine: NaiveEngine, tree: PrefixTree) -> EngineView:
         engine.resident.update(prefixes(past.prompt)[: past.stored_blocks])
         engine.used.update(dict.fromkeys(prefixes(past.prompt), time))
         if past.evicted_from is not None:
-            residency.remove(hashes[past.evicted_from - 1])
+            residency.resident.remove(hashes[past.evicted_from - 1])
             cut = past.prompt[: past.evicted_from]
             engine.resident = {prefix for prefix in engine.resident if prefix[: len(cut)] != cut}
     return EngineView(name, COSTS, ledger, residency, engine.free, engine.outstanding)

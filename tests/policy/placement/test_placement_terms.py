@@ -55,7 +55,7 @@ class Fleet:
 
     def holds(self, engine: str, prompt: str) -> Fleet:
         """An engine has a prefix in its cache."""
-        self.views[engine].residency.store(None, hashes(prompt))
+        self.views[engine].residency.resident.store(None, hashes(prompt))
         return self
 
     def place(self, call: Call) -> Placement:

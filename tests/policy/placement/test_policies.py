@@ -100,11 +100,11 @@ def _view(engine_id: str, engine: Engine, tree: PrefixTree) -> EngineView:
             ledger.settle(entry, past.missed, past.output)
             ended.append(leaf)
     for prefix in engine.resident:
-        residency.store(None, hashes(prefix))
+        residency.resident.store(None, hashes(prefix))
     for parent, run in engine.runs:
-        residency.store(hashes(parent)[-1], hashes(parent + run)[len(parent) :])
+        residency.resident.store(hashes(parent)[-1], hashes(parent + run)[len(parent) :])
     for prefix in engine.evicted:
-        residency.remove(hashes(prefix)[-1])
+        residency.resident.remove(hashes(prefix)[-1])
     for leaf in ended:
         residency.unbook(leaf)
     return EngineView(engine_id, COSTS, ledger, residency, engine.free, engine.outstanding)

@@ -19,7 +19,7 @@ def fleet(*stored: str) -> tuple[PrefixTree, Residency]:
     tree = PrefixTree()
     residency = Residency("a", tree)
     for text in stored:
-        residency.store(None, list(hashes(text.encode())))
+        residency.resident.store(None, list(hashes(text.encode())))
     return tree, residency
 
 
@@ -30,30 +30,30 @@ def held(tree: PrefixTree, residency: Residency, text: str) -> int:
 def test_a_run_behind_an_unknown_or_missing_parent_is_left_out() -> None:
     tree, residency = fleet("ab")
     run = hashes(b"xyz")
-    residency.store(run[0], list(run[1:]))
-    residency.store(12345, [678])
+    residency.resident.store(run[0], list(run[1:]))
+    residency.resident.store(12345, [678])
     assert len(tree) == 2
-    Residency("b", tree).store(hashes(b"ab")[1], list(hashes(b"abc")[2:]))
+    Residency("b", tree).resident.store(hashes(b"ab")[1], list(hashes(b"abc")[2:]))
     assert len(tree) == 2, "known to the tree, but not resident on that engine"
 
 
 def test_an_eviction_in_the_middle_takes_all_that_lies_behind() -> None:
     tree, residency = fleet("abcd", "abce")
-    residency.remove(hashes(b"ab")[1])
-    assert (held(tree, residency, "abcd"), residency.resident_blocks, len(tree)) == (1, 1, 1)
-    residency.store(hashes(b"a")[0], list(hashes(b"ab")[1:]))
+    residency.resident.remove(hashes(b"ab")[1])
+    assert (held(tree, residency, "abcd"), len(residency.resident), len(tree)) == (1, 1, 1)
+    residency.resident.store(hashes(b"a")[0], list(hashes(b"ab")[1:]))
     assert held(tree, residency, "abcd") == 2, "what is there again is what was reported again"
 
 
 def test_an_eviction_elsewhere_or_of_something_unknown_changes_nothing() -> None:
     tree, residency = fleet("abc")
     other = Residency("b", tree)
-    other.store(None, list(hashes(b"a")))
-    other.remove(hashes(b"abc")[2])
-    other.store(hashes(b"abc")[2], [77])
-    residency.remove(99)
+    other.resident.store(None, list(hashes(b"a")))
+    other.resident.remove(hashes(b"abc")[2])
+    other.resident.store(hashes(b"abc")[2], [77])
+    residency.resident.remove(99)
     assert (held(tree, residency, "abc"), held(tree, other, "abc")) == (3, 1)
-    assert (residency.resident_blocks, other.resident_blocks, len(tree)) == (3, 1, 3)
+    assert (len(residency.resident), len(other.resident), len(tree)) == (3, 1, 3)
 
 
 def test_booked_blocks_are_expected_until_unbooked() -> None:
@@ -61,9 +61,9 @@ def test_booked_blocks_are_expected_until_unbooked() -> None:
     leaf = tree.insert(hashes(b"abcd"))
     residency.book(leaf)
     assert held(tree, residency, "abcdz") == 4
-    residency.clear()
+    residency.resident.clear()
     assert held(tree, residency, "abcdz") == 4, "a restart is no reason to give up on calls on their way"
-    residency.store(None, list(hashes(b"abc")))
+    residency.resident.store(None, list(hashes(b"abc")))
     residency.unbook(leaf)
     assert held(tree, residency, "abcdz") == 3
     assert len(tree) == 4, "the call still shares it within the window"
@@ -75,7 +75,7 @@ def test_an_output_reported_block_by_block_stays_one_node() -> None:
     tree, residency = fleet("prompt")
     text = b"prompt" + bytes(range(20))
     for end in range(7, len(text) + 1):
-        residency.store(hashes(text[: end - 1])[-1], [hashes(text[:end])[-1]])
+        residency.resident.store(hashes(text[: end - 1])[-1], [hashes(text[:end])[-1]])
     assert [segment.blocks for segment in tree.match(hashes(text))] == [26]
 
 
@@ -111,7 +111,7 @@ def test_a_split_takes_a_part_that_is_only_shared_out_of_the_order_of_use() -> N
 def test_touching_moves_to_the_newest_end_once() -> None:
     nodes = [Node(None, 0, array("Q", [number])) for number in range(3)]
     holdings = [Holding(node) for node in nodes]
-    order = UseOrder(Node(None, 0, array("Q")))
+    order = UseOrder("a", Node(None, 0, array("Q")))
     assert list(order) == []
     for holding in (*holdings, holdings[0]):
         order.touch(holding)
@@ -132,7 +132,7 @@ def test_what_is_expected_to_be_evicted_does_not_count_as_held() -> None:
     tree, residency = fleet("abcd", "xy")
     victims = residency.expect_eviction(3)
     assert (held(tree, residency, "abcd"), held(tree, residency, "xy")) == (1, 2), "the oldest prefix, from its end"
-    assert residency.resident_blocks == 6, "it is there until the engine says otherwise"
+    assert len(residency.resident) == 6, "it is there until the engine says otherwise"
     assert [taken for _, taken in residency.victims(2)] == [1, 1], "the next to go come behind"
     residency.end_expectation(victims)
     assert held(tree, residency, "abcd") == 4
@@ -144,7 +144,7 @@ def test_an_expected_eviction_that_was_reported_stays_gone() -> None:
     tree, residency = fleet("abcd", "xy")
     victims = residency.expect_eviction(3)
     for block in reversed(hashes(b"abcd")[2:]):
-        residency.remove(block)
+        residency.resident.remove(block)
     assert held(tree, residency, "abcd") == 1, "two of three have gone, the third is still expected to"
     residency.end_expectation(victims)
     assert held(tree, residency, "abcd") == 2
@@ -175,6 +175,6 @@ def test_an_expectation_survives_a_split_of_its_node() -> None:
 def test_an_expectation_whose_node_has_gone_ends_quietly() -> None:
     tree, residency = fleet("ab", "xy")
     victims = residency.expect_eviction(2)
-    residency.clear()
+    residency.resident.clear()
     residency.end_expectation(victims)
-    assert (len(tree), residency.resident_blocks) == (0, 0)
+    assert (len(tree), len(residency.resident)) == (0, 0)

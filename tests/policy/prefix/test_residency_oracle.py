@@ -116,7 +116,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(call=calls)
     def store_path(self, call: Booked) -> None:
         if call in self.live:
-            self.residency[call.engine].store_path(call.leaf)
+            self.residency[call.engine].resident.store_path(call.leaf)
             self.oracle[call.engine].resident |= prefixes(call.prefix)
             self.use(call.engine, prefixes(call.prefix))
 
@@ -125,7 +125,7 @@ class Fleet(RuleBasedStateMachine):
         parent, run = prefix[:parent_blocks], hashes(prefix)[parent_blocks:]
         if not run:
             return
-        self.residency[engine].store(name(parent) if parent else None, list(run))
+        self.residency[engine].resident.store(name(parent) if parent else None, list(run))
         if not parent or parent in self.oracle[engine].resident:
             self.oracle[engine].resident |= prefixes(prefix)
             # A node is used as a whole: what lies behind the run in its last node counts as used with it.
@@ -139,14 +139,14 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(engine=st.sampled_from(ENGINES), block=PREFIXES)
     def remove(self, engine: str, block: Prefix) -> None:
-        self.residency[engine].remove(name(block))
+        self.residency[engine].resident.remove(name(block))
         oracle = self.oracle[engine]
         if block in oracle.resident:
             oracle.resident = {prefix for prefix in oracle.resident if prefix[: len(block)] != block}
 
     @rule(engine=st.sampled_from(ENGINES))
     def clear(self, engine: str) -> None:
-        self.residency[engine].clear()
+        self.residency[engine].resident.clear()
         self.oracle[engine].resident.clear()
 
     @rule(engine=st.sampled_from(ENGINES), blocks=st.integers(-1, 12))
@@ -193,7 +193,7 @@ class Fleet(RuleBasedStateMachine):
             holdings = {node: node.holdings[engine] for node in nodes if engine in node.holdings}
             resident = {block for node, h in holdings.items() for block in node.hashes[: h.resident_blocks]}
             assert resident == {name(prefix) for prefix in self.oracle[engine].resident}
-            assert self.residency[engine].resident_blocks == len(resident)
+            assert len(self.residency[engine].resident) == len(resident)
             mine = [call for call in self.live if call.engine == engine]
             for node in nodes:
                 through = [call for call in mine if node in list(call.leaf.path())]
@@ -236,12 +236,12 @@ def test_polling_an_engines_journal_gives_exactly_what_it_stores(data: st.DataOb
             snapshot, runs, removed = journal.since(cursor)
             cursor = journal.cursor
             if snapshot:
-                residency.clear()
+                residency.resident.clear()
             for block in removed:
-                residency.remove(block)
+                residency.resident.remove(block)
             for run in runs:
-                residency.store(run.parent, run.hashes)
+                residency.resident.store(run.parent, run.hashes)
             assert set(tree.index) == {name(prefix) for prefix in stored}
-            assert residency.resident_blocks == len(stored)
+            assert len(residency.resident) == len(stored)
         tree.check()
         residency.check()

@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from plait.backends.protocol.cache_state import IterationState
-
-RECENT_ITERATIONS = 128
-"""DESIGN 4.5: T_max and the mean chunk are taken over the last 128 iterations."""
+from plait.policy.scheduling.plan import RECENT_ITERATIONS
 
 
 class Iterations:

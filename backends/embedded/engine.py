@@ -21,9 +21,7 @@ from plait.backends.protocol.cache_state import CacheState, IterationState, KvSt
 from plait.policy.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, tree_block_tokens
 from plait.policy.scheduling.local_scheduler import SCHEDULERS, LocalCall, LocalScheduler, MeasuringScheduler
-
-RECENT_ITERATIONS = 128
-"""DESIGN 4.5: T_max and the mean chunk are taken over the last 128 iterations."""
+from plait.policy.scheduling.plan import RECENT_ITERATIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

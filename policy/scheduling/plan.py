@@ -12,6 +12,9 @@ from typing import Protocol, runtime_checkable
 from plait.policy.cost_model import CostModel
 from plait.policy.types import Objective, Slo
 
+RECENT_ITERATIONS = 128
+"""DESIGN 4.5: T_max and the mean chunk are taken over the last 128 iterations."""
+
 
 @dataclass(slots=True, eq=False)
 class LocalCall:

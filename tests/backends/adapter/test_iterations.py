@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.adapter.iterations import RECENT_ITERATIONS, Iterations
+from plait.backends.adapter.iterations import Iterations
+from plait.policy.scheduling.plan import RECENT_ITERATIONS
 
 
 def test_iterations_in_a_row() -> None:

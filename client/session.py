@@ -14,7 +14,7 @@ from plait.client.connection import Connection
 from plait.client.errors import AnswerError, ClientError, TemplateError
 from plait.client.flow import Flow, Request, Retries, answered
 from plait.client.prompt import Prompt
-from plait.client.submission import Submission
+from plait.client.sent_request import SentRequest
 from plait.client.transport import AsyncTransport, BlockingTransport
 from plait.client.variable import Argument, SemanticVariable, texts_of
 
@@ -38,7 +38,7 @@ class Session:
         self._ttl_s = ttl_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = False
-        self._submissions: list[Submission] = []
+        self._sent: list[SentRequest] = []
         self._texts: dict[str, SemanticVariable] = {}
         self._texts_lock = threading.Lock()
 
@@ -52,8 +52,8 @@ class Session:
                 raise TypeError("a variable needs a value, or the name of one that somebody else sets")
             return SemanticVariable(self, name, None)
         chosen = name or _unique("text")
-        submission = self._start(f"variable {chosen}", self._setting(chosen, value, is_ours=name is None), ())
-        return SemanticVariable(self, chosen, submission, value)
+        sent = self._start(f"variable {chosen}", self._setting(chosen, value, is_ours=name is None), ())
+        return SemanticVariable(self, chosen, sent, value)
 
     def submit(self, prompt: Prompt, arguments: Mapping[str, Argument]) -> tuple[SemanticVariable, ...]:
         """Send a call on its way; returns the variables of its outputs at once.
@@ -68,11 +68,11 @@ class Session:
         ids = {name: [variable.name for variable in given] for name, given in inputs.items()}
         outputs = [_unique(name) for name in prompt.template.outputs]
         body = prompt.body(self.id, model, ids, outputs)
-        parents = [variable.submission for given in inputs.values() for variable in given]
+        parents = [variable.sent_request for given in inputs.values() for variable in given]
         # The names of the outputs are ours alone, so a second producer can only be this request, sent before.
         request = Request("POST", "/submit", body, done_code="double_producer")
-        submission = self._start(prompt.name, answered(request, self.retries), parents)
-        return tuple(SemanticVariable(self, name, submission) for name in outputs)
+        sent = self._start(prompt.name, answered(request, self.retries), parents)
+        return tuple(SemanticVariable(self, name, sent) for name in outputs)
 
     @property
     def retries(self) -> Retries:
@@ -110,10 +110,10 @@ class Session:
     ) -> None:
         self._is_open = False
         if error is not None:
-            for submission in self._submissions:
-                submission.cancel()
+            for sent in self._sent:
+                sent.cancel()
         try:
-            refusals = [await submission.end() for submission in self._submissions]
+            refusals = [await sent.end() for sent in self._sent]
         finally:
             with suppress(*_hidden_by(error)):
                 await self._connection.asynchronous.run(self._closing())
@@ -121,7 +121,7 @@ class Session:
         if error is None and unmet is not None:
             raise unmet
 
-    def _start(self, what: str, flow: Flow[bytes], parents: Sequence[Submission | None]) -> Submission | None:
+    def _start(self, what: str, flow: Flow[bytes], parents: Sequence[SentRequest | None]) -> SentRequest | None:
         """Send something: now, or in the background."""
         if not self._is_open:
             raise RuntimeError("the session is not open: use it in `with client.session() as session:`")
@@ -131,9 +131,9 @@ class Session:
         if self._loop is not _running_loop():
             raise RuntimeError("this session belongs to the event loop in which it was entered")
         task = self._loop.create_task(self._send(flow))
-        submission = Submission(what, task, [parent for parent in parents if parent is not None])
-        self._submissions.append(submission)
-        return submission
+        sent = SentRequest(what, task, [parent for parent in parents if parent is not None])
+        self._sent.append(sent)
+        return sent
 
     async def _send(self, flow: Flow[bytes]) -> None:
         await self._connection.asynchronous.run(flow)

@@ -9,7 +9,7 @@ from plait.client.errors import TemplateError
 from plait.client.flow import Request, Retries, got
 from plait.client.objectives import Objective, Slo
 from plait.client.prompt import Prompt, criteria
-from plait.client.submission import Submission
+from plait.client.sent_request import SentRequest
 from plait.client.transport import AsyncTransport, BlockingTransport
 from plait.client.value_stream import ValueStream
 
@@ -48,12 +48,12 @@ class SemanticVariable:
     causes, `AnswerError` for any other refusal (an unknown session), `ConnectionFailedError`.
     """
 
-    __slots__ = ("_session", "_submission", "_value", "name")
+    __slots__ = ("_sent_request", "_session", "_value", "name")
 
-    def __init__(self, session: Scope, name: str, submission: Submission | None, value: str | None = None) -> None:
+    def __init__(self, session: Scope, name: str, sent_request: SentRequest | None, value: str | None = None) -> None:
         self.name = name
         self._session = session
-        self._submission = submission
+        self._sent_request = sent_request
         self._value = value
 
     @property
@@ -62,9 +62,9 @@ class SemanticVariable:
         return self._session
 
     @property
-    def submission(self) -> Submission | None:
+    def sent_request(self) -> SentRequest | None:
         """The request that announced it, where that was sent in the background."""
-        return self._submission
+        return self._sent_request
 
     def get(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
         """The value, after up to `timeout_s` seconds; `objective` says what the calls behind it are optimised for."""
@@ -113,8 +113,8 @@ class SemanticVariable:
 
     async def _accepted(self) -> None:
         """Raises if the variable will never come because it, or what it needs, was refused at submission."""
-        if self._submission is not None:
-            await self._submission.accepted(self.name)
+        if self._sent_request is not None:
+            await self._sent_request.accepted(self.name)
 
     def _request(self, objective: Wanted, streamed_for_s: float | None = None) -> Request:
         """A `get`: without a time, which is added for each wait, or streamed for so many seconds."""

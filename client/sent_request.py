@@ -9,7 +9,7 @@ from plait.client.errors import ClientError, VariableFailedError
 from plait.client.failure_cause import FailureCause
 
 
-class Submission:
+class SentRequest:
     """A request on its way in `task`, which needs the variables that `parents` announce.
 
     A refusal reaches whoever waits for a variable that depends on it, and otherwise the end of the session.
@@ -17,7 +17,7 @@ class Submission:
 
     __slots__ = ("_seen", "_task", "parents", "what")
 
-    def __init__(self, what: str, task: asyncio.Task[None], parents: Sequence[Submission]) -> None:
+    def __init__(self, what: str, task: asyncio.Task[None], parents: Sequence[SentRequest]) -> None:
         self.what = what
         self._task = task
         self.parents = tuple(parents)

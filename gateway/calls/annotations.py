@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from plait.backends.errors import CallerError
+from plait.gateway.calls.names import SESSION_ID, VARIABLE_NAME
 from plait.policy.types import Objective, Slo
 
 _HEADER_PREFIX = "plait-"
@@ -23,8 +24,8 @@ _PREFIXES = (b"plait-", b"x-slo-")
 # The Kubernetes inference gateway's names. Other x-slo- headers are not ours to judge.
 _ALIASES = {b"x-slo-ttft-ms": "slo-ttft-ms", b"x-slo-tpot-ms": "slo-tpot-ms"}
 
-_SESSION = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_SESSION = re.compile(SESSION_ID)
+_VARIABLE = re.compile(VARIABLE_NAME)
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _PRIORITIES = range(-(2**31), 2**31)

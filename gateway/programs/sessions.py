@@ -19,9 +19,6 @@ from plait.policy.programs.objectives import Deductions
 from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import CallState, VariableState
 
-NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z"
-SESSION_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}\Z"
-
 
 @dataclass(slots=True, eq=False)
 class Tenant:

@@ -16,14 +16,14 @@ from msgspec import Meta
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, decode_body, parse_request
 from plait.gateway.calls.call_reader import CHAT_PATH, KINDS, TEXT_PATH
+from plait.gateway.calls.names import SESSION_ID, VARIABLE_NAME
 from plait.gateway.programs.held_call import Output
-from plait.gateway.programs.sessions import NAME_PATTERN, SESSION_ID_PATTERN
 from plait.gateway.programs.substitution import PLACEHOLDER, message_texts
 from plait.gateway.programs.turn import Message, placeholders, turns
 from plait.gateway.transforms import parse
 
-VariableName = Annotated[str, Meta(pattern=NAME_PATTERN)]
-SessionId = Annotated[str, Meta(pattern=SESSION_ID_PATTERN)]
+VariableName = Annotated[str, Meta(pattern=rf"^{VARIABLE_NAME}\Z")]
+SessionId = Annotated[str, Meta(pattern=rf"^{SESSION_ID}\Z")]
 Fields = dict[str, msgspec.Raw]
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
@@ -102,10 +102,10 @@ def _busy_engine(waiting: int, promised: float) -> Engine:
     return engine
 
 
-def _call(name: str, now_s: float, prompt: list[int], dice: random.Random, promised: float) -> EngineCall:
+def _call(name: str, now_s: float, prompt: list[int], dice: random.Random, promised: float) -> EmbeddedCall:
     chain, tree_chain = HashChain(16, ROOT, prompt), HashChain(64, ROOT, prompt)
     slo = Slo(ttft_s=dice.uniform(1.0, 60.0), tpot_s=0.1875) if dice.random() < promised else None
-    return EngineCall(name, now_s, len(prompt), slo=slo, chain=chain, tree_chain=tree_chain, max_output_tokens=4000)
+    return EmbeddedCall(name, now_s, len(prompt), slo=slo, chain=chain, tree_chain=tree_chain, max_output_tokens=4000)
 
 
 def _claim(cost: Cost) -> dict[str, Any]:

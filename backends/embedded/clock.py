@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from plait.backends.embedded.engine import Engine, EngineCall, Output
+from plait.backends.embedded.engine import EmbeddedCall, Engine, Output
 from plait.backends.protocol.cache_state import CacheState
 
 OnOutput = Callable[[Output], None]
@@ -28,7 +28,7 @@ class EngineClock:
         self._time_scale = time_scale
         self._loop = asyncio.get_running_loop()
         self._zero = self._loop.time()
-        self._listeners: dict[EngineCall, OnOutput] = {}
+        self._listeners: dict[EmbeddedCall, OnOutput] = {}
         self._added = asyncio.Event()
         self._changed = asyncio.Event()
         self._cursor = engine.journal.cursor
@@ -38,18 +38,18 @@ class EngineClock:
         """Emulated seconds since the start."""
         return (self._loop.time() - self._zero) * self._time_scale
 
-    def add(self, call: EngineCall, on_output: OnOutput) -> None:
+    def add(self, call: EmbeddedCall, on_output: OnOutput) -> None:
         """Queue a call; `on_output` is called for each of its tokens."""
         self._listeners[call] = on_output
         self.engine.add(call)
         self._added.set()
 
-    def end(self, call: EngineCall) -> None:
+    def end(self, call: EmbeddedCall) -> None:
         """The call has all it needs (a stop string): its blocks are free at once."""
         if self._listeners.pop(call, None) is not None:
             self.engine.remove(call)
 
-    def abort(self, call: EngineCall) -> None:
+    def abort(self, call: EmbeddedCall) -> None:
         """Nobody waits for the call any more; without effect on one that has ended."""
         if self._listeners.pop(call, None) is not None:
             self.engine.abort(call)

@@ -41,7 +41,7 @@ class EngineSettings:
 
 
 @dataclass(slots=True, eq=False)
-class EngineCall(LocalCall):
+class EmbeddedCall(LocalCall):
     """A call in this engine: its tokens as hashes of KV blocks and of tree blocks, and where its output comes from.
 
     `cached_tokens` is what the first admission found in the cache, as vLLM reports it in `usage`. `received_s` is when
@@ -63,7 +63,7 @@ class EngineCall(LocalCall):
 class Output:
     """One generated token of a call; `finished` when it was the last."""
 
-    call: EngineCall
+    call: EmbeddedCall
     token: int
     finished: bool
 
@@ -110,8 +110,8 @@ class Engine:
         self.epoch = epoch
         self.counters = Counters()
         self.journal = CacheJournal()
-        self.waiting: list[EngineCall] = []
-        self.running: list[EngineCall] = []
+        self.waiting: list[EmbeddedCall] = []
+        self.running: list[EmbeddedCall] = []
         self._cost_model = cost_model
         self._scheduler = scheduler or SCHEDULERS[settings.scheduler]()
         self._measuring = self._scheduler if isinstance(self._scheduler, MeasuringScheduler) else None
@@ -119,7 +119,7 @@ class Engine:
             self._measuring.expect(cost_model)
         self._cache = BlockCache(settings.kv_tokens // settings.block_tokens, self._evicted)
         self._tree_block_of: dict[int, int] = {}
-        self._in_flight: list[EngineCall] = []
+        self._in_flight: list[EmbeddedCall] = []
         self._ends_s: float | None = None
         self._work: list[tuple[int, int]] = []
         self._recent_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
@@ -148,12 +148,12 @@ class Engine:
 
     def cached_tokens(self, call: LocalCall) -> int:
         """Tokens of a waiting call that are in the cache now; its last token is always computed."""
-        assert isinstance(call, EngineCall)
+        assert isinstance(call, EmbeddedCall)
         return self._matched_blocks(call) * self.settings.block_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """Free blocks that computing `new_tokens` more of a call takes, cached ones it would pin included."""
-        assert isinstance(call, EngineCall)
+        assert isinstance(call, EmbeddedCall)
         if call.blocks:
             return -(-(call.computed_tokens + new_tokens) // self.settings.block_tokens) - len(call.blocks)
         matched = self._matched_blocks(call)
@@ -162,7 +162,7 @@ class Engine:
 
     def blocks_freed(self, call: LocalCall) -> int:
         """Blocks that preempting a running call would set free."""
-        assert isinstance(call, EngineCall)
+        assert isinstance(call, EmbeddedCall)
         return self._cache.exclusive(call.blocks)
 
     # What happens to it.
@@ -176,7 +176,7 @@ class Engine:
         """Whether a call can ever run: its KV has to fit an otherwise empty cache."""
         return self._blocks_for(prompt_tokens + max_output_tokens) <= self._cache.total_blocks
 
-    def add(self, call: EngineCall) -> None:
+    def add(self, call: EmbeddedCall) -> None:
         """Queue a call that `fits`."""
         assert call.prompt_tokens > 0
         assert call.max_output_tokens > 0
@@ -184,12 +184,12 @@ class Engine:
         insort(self.waiting, call, key=attrgetter("arrived_s"))
         self._attainment.received(call, call)
 
-    def abort(self, call: EngineCall) -> None:
+    def abort(self, call: EmbeddedCall) -> None:
         """Nobody waits for a call any more: its blocks are free at once."""
         if self.remove(call):
             self.counters.aborted_calls += 1
 
-    def remove(self, call: EngineCall) -> bool:
+    def remove(self, call: EmbeddedCall) -> bool:
         """End a call early; False if it had ended already."""
         if call in self.running:
             self.running.remove(call)
@@ -250,12 +250,12 @@ class Engine:
         """Plan and start the next iteration; returns its end."""
         plan = self._scheduler.plan(now_s, self.waiting, self.running, self)
         for call in plan.preempt:
-            assert isinstance(call, EngineCall)
+            assert isinstance(call, EmbeddedCall)
             self._preempt(call)
         work = self._work = []
         for call, planned_tokens in plan.picks:
             tokens = planned_tokens
-            assert isinstance(call, EngineCall)
+            assert isinstance(call, EmbeddedCall)
             if not call.blocks:
                 self._admit(call, now_s)
                 tokens = min(tokens, call.uncomputed_tokens)  # an earlier pick may just have cached more of it
@@ -269,7 +269,7 @@ class Engine:
         self._recent_s.append(duration_s)
         return now_s + duration_s
 
-    def _admit(self, call: EngineCall, now_s: float) -> None:
+    def _admit(self, call: EmbeddedCall, now_s: float) -> None:
         """Move a waiting call to the running ones, on the blocks it finds cached."""
         matched = self._matched_blocks(call)
         call.blocks = self._cache.acquire(call.chain.hashes[:matched])
@@ -283,7 +283,7 @@ class Engine:
         self.waiting.remove(call)
         self.running.append(call)
 
-    def _schedule(self, call: EngineCall, tokens: int) -> None:
+    def _schedule(self, call: EmbeddedCall, tokens: int) -> None:
         """Give `call` the blocks for `tokens` more, and make those that they fill findable."""
         cache, block_tokens = self._cache, self.settings.block_tokens
         self.counters.computed_prompt_tokens += max(0, min(tokens, call.prompt_tokens - call.computed_tokens))
@@ -299,7 +299,7 @@ class Engine:
         if call.uncomputed_tokens == 0:
             self._in_flight.append(call)
 
-    def _emit(self, call: EngineCall) -> Output:
+    def _emit(self, call: EmbeddedCall) -> Output:
         token = next(call.output)
         call.output_tokens += 1
         call.chain.extend((token,))
@@ -314,7 +314,7 @@ class Engine:
             self._cache.release(call.blocks)
         return Output(call, token, finished)
 
-    def _preempt(self, call: EngineCall) -> None:
+    def _preempt(self, call: EmbeddedCall) -> None:
         """Back to the head of the queue: its blocks stay cached until their room is needed (vLLM's recomputation)."""
         self.counters.preemptions += 1
         self.running.remove(call)
@@ -323,7 +323,7 @@ class Engine:
         call.computed_tokens = 0
         self.waiting.insert(0, call)
 
-    def _matched_blocks(self, call: EngineCall) -> int:
+    def _matched_blocks(self, call: EmbeddedCall) -> int:
         most = (call.prompt_tokens + call.output_tokens - 1) // self.settings.block_tokens
         call.matched_blocks = self._cache.match(call.chain.hashes, most, call.matched_blocks)
         return call.matched_blocks
@@ -331,7 +331,7 @@ class Engine:
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.settings.block_tokens)
 
-    def _stored(self, call: EngineCall, index: int) -> None:
+    def _stored(self, call: EmbeddedCall, index: int) -> None:
         """Report a tree block while the last of its KV blocks is there: eviction takes that one first."""
         per_tree_block = self.granularity_tokens // self.settings.block_tokens
         tree_index, offset = divmod(index, per_tree_block)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from plait.backends.embedded.clock import EngineClock
-from plait.backends.embedded.engine import EngineCall, Output
+from plait.backends.embedded.engine import EmbeddedCall, Output
 from plait.backends.embedded.text import EmulatedToken
 from plait.backends.protocol.call_annotations import Annotations
 from plait.policy.prefix.block_hash import HashChain
@@ -52,7 +52,7 @@ class Generation:
         self._held_chars = max((len(text) for text in self._stop), default=1) - 1
         self._held: list[tuple[int, str]] = []
         self._send = on_piece
-        self.call = self._engine_call(call_id, prompt, root, min(natural_tokens or limit, limit), annotations)
+        self.call = self._embedded_call(call_id, prompt, root, min(natural_tokens or limit, limit), annotations)
         clock.add(self.call, self._on_output)
 
     def __iter__(self) -> Generation:
@@ -68,13 +68,13 @@ class Generation:
         """Nobody waits for it any more; without effect once it has ended."""
         self._clock.abort(self.call)
 
-    def _engine_call(
+    def _embedded_call(
         self, call_id: str, prompt: Sequence[int], root: int, limit: int, annotations: Annotations
-    ) -> EngineCall:
+    ) -> EmbeddedCall:
         engine, now_s = self._clock.engine, self._clock.now_s()
         chain = HashChain(engine.settings.block_tokens, root, prompt)
         same = engine.granularity_tokens == engine.settings.block_tokens
-        return EngineCall(
+        return EmbeddedCall(
             call_id,
             now_s - annotations.age_s,
             len(prompt),

@@ -16,7 +16,7 @@ from plait.policy.scheduling.local_scheduler import LocalCall
 
 
 @dataclass(slots=True, eq=False)
-class EngineCall(LocalCall):
+class SglangCall(LocalCall):
     """A request in SGLang. `order` sorts calls by arrival; `tree_blocks` are the hashes of its prompt's tree blocks.
 
     The hit that was found last is remembered, for where to look for the next. `seen_tokens` of its output were counted.
@@ -50,14 +50,14 @@ class EngineCall(LocalCall):
         self.computed_tokens = self.prompt_tokens + self.output_tokens - 1
 
 
-def engine_call(
+def sglang_call(
     request: Any, annotations: Annotations, now_s: float, sequence: int, observer: CacheObserver
-) -> EngineCall:
+) -> SglangCall:
     """The call for a request that SGLang has just received, the `sequence`th of this engine."""
     arrived_s = now_s - annotations.age_s
     granularity = observer.granularity_tokens
     tree_blocks = _tree_blocks(request, observer)
-    return EngineCall(
+    return SglangCall(
         call_id=request.rid,
         arrived_s=arrived_s,
         prompt_tokens=len(request.origin_input_ids),
@@ -100,9 +100,9 @@ class SchedulerFacts:
         self._granularity = observer.granularity_tokens
         self._page_tokens: int = scheduler.page_size
         self._users: Counter[int] = Counter()
-        self._running: dict[EngineCall, None] = {}
+        self._running: dict[SglangCall, None] = {}
 
-    def follow_running(self, running: Sequence[EngineCall]) -> None:
+    def follow_running(self, running: Sequence[SglangCall]) -> None:
         """These calls run now: their prompts' tree blocks are in use."""
         before, self._running = self._running, dict.fromkeys(running)
         for call in self._running.keys() - before.keys():
@@ -127,14 +127,14 @@ class SchedulerFacts:
 
     def cached_tokens(self, call: LocalCall) -> int:
         """Tokens of a waiting call that are in the cache now, in whole tree blocks."""
-        call = cast("EngineCall", call)
+        call = cast("SglangCall", call)
         blocks, journal = call.tree_blocks, self._observer.journal
         call.hit_blocks = cached_blocks(len(blocks), call.hit_blocks, lambda index: blocks[index] in journal)
         return call.hit_blocks * self._granularity
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """Free pages that computing `new_tokens` more of a call takes, cached ones it would pin included."""
-        call = cast("EngineCall", call)
+        call = cast("SglangCall", call)
         if not call.waits:
             return self._pages(call.computed_tokens + new_tokens) - self._pages(call.computed_tokens)
         cached_tokens = self.cached_tokens(call)
@@ -143,7 +143,7 @@ class SchedulerFacts:
 
     def blocks_freed(self, call: LocalCall) -> int:
         """Pages that preempting a running call would set free: all but those that others use too."""
-        call = cast("EngineCall", call)
+        call = cast("SglangCall", call)
         users, blocks = self._users, call.tree_blocks
         shared = cached_blocks(len(blocks), 0, lambda index: users[blocks[index]] > 1)
         return self._pages(call.computed_tokens) - shared * self._granularity // self._page_tokens

@@ -22,7 +22,7 @@ from plait.backends.adapter.scheduler_settings import cost_model
 from plait.backends.protocol.cache_state import CacheState, QueueState, SchedulerState
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.sglang.cache_state import CacheObserver
-from plait.backends.sglang.calls import EngineCall, SchedulerFacts, engine_call
+from plait.backends.sglang.calls import SchedulerFacts, SglangCall, sglang_call
 from plait.backends.sglang.event_tap import EventTap
 from plait.backends.sglang.levers import Levers, levers_of
 from plait.backends.sglang.prefill_pass import NO_LIMITS
@@ -78,7 +78,7 @@ class Driver:
         self._unmeasured: deque[Work] = deque()
         self._iterations = Iterations()
         self._attainment = Attainment()
-        self._requests: dict[EngineCall, Any] = {}
+        self._requests: dict[SglangCall, Any] = {}
         self._batches = count()
         self._sequence = count()
         self._budget_tokens = self._facts.max_batch_tokens
@@ -98,10 +98,10 @@ class Driver:
             if self._measuring is not None and work:
                 self._measuring.observe(duration_s, work)
 
-    def received(self, request: Any) -> EngineCall:
+    def received(self, request: Any) -> SglangCall:
         """A request has come; its call stays with it."""
         annotations = self.annotations.read(request.sampling_params.custom_params)
-        call = engine_call(request, annotations, self.clock.now_s, next(self._sequence), self.observer)
+        call = sglang_call(request, annotations, self.clock.now_s, next(self._sequence), self.observer)
         request.plait_call = call
         self._attainment.received(call.call_id, call)
         return call
@@ -140,7 +140,7 @@ class Driver:
         self._unmeasured.append(work)
         self.clock.measured(self._iterations.end(number, now_s) or 0.0)
         for request in batch.reqs:
-            call: EngineCall = request.plait_call
+            call: SglangCall = request.plait_call
             tokens = len(request.output_ids)
             self._attainment.produced(call.call_id, tokens - call.seen_tokens, now_s)
             call.seen_tokens = tokens
@@ -186,7 +186,7 @@ class Driver:
 
     # From SGLang's state to a plan, and back.
 
-    def _calls(self, running_batch: Any) -> tuple[list[EngineCall], list[EngineCall]]:
+    def _calls(self, running_batch: Any) -> tuple[list[SglangCall], list[SglangCall]]:
         """Running calls with something to compute, and waiting ones, both in order of arrival."""
         scheduler, in_chunks = self._scheduler, self._scheduler.chunked_req
         in_flight = self._in_flight()
@@ -211,8 +211,8 @@ class Driver:
         self._facts.follow_running(running)
         return running, waiting
 
-    def _call(self, request: Any) -> EngineCall:
-        call: EngineCall = getattr(request, "plait_call", None) or self.received(request)
+    def _call(self, request: Any) -> SglangCall:
+        call: SglangCall = getattr(request, "plait_call", None) or self.received(request)
         self._requests[call] = request
         return call
 
@@ -230,7 +230,7 @@ class Driver:
 
     def _preempt(self, plan: Plan, running_batch: Any) -> list[Any]:
         """Take back what the calls hold that are to be preempted; those are the requests to queue again."""
-        victims = [self._requests[cast("EngineCall", call)] for call in plan.preempt]
+        victims = [self._requests[cast("SglangCall", call)] for call in plan.preempt]
         victims = [request for request in victims if _can_start_anew(request)]
         if not victims:
             return []
@@ -294,7 +294,7 @@ class Driver:
     def _observe(self, plan: Plan, batch: Any) -> None:
         """Count what became of the plan's prompts, and who was admitted."""
         extends = dict(zip(map(id, batch.reqs), batch.extend_lens, strict=True)) if batch is not None else {}
-        for call, tokens in cast("Sequence[tuple[EngineCall, int]]", plan.picks):
+        for call, tokens in cast("Sequence[tuple[SglangCall, int]]", plan.picks):
             request = self._requests[call]
             if call.waits or call.uncomputed_tokens > 1:
                 self.diverged_picks += extends.get(id(request)) != tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from plait.backends.sglang.calls import EngineCall
+from plait.backends.sglang.calls import SglangCall
 from plait.backends.sglang.prefill_pass import NO_LIMITS, PrefillPass
 from plait.policy.scheduling.local_scheduler import EngineFacts, Plan
 
@@ -18,20 +18,20 @@ class Levers:
     `prompt_tokens` may be computed of prompts in the pass, none if it is 0; `decodes` says whether decodes go along.
     """
 
-    shown: Sequence[EngineCall] = ()
+    shown: Sequence[SglangCall] = ()
     goes_on: bool = False
     prompt_tokens: int = 0
     decodes: bool = True
     limits: PrefillPass = NO_LIMITS
 
 
-def levers_of(plan: Plan, in_chunks: EngineCall | None, facts: EngineFacts, page_tokens: int) -> Levers:
+def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page_tokens: int) -> Levers:
     """What to set for a plan; `in_chunks` is the running call whose prompt is not computed yet.
 
     SGLang counts a prompt's tokens in whole pages, and has one prompt in chunks at most.
     """
-    picks = cast("Sequence[tuple[EngineCall, int]]", plan.picks)
-    backfill = cast("Sequence[EngineCall]", plan.backfill)
+    picks = cast("Sequence[tuple[SglangCall, int]]", plan.picks)
+    backfill = cast("Sequence[SglangCall]", plan.backfill)
     prompts = [(call, tokens) for call, tokens in picks if call.waits or call is in_chunks]
     more = [call for call in backfill if call.waits or call is in_chunks]
     decodes = len(prompts) + len(more) < len(picks) + len(backfill)
@@ -54,5 +54,5 @@ def levers_of(plan: Plan, in_chunks: EngineCall | None, facts: EngineFacts, page
     )
 
 
-def _wanted(call: EngineCall, facts: EngineFacts) -> int:
+def _wanted(call: SglangCall, facts: EngineFacts) -> int:
     return call.uncomputed_tokens - (facts.cached_tokens(call) if call.waits else 0)

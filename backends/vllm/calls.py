@@ -16,7 +16,7 @@ _UNKNOWN = b""
 
 
 @dataclass(slots=True, eq=False)
-class EngineCall(LocalCall):
+class VllmCall(LocalCall):
     """A request in vLLM. It does not refer to the request itself, which vLLM wants freed without garbage collection.
 
     `order` sorts calls by arrival. The known hit is remembered as the keys on both sides of where it ends.
@@ -51,10 +51,10 @@ class EngineCall(LocalCall):
         self.output_tokens = request.num_tokens - prompt_tokens + request.num_output_placeholders
 
 
-def engine_call(request: Any, annotations: Annotations, now_s: float, sequence: int) -> EngineCall:
+def vllm_call(request: Any, annotations: Annotations, now_s: float, sequence: int) -> VllmCall:
     """The call for a request that vLLM has just received, the `sequence`th of this engine."""
     arrived_s = now_s - annotations.age_s
-    return EngineCall(
+    return VllmCall(
         call_id=request.request_id,
         arrived_s=arrived_s,
         prompt_tokens=request.num_prompt_tokens,
@@ -105,14 +105,14 @@ class SchedulerFacts:
 
         vLLM evicts a prefix from its end, so that presence can be bisected.
         """
-        call, copies = cast("EngineCall", call), self._copies
+        call, copies = cast("VllmCall", call), self._copies
         if call.first_miss in copies or (call.last_hit is not None and call.last_hit not in copies):
             self._search(call)
         return call.hit_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """Free blocks that computing `new_tokens` more of a call takes, cached ones it would pin included."""
-        call = cast("EngineCall", call)
+        call = cast("VllmCall", call)
         if call.waits:
             return self._blocks_to_admit(call, new_tokens)
         tokens = min(call.computed_tokens + new_tokens + self._lookahead_tokens, self._max_model_len)
@@ -131,13 +131,13 @@ class SchedulerFacts:
             for block in manager.req_to_blocks.get(call.call_id, ())
         )
 
-    def _blocks_to_admit(self, call: EngineCall, new_tokens: int) -> int:
+    def _blocks_to_admit(self, call: VllmCall, new_tokens: int) -> int:
         block_tokens = self._observer.block_tokens
         cached_tokens = self.cached_tokens(call)
         hit = cached_tokens // block_tokens
         return -(-(cached_tokens + new_tokens) // block_tokens) - self._blocks_in_use(call, hit)
 
-    def _blocks_in_use(self, call: EngineCall, hit: int) -> int:
+    def _blocks_in_use(self, call: VllmCall, hit: int) -> int:
         """How many of the hit blocks a running call uses: who uses one uses all before it."""
         get = self._pool.cached_block_hash_to_block.get_one_block
         low, high = 0, hit
@@ -149,7 +149,7 @@ class SchedulerFacts:
                 high = middle
         return low
 
-    def _search(self, call: EngineCall) -> None:
+    def _search(self, call: VllmCall) -> None:
         """Find where the hit ends, first where it was or where the gateway expects it."""
         block_tokens, copies = self._observer.block_tokens, self._copies
         most = self._most_hit_blocks(call)
@@ -159,7 +159,7 @@ class SchedulerFacts:
         call.last_hit = self._key(call, hit - 1) if hit else None
         call.first_miss = self._key(call, hit) if hit < most else None
 
-    def _most_hit_blocks(self, call: EngineCall) -> int:
+    def _most_hit_blocks(self, call: VllmCall) -> int:
         """Blocks that can be hit at all: the last token is always computed."""
         if not call.reads_cache:
             return 0
@@ -167,5 +167,5 @@ class SchedulerFacts:
         hashed = len(call.block_hashes) // self._hashes_per_block
         return min(hashed, max(0, tokens - 1) // self._observer.block_tokens)
 
-    def _key(self, call: EngineCall, index: int) -> bytes:
+    def _key(self, call: VllmCall, index: int) -> bytes:
         return call.block_hashes[(index + 1) * self._hashes_per_block - 1] + self._observer.group_suffix

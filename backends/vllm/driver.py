@@ -20,7 +20,7 @@ from plait.backends.adapter.scheduler_settings import cost_model
 from plait.backends.protocol.cache_state import CacheState, QueueState, SchedulerState
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.backends.vllm.calls import EngineCall, SchedulerFacts, engine_call
+from plait.backends.vllm.calls import SchedulerFacts, VllmCall, vllm_call
 from plait.backends.vllm.settings import WHERE, Settings
 from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
@@ -76,7 +76,7 @@ class Driver:
         arguments = request.sampling_params.extra_args if request.sampling_params is not None else None
         annotations = self.annotations.read(arguments)
         received_s = self._clock() - self._waited_s(request)
-        call = request.plait_call = engine_call(request, annotations, received_s, next(self._sequence))
+        call = request.plait_call = vllm_call(request, annotations, received_s, next(self._sequence))
         self._attainment.received(call.call_id, call)
 
     def step(self, schedule: Callable[[], Any]) -> Any:
@@ -166,12 +166,12 @@ class Driver:
         scheduler, ready, preempted = self._scheduler, self._ready, self._preempted
         running: list[LocalCall] = []
         for request in scheduler.running:
-            call: EngineCall = request.plait_call
+            call: VllmCall = request.plait_call
             call.follow_running(request)
             if call.uncomputed_tokens > 0 and not (request.num_output_placeholders and _is_ending(request)):
                 running.append(call)
         self._facts.silent_calls = len(scheduler.running) - len(running)
-        waiting: list[EngineCall] = []
+        waiting: list[VllmCall] = []
         blocked = []
         for request in scheduler.waiting:
             if request.status is ready:
@@ -251,7 +251,7 @@ class Driver:
                 self._work[id(output)] = self._computed(scheduled)
         self.diverged_picks += sum(scheduled.get(call.call_id) != tokens for call, tokens in plan.picks)
         for new in output.scheduled_new_reqs:
-            call: EngineCall = self._scheduler.requests[new.req_id].plait_call
+            call: VllmCall = self._scheduler.requests[new.req_id].plait_call
             if not call.admitted:
                 call.admitted = True
                 iterations.admitted(now_s - call.received_s)
@@ -269,16 +269,16 @@ def served_model(vllm_config: Any) -> str:
     return str(names if isinstance(names, str) else names[0])
 
 
-def _picks(plan: Plan) -> tuple[tuple[EngineCall, int], ...]:
+def _picks(plan: Plan) -> tuple[tuple[VllmCall, int], ...]:
     """The picks of a plan over our calls."""
-    return cast("tuple[tuple[EngineCall, int], ...]", plan.picks)
+    return cast("tuple[tuple[VllmCall, int], ...]", plan.picks)
 
 
-def _backfill(plan: Plan) -> tuple[EngineCall, ...]:
-    return cast("tuple[EngineCall, ...]", plan.backfill)
+def _backfill(plan: Plan) -> tuple[VllmCall, ...]:
+    return cast("tuple[VllmCall, ...]", plan.backfill)
 
 
-def _served_last(picks: Sequence[tuple[EngineCall, int]], running: Sequence[LocalCall]) -> LocalCall | None:
+def _served_last(picks: Sequence[tuple[VllmCall, int]], running: Sequence[LocalCall]) -> LocalCall | None:
     """The pick that vLLM comes to last: it serves running calls in their order, and waiting ones in the plan's."""
     for call, _ in reversed(picks):
         if call.waits:

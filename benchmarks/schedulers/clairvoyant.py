@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 
-from plait.backends.embedded.engine import EngineCall
+from plait.backends.embedded.engine import EmbeddedCall
 from plait.policy.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, Plan
 
@@ -37,7 +37,7 @@ class Foresight:
 
     def remaining_tokens(self, call: LocalCall) -> int:
         """Output tokens to come."""
-        assert isinstance(call, EngineCall)
+        assert isinstance(call, EmbeddedCall)
         return call.max_output_tokens - call.output_tokens
 
     def decode_s(self, call: LocalCall) -> float:

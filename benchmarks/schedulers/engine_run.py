@@ -8,7 +8,7 @@ from itertools import count
 from time import thread_time_ns
 
 from benchmarks.mixed_prompts import MixedCall
-from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
 from plait.policy.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
@@ -160,7 +160,7 @@ def run(
     total_blocks, queue, now_s, unfinished = kv_tokens // BLOCK_TOKENS, list(reversed(calls)), 0.0, len(calls)
     while unfinished:
         while queue and queue[-1].arrives_s <= now_s:
-            engine.add(engine_call(queue.pop(), engine))
+            engine.add(embedded_call(queue.pop(), engine))
         step = engine.step(now_s)
         for output in step.outputs:
             records[int(output.call.call_id)].token(now_s)
@@ -183,12 +183,12 @@ def run(
     return result
 
 
-def engine_call(call: MixedCall, engine: Engine) -> EngineCall:
+def embedded_call(call: MixedCall, engine: Engine) -> EmbeddedCall:
     """The call as the engine takes it; its tokens are its own, so that nothing but its own blocks is found cached."""
     tokens = range(call.number * MAX_CALL_TOKENS, call.number * MAX_CALL_TOKENS + call.lengths.prompt_tokens)
     assert len(tokens) + call.lengths.output_tokens <= MAX_CALL_TOKENS
     root = root_hash(MODEL)
-    return EngineCall(
+    return EmbeddedCall(
         str(call.number),
         call.arrives_s,
         call.lengths.prompt_tokens,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from plait.backends.embedded.engine import Engine, EngineCall, Output
+from plait.backends.embedded.engine import EmbeddedCall, Engine, Output
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import Event
@@ -124,8 +124,8 @@ class Simulation:
         self._progress = progress or (lambda _finished: None)
         self._events: list[tuple[float, int, Event]] = []
         self._order = count()
-        self._in_engine: dict[EngineCall, _Sent] = {}
-        self._not_admitted: dict[Engine, list[EngineCall]] = {engine: [] for engine in engines.values()}
+        self._in_engine: dict[EmbeddedCall, _Sent] = {}
+        self._not_admitted: dict[Engine, list[EmbeddedCall]] = {engine: [] for engine in engines.values()}
         self._finished = 0
         self._to_come = 0  # events that the run does not end before
         for engine_id in engines:
@@ -174,10 +174,10 @@ class Simulation:
             arrived_s=now_s,
         )
         self.records.append(record)
-        engine, engine_call = self._engines[placement.engine_id], _engine_call(call, simulated, number)
-        self._in_engine[engine_call] = _Sent(booking, record, on_ended)
-        self._not_admitted[engine].append(engine_call)
-        engine.add(engine_call)
+        engine, embedded_call = self._engines[placement.engine_id], _embedded_call(call, simulated, number)
+        self._in_engine[embedded_call] = _Sent(booking, record, on_ended)
+        self._not_admitted[engine].append(embedded_call)
+        engine.add(embedded_call)
         if engine.idle:
             self._step(engine, now_s)
         return record
@@ -238,11 +238,11 @@ def _nobody(_record: CallRecord) -> None:
     """Of a call in a workload's list, whose record is all that is wanted."""
 
 
-def _engine_call(call: Call, simulated: SimulatedCall, number: int) -> EngineCall:
+def _embedded_call(call: Call, simulated: SimulatedCall, number: int) -> EmbeddedCall:
     prompt = simulated.prompt
     chain = prompt.chain.copy()
     first_id = number << 12 if simulated.first_output_id is None else simulated.first_output_id
-    return EngineCall(
+    return EmbeddedCall(
         call.call_id,
         simulated.arrives_s,
         prompt.tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.backends.adapter.attainment import RECENT_CALLS, Attainment
-from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.plan import LocalCall
@@ -95,11 +95,11 @@ def test_only_the_latest_calls_count() -> None:
     assert attainment.share == 1.0
 
 
-def embedded_call(name: str, ttft_s: float | None, output_tokens: int = 2) -> EngineCall:
+def embedded_call(name: str, ttft_s: float | None, output_tokens: int = 2) -> EmbeddedCall:
     tokens = [ord(letter) for letter in name] * 100
     chain = HashChain(64, root_hash("m"), tokens)
     slo = Slo(ttft_s=ttft_s) if ttft_s else None
-    return EngineCall(name, 0.0, len(tokens), slo=slo, chain=chain, tree_chain=chain, max_output_tokens=output_tokens)
+    return EmbeddedCall(name, 0.0, len(tokens), slo=slo, chain=chain, tree_chain=chain, max_output_tokens=output_tokens)
 
 
 def test_the_embedded_engine_reports_it() -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from plait.backends.embedded.completion import ServedModel, in_emulated_time
-from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
 from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState
@@ -41,12 +41,12 @@ async def serving(scheduler: str = "slo") -> AsyncIterator[tuple[EmbeddedServer,
         yield server, http
 
 
-async def received(monkeypatch: pytest.MonkeyPatch, annotations: dict[str, Any]) -> EngineCall:
+async def received(monkeypatch: pytest.MonkeyPatch, annotations: dict[str, Any]) -> EmbeddedCall:
     """The call that an annotated request becomes."""
-    calls: list[EngineCall] = []
+    calls: list[EmbeddedCall] = []
     add = Engine.add
 
-    def recording(engine: Engine, call: EngineCall) -> None:
+    def recording(engine: Engine, call: EmbeddedCall) -> None:
         calls.append(call)
         add(engine, call)
 
@@ -100,5 +100,5 @@ def test_calls_wait_in_the_order_of_their_zeros() -> None:
     engine = Engine(EngineSettings(name="e", model="m", kv_tokens=4000), load_profile("a6000-mistral-7b").cost_model())
     chain = HashChain(64, root_hash("m"), [1])
     for name, arrived_s in (("b", 2.0), ("a", 1.0), ("c", 2.0)):
-        engine.add(EngineCall(name, arrived_s, 1, chain=chain, tree_chain=chain, max_output_tokens=1))
+        engine.add(EmbeddedCall(name, arrived_s, 1, chain=chain, tree_chain=chain, max_output_tokens=1))
     assert [call.call_id for call in engine.waiting] == ["a", "b", "c"]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from plait.backends.embedded.clock import EngineClock
-from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings, Output
+from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings, Output
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import HashChain, root_hash
 
@@ -24,12 +24,12 @@ async def clock() -> AsyncIterator[EngineClock]:
     await clock.close()
 
 
-def new_call(clock: EngineClock, tokens: int = 64, output: int = 3) -> EngineCall:
+def new_call(clock: EngineClock, tokens: int = 64, output: int = 3) -> EmbeddedCall:
     chain, tree_chain = (HashChain(size, root_hash("m"), range(tokens)) for size in (16, 64))
-    return EngineCall("c", clock.now_s(), tokens, chain=chain, tree_chain=tree_chain, max_output_tokens=output)
+    return EmbeddedCall("c", clock.now_s(), tokens, chain=chain, tree_chain=tree_chain, max_output_tokens=output)
 
 
-async def run(clock: EngineClock, call: EngineCall) -> list[Output]:
+async def run(clock: EngineClock, call: EmbeddedCall) -> list[Output]:
     outputs: asyncio.Queue[Output] = asyncio.Queue()
     clock.add(call, outputs.put_nowait)
     received = [await outputs.get()]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import KvState, StoredRun
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -72,11 +72,13 @@ def new_engine(*, costs: Any = COSTS, kv_tokens: int = 100_000, block_tokens: in
     return Engine(settings, cast("CostModel", costs))
 
 
-def new_call(engine: Engine, tokens: Sequence[int], output: int, *, name: str = "c", now_s: float = 0.0) -> EngineCall:
+def new_call(
+    engine: Engine, tokens: Sequence[int], output: int, *, name: str = "c", now_s: float = 0.0
+) -> EmbeddedCall:
     chain = HashChain(engine.settings.block_tokens, ROOT, tokens)
     same = engine.granularity_tokens == engine.settings.block_tokens
     tree_chain = chain if same else HashChain(engine.granularity_tokens, ROOT, tokens)
-    return EngineCall(name, now_s, len(tokens), chain=chain, tree_chain=tree_chain, max_output_tokens=output)
+    return EmbeddedCall(name, now_s, len(tokens), chain=chain, tree_chain=tree_chain, max_output_tokens=output)
 
 
 @dataclass
@@ -85,10 +87,10 @@ class Drive:
 
     engine: Engine
     recorder: Recorder
-    calls: list[EngineCall] = field(default_factory=list)
-    tokens: dict[EngineCall, int] = field(default_factory=dict)
-    finished: list[EngineCall] = field(default_factory=list)
-    aborted: set[EngineCall] = field(default_factory=set)
+    calls: list[EmbeddedCall] = field(default_factory=list)
+    tokens: dict[EmbeddedCall, int] = field(default_factory=dict)
+    finished: list[EmbeddedCall] = field(default_factory=list)
+    aborted: set[EmbeddedCall] = field(default_factory=set)
     log: list[tuple[float, tuple[str, ...], float | None]] = field(default_factory=list)
     now_s: float = 0.0
 
@@ -116,7 +118,7 @@ class Drive:
         self.tokens[call] = 0
         self.engine.add(call)
 
-    def abort(self, call: EngineCall) -> None:
+    def abort(self, call: EmbeddedCall) -> None:
         if call not in self.finished:
             self.aborted.add(call)
         self.engine.abort(call)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.embedded.clock import EngineClock, OnOutput
-from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings, Output
+from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings, Output
 from plait.backends.embedded.generation import Generation, Piece
 from plait.backends.embedded.text import EmulatedToken
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -25,21 +25,21 @@ class Clock:
 
     def __init__(self, block_tokens: int = 16) -> None:
         self.engine = Engine(EngineSettings(name="e", model="m", kv_tokens=10_000, block_tokens=block_tokens), COSTS)
-        self.listeners: dict[EngineCall, OnOutput] = {}
-        self.aborted: list[EngineCall] = []
+        self.listeners: dict[EmbeddedCall, OnOutput] = {}
+        self.aborted: list[EmbeddedCall] = []
 
     def now_s(self) -> float:
         return 7.0
 
-    def add(self, call: EngineCall, on_output: OnOutput) -> None:
+    def add(self, call: EmbeddedCall, on_output: OnOutput) -> None:
         self.listeners[call] = on_output
         self.engine.add(call)
 
-    def end(self, call: EngineCall) -> None:
+    def end(self, call: EmbeddedCall) -> None:
         if self.listeners.pop(call, None) is not None:
             assert self.engine.remove(call)
 
-    def abort(self, call: EngineCall) -> None:
+    def abort(self, call: EmbeddedCall) -> None:
         self.aborted.append(call)
 
     def run(self) -> None:
@@ -60,7 +60,7 @@ class Clock:
 
 def generate(
     texts: Sequence[str], *, stop: Sequence[str] = (), limit: int | None = None, natural: int | None = None
-) -> tuple[list[Piece], EngineCall]:
+) -> tuple[list[Piece], EmbeddedCall]:
     clock, pieces = Clock(), list[Piece]()
     source = iter([EmulatedToken(number, text) for number, text in enumerate(texts)])
     generation = Generation(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.backends.vllm.calls import EngineCall, SchedulerFacts
+from plait.backends.vllm.calls import SchedulerFacts, VllmCall
 from tests.backends.vllm.fake_pool import Block, Pool, request
 
 BLOCK_TOKENS = 16
@@ -30,9 +30,9 @@ def facts_of(pool: Pool) -> tuple[SchedulerFacts, dict[str, list[Block]]]:
     return SchedulerFacts(scheduler, observer), held
 
 
-def call_of(tokens: list[int], **fields: int | bool) -> EngineCall:
+def call_of(tokens: list[int], **fields: int | bool) -> VllmCall:
     hashes = request(tokens, BLOCK_TOKENS).block_hashes
-    return EngineCall("call", 0.0, len(tokens), received_s=0.0, order=(0.0, 0), block_hashes=hashes, **fields)  # type: ignore[arg-type]
+    return VllmCall("call", 0.0, len(tokens), received_s=0.0, order=(0.0, 0), block_hashes=hashes, **fields)  # type: ignore[arg-type]
 
 
 def cache(pool: Pool, tokens: list[int]) -> list[Block]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.in_order import HitRatio
 from plait.policy.scheduling.local_scheduler import SCHEDULERS, MeasuringScheduler
@@ -444,7 +444,7 @@ def test_every_call_finishes_on_a_real_engine(
             tokens = [family] * (size // 2) + [100 + number] * (size - size // 2)
             chain, tree_chain = HashChain(16, root, tokens), HashChain(64, root, tokens)
             engine.add(
-                EngineCall(
+                EmbeddedCall(
                     str(number), now_s, size, slo=slo, chain=chain, tree_chain=tree_chain, max_output_tokens=output
                 )
             )

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from plait.backends.embedded.clock import EngineClock
-from plait.backends.embedded.generation import NO_ANNOTATIONS, Generation, Piece
+from plait.backends.embedded.generation import Generation, Piece
 from plait.backends.embedded.responses import ChatFormat, Format, Json, TextFormat, Usage
 from plait.backends.embedded.text import EmulatedToken, TextSource
 from plait.backends.embedded.tool_text import called_tool, example_arguments
 from plait.backends.errors import ContextLengthError, ModelNotFoundError
-from plait.backends.protocol.call_annotations import Annotations
+from plait.backends.protocol.call_annotations import UNANNOTATED, EngineAnnotations
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.policy.prefix.block_hash import root_hash
@@ -43,10 +43,10 @@ class Target:
     model: ServedModel
     clock: EngineClock
     request_id: str
-    annotations: Annotations = NO_ANNOTATIONS
+    annotations: EngineAnnotations = UNANNOTATED
 
 
-def in_emulated_time(annotations: Annotations, time_scale: float) -> Annotations:
+def in_emulated_time(annotations: EngineAnnotations, time_scale: float) -> EngineAnnotations:
     """What clients mean in real time, on a clock of which `time_scale` seconds pass in a real one."""
     slo = annotations.slo
     if slo is not None:

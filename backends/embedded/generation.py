@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.engine import EmbeddedCall, Output
 from plait.backends.embedded.text import EmulatedToken
-from plait.backends.protocol.call_annotations import Annotations
+from plait.backends.protocol.call_annotations import UNANNOTATED, EngineAnnotations
 from plait.policy.prefix.block_hash import HashChain
-
-NO_ANNOTATIONS = Annotations()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Generation:
         stop: Sequence[str],
         root: int,
         on_piece: Callable[[Piece], None],
-        annotations: Annotations = NO_ANNOTATIONS,
+        annotations: EngineAnnotations = UNANNOTATED,
     ) -> None:
         self._ends_by_itself = natural_tokens is not None and natural_tokens <= limit
         self._clock = clock
@@ -69,7 +67,7 @@ class Generation:
         self._clock.abort(self.call)
 
     def _embedded_call(
-        self, call_id: str, prompt: Sequence[int], root: int, limit: int, annotations: Annotations
+        self, call_id: str, prompt: Sequence[int], root: int, limit: int, annotations: EngineAnnotations
     ) -> EmbeddedCall:
         engine, now_s = self._clock.engine, self._clock.now_s()
         chain = HashChain(engine.settings.block_tokens, root, prompt)

@@ -1,6 +1,7 @@
-"""What the gateway says about a call: flat `plait_*` keys among the body's extra parameters, all of them optional.
+"""What the gateway tells an engine about a call: flat `plait_*` keys among the body's extra parameters, all of them
+optional. This module both writes and reads them.
 
-vLLM takes these in `vllm_xargs`, SGLang in `custom_params`.
+vLLM takes these in `vllm_xargs`, SGLang in `custom_params`. None is a time stamp, because clocks differ.
 
 A bad value is ignored and counted: an annotation can make a call wait or hurry, but never fail.
 """
@@ -20,8 +21,16 @@ _log = logging.getLogger("vllm.plait")
 """Below vLLM's own logger, whose handlers print it; in other engines, those of the root do."""
 
 
+_PREFIX = "plait_"
+_AGE = "plait_age_ms"
+_CACHED_TOKENS = "plait_cached_tokens"
+_TTFT, _TPOT, _JCT = "plait_ttft_ms", "plait_tpot_ms", "plait_jct_ms"
+_OBJECTIVE = "plait_objective"
+_PRIORITY = "plait_priority"
+
+
 @dataclass(frozen=True, slots=True)
-class Annotations:
+class EngineAnnotations:
     """`age_s`: how long the call had waited when it was sent; `cached_tokens`: what the gateway expects cached."""
 
     age_s: float = 0.0
@@ -31,9 +40,27 @@ class Annotations:
     cached_tokens: int | None = None
 
 
-_NONE = Annotations()
+UNANNOTATED = EngineAnnotations()
 
 T = TypeVar("T")
+
+
+def to_parameters(annotations: EngineAnnotations) -> dict[str, str | float]:
+    """The parameters that say so; without those that would say nothing.
+
+    A time goes in milliseconds, to the microsecond. An objective below half of one goes as 0, which readers ignore.
+    """
+    slo = annotations.slo or Slo()
+    told: dict[str, str | float | None] = {
+        _AGE: _ms(annotations.age_s),
+        _CACHED_TOKENS: annotations.cached_tokens,
+        _TTFT: _ms(slo.ttft_s),
+        _TPOT: _ms(slo.tpot_s),
+        _JCT: _ms(slo.jct_s),
+        _OBJECTIVE: annotations.objective.value if annotations.objective else None,
+        _PRIORITY: annotations.priority or None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
 
 
 class AnnotationReader:
@@ -42,19 +69,17 @@ class AnnotationReader:
     def __init__(self) -> None:
         self.ignored: Counter[str] = Counter()
 
-    def read(self, arguments: Mapping[str, Any] | None) -> Annotations:
+    def read(self, arguments: Mapping[str, Any] | None) -> EngineAnnotations:
         """The annotations among a call's extra sampling arguments."""
-        if not arguments or not any(key.startswith("plait_") for key in arguments):
-            return _NONE
-        ttft_s, tpot_s, jct_s = (
-            self._value(arguments, f"plait_{name}_ms", _positive_s) for name in ("ttft", "tpot", "jct")
-        )
-        return Annotations(
-            age_s=self._value(arguments, "plait_age_ms", _seconds) or 0.0,
+        if not arguments or not any(key.startswith(_PREFIX) for key in arguments):
+            return UNANNOTATED
+        ttft_s, tpot_s, jct_s = (self._value(arguments, key, _positive_s) for key in (_TTFT, _TPOT, _JCT))
+        return EngineAnnotations(
+            age_s=self._value(arguments, _AGE, _seconds) or 0.0,
             slo=None if ttft_s is tpot_s is jct_s is None else Slo(ttft_s, tpot_s, jct_s),
-            objective=self._value(arguments, "plait_objective", Objective),
-            priority=self._value(arguments, "plait_priority", _integer) or 0,
-            cached_tokens=self._value(arguments, "plait_cached_tokens", _tokens),
+            objective=self._value(arguments, _OBJECTIVE, Objective),
+            priority=self._value(arguments, _PRIORITY, _integer) or 0,
+            cached_tokens=self._value(arguments, _CACHED_TOKENS, _tokens),
         )
 
     def _value(self, arguments: Mapping[str, Any], key: str, parse: Callable[[Any], T]) -> T | None:
@@ -68,6 +93,10 @@ class AnnotationReader:
             if self.ignored[key] == 1:
                 _log.warning("ignored %s=%r: %s (further ones are only counted)", key, given, error)
             return None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
 
 
 def _seconds(milliseconds: Any) -> float:

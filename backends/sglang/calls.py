@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from plait.backends.adapter.prefix_search import cached_blocks
 from plait.backends.protocol.cache_state import KvState
-from plait.backends.protocol.call_annotations import Annotations
+from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.sglang.cache_state import CacheObserver
 from plait.policy.prefix.block_hash import chain
 from plait.policy.scheduling.local_scheduler import LocalCall
@@ -51,7 +51,7 @@ class SglangCall(LocalCall):
 
 
 def sglang_call(
-    request: Any, annotations: Annotations, now_s: float, sequence: int, observer: CacheObserver
+    request: Any, annotations: EngineAnnotations, now_s: float, sequence: int, observer: CacheObserver
 ) -> SglangCall:
     """The call for a request that SGLang has just received, the `sequence`th of this engine."""
     arrived_s = now_s - annotations.age_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from plait.backends.adapter.prefix_search import cached_blocks
-from plait.backends.protocol.call_annotations import Annotations
+from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.policy.scheduling.local_scheduler import LocalCall
 
@@ -51,7 +51,7 @@ class VllmCall(LocalCall):
         self.output_tokens = request.num_tokens - prompt_tokens + request.num_output_placeholders
 
 
-def vllm_call(request: Any, annotations: Annotations, now_s: float, sequence: int) -> VllmCall:
+def vllm_call(request: Any, annotations: EngineAnnotations, now_s: float, sequence: int) -> VllmCall:
     """The call for a request that vLLM has just received, the `sequence`th of this engine."""
     arrived_s = now_s - annotations.age_s
     return VllmCall(

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from plait.backends.protocol.cache_state import EngineKind
+from plait.backends.protocol.call_annotations import EngineAnnotations, to_parameters
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.policy.types import Call, Placement
 
@@ -49,30 +50,22 @@ class OutgoingBody:
         if salted:
             fields["cache_salt"] = _raw(self.cache_salt)
         if kind is not None:
-            annotations = call_annotations(call, placement, age_s)
+            annotations = to_parameters(engine_annotations(call, placement, age_s))
             fields["vllm_xargs"] = _merged(fields.get("vllm_xargs"), annotations)
             if self.prompt_ids is not None:
                 fields["prompt"] = _raw(self.prompt_ids[0] if len(self.prompt_ids) == 1 else self.prompt_ids)
         return msgspec.json.encode(fields)
 
 
-def call_annotations(call: Call, placement: Placement, age_s: float) -> dict[str, str | float]:
-    """What an engine's scheduler is told: budgets in milliseconds and the call's age, never a time stamp."""
-    slo = call.slo
-    told: dict[str, str | float | None] = {
-        "plait_age_ms": round(age_s * 1e3, 3),
-        "plait_cached_tokens": placement.cached_tokens,
-        "plait_ttft_ms": _ms(slo.ttft_s if slo else None),
-        "plait_tpot_ms": _ms(slo.tpot_s if slo else None),
-        "plait_jct_ms": _ms(slo.jct_s if slo else None),
-        "plait_objective": call.objective.value if call.objective else None,
-        "plait_priority": call.priority or None,
-    }
-    return {name: value for name, value in told.items() if value is not None}
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e3, 3)
+def engine_annotations(call: Call, placement: Placement, age_s: float) -> EngineAnnotations:
+    """What an engine's scheduler is told of a call that has been here for `age_s`."""
+    return EngineAnnotations(
+        age_s=age_s,
+        slo=call.slo,
+        objective=call.objective,
+        priority=call.priority,
+        cached_tokens=placement.cached_tokens,
+    )
 
 
 def _merged(present: msgspec.Raw | None, more: dict[str, Any]) -> msgspec.Raw:

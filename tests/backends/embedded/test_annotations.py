@@ -15,7 +15,7 @@ from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
 from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState
-from plait.backends.protocol.call_annotations import Annotations
+from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.tokenization.tokenizer import load_tokenizer
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
@@ -82,8 +82,8 @@ async def test_a_bad_annotation_is_as_if_it_were_not_there(monkeypatch: pytest.M
 
 
 def test_objectives_are_in_real_time_and_the_engine_is_not() -> None:
-    given = Annotations(age_s=2.0, slo=Slo(ttft_s=1.0, jct_s=3.0), priority=4)
-    assert in_emulated_time(given, 10.0) == Annotations(age_s=20.0, slo=Slo(ttft_s=10.0, jct_s=30.0), priority=4)
+    given = EngineAnnotations(age_s=2.0, slo=Slo(ttft_s=1.0, jct_s=3.0), priority=4)
+    assert in_emulated_time(given, 10.0) == EngineAnnotations(age_s=20.0, slo=Slo(ttft_s=10.0, jct_s=30.0), priority=4)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

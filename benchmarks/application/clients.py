@@ -163,7 +163,7 @@ class _SessionClient:
         session = executor.sessions.open("benchmark", self._name, now_s)
         for name in program.awaited:
             got = partial(self._got, name)
-            executor.get(session, Getter(name, got, _failed, mark=self._job.launch.objective), now_s)
+            executor.variables.get(session, Getter(name, got, _failed, mark=self._job.launch.objective), now_s)
         for call in program.calls:
             owner = _Owner(self._clients, executor, self._job, call, f"{session.tenant.name}/{self._name}")
             owner.held = HeldCall(
@@ -177,7 +177,7 @@ class _SessionClient:
                 outline=call.outline,
             )
             executor.add(session, owner.held, now_s)
-        executor.set_value(session, BEGIN, "", now_s)
+        executor.variables.set_value(session, BEGIN, "", now_s)
 
     def _got(self, name: str, _value: str) -> None:
         self._awaited.discard(name)

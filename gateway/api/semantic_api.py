@@ -126,7 +126,7 @@ class SemanticApi:
         session = self._executor.sessions.open(tenant, body.session_id, loop_time_s())
         name = body.semantic_var_id or f"v_{uuid.uuid4().hex}"
         if body.value is not None:
-            self._executor.set_value(session, name, body.value, loop_time_s())
+            self._executor.variables.set_value(session, name, body.value, loop_time_s())
         return _json(_described_variable(session, name))
 
     async def _variable(self, request: Request) -> Response:

@@ -50,13 +50,13 @@ class VariableResponse(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Wait, and answer; raises `PlaitError` before the first byte."""
         now_s = asyncio.get_running_loop().time
-        self._executor.get(self._session, self._getter, now_s())
+        self._executor.variables.get(self._session, self._getter, now_s())
         try:
             await unless_gone(receive, self._whole(send) if self._keep_alive_s is None else self._stream(send))
         except ClientGoneError:
             return
         finally:
-            self._executor.release(self._session, self._getter, now_s())
+            self._executor.variables.release(self._session, self._getter, now_s())
 
     def _on_value(self, value: str) -> None:
         self._value = value

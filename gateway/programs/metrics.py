@@ -63,6 +63,6 @@ class SessionCollector(Collector):
             gauge.add_metric([], value)
             yield gauge
         ended = CounterMetricFamily("plait_variables", "Semantic variables that were set or failed", labels=["state"])
-        ended.add_metric(["set"], self._executor.variables_set)
-        ended.add_metric(["failed"], self._executor.variables_failed)
+        ended.add_metric(["set"], self._executor.variables.set_so_far)
+        ended.add_metric(["failed"], self._executor.variables.failed_so_far)
         yield ended

@@ -6,7 +6,7 @@ Synchronous, and driven by the time that it is told: the gateway's clock or a si
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -101,6 +101,15 @@ class Session:
         if call_id not in self.calls:
             return call_id
         return next(numbered for n in count(2) if (numbered := f"{call_id}-{n}") not in self.calls)
+
+    def forget_failed(self, inputs: Iterable[str], outputs: Sequence[str]) -> None:
+        """A variable that has failed may be made anew, unless the call that is to do so cannot be added anyway."""
+        failed = {name for name in outputs if self.state_of(name) is VariableState.FAILED}
+        others = [self.graph.producer(name) for name in outputs if name not in failed]
+        if len(failed) + len(others) == len(outputs) and not any(others) and failed.isdisjoint(inputs):
+            for name in failed:
+                self.graph.forget(name)
+                del self.outputs[name]
 
     def account(self, more_bytes: int = 0) -> None:
         """Bring the tenant's sums up to date; the texts and bodies that are held have grown by `more_bytes`."""
@@ -223,6 +232,18 @@ class Sessions:
                 "hold of values and waiting calls; end sessions that are not needed any more."
             )
         return None
+
+    def check_call(self, session: Session, call: HeldCall, outputs: Iterable[str]) -> None:
+        """Raise what forbids a call that makes `outputs`, if anything does."""
+        states = [session.graph.variable_state(name) for name in call.inputs]
+        problem = self.check_room(
+            session,
+            variables=states.count(None) + sum(session.graph.variable_state(name) is None for name in outputs),
+            waiting_calls=int(any(state is not VariableState.SET for state in states)),
+            held_bytes=call.held_bytes,
+        )
+        if problem is not None:
+            raise problem
 
     def check_value(self, session: Session, value: str) -> tuple[int, PlaitError | None]:
         """A value's length in bytes of UTF-8, and what forbids to hold it, if anything does."""

@@ -89,7 +89,7 @@ class Core:
 
     def get(self, variable: str, mark: Mark | None = None, now_s: float = 0.0) -> Waiting:
         waiting = Waiting(variable, mark)
-        self.executor.get(self.session(now_s=now_s), waiting.getter, now_s)
+        self.executor.variables.get(self.session(now_s=now_s), waiting.getter, now_s)
         return waiting
 
 

@@ -68,10 +68,10 @@ def test_a_call_is_ready_the_moment_that_its_last_input_has_a_value(core: Core) 
 
 def test_a_client_gives_a_variable_its_value(core: Core) -> None:
     call, waiting = core.add("A", "task"), core.get("task")
-    core.executor.set_value(core.session(), "task", "a game", 1.0)
+    core.executor.variables.set_value(core.session(), "task", "a game", 1.0)
     assert (ready(call).values, waiting.told) == ({"task": "a game"}, ["a game"])
     with pytest.raises(ConflictError) as caught:
-        core.executor.set_value(core.session(), "task", "another", 2.0)
+        core.executor.variables.set_value(core.session(), "task", "another", 2.0)
     assert caught.value.code == "double_producer"
 
 
@@ -122,7 +122,7 @@ def test_a_failure_takes_everybody_who_waits_with_it_and_says_why(core: Core) ->
     )
     (told,) = waiting.told
     assert (told.status, told.code) == (424, "variable_failed")
-    assert core.executor.variables_failed == 2
+    assert core.executor.variables.failed_so_far == 2
     core.executor.check()
 
 
@@ -144,7 +144,7 @@ def test_a_failed_variable_may_be_made_anew(core: Core) -> None:
 
 
 def test_a_failed_variable_stays_if_the_call_that_would_make_it_is_refused(core: Core) -> None:
-    core.executor.set_value(core.session(), "taken", "x", 0.0)
+    core.executor.variables.set_value(core.session(), "taken", "x", 0.0)
     core.executor.fail(core.add("A", outputs=["a"]), "no", 1.0)
     for inputs, outputs in (("a", ["a"]), ("", ["a", "a"]), ("", ["a", "taken"])):
         with pytest.raises(ConflictError):
@@ -214,7 +214,7 @@ def test_a_call_that_a_get_waits_for_goes_on_until_that_is_given_up(core: Core) 
     call = core.add("A", outputs=["a"])
     core.executor.leave(call, 1.0)
     assert owner(call).error is None
-    core.executor.release(core.session(), waiting.getter, 2.0)
+    core.executor.variables.release(core.session(), waiting.getter, 2.0)
     assert error(call).code == "cancelled"
 
 
@@ -310,7 +310,7 @@ def test_of_two_that_become_ready_the_first_may_end_the_session(core: Core) -> N
     first = HeldCall("A", ("v",), (), Ending())
     core.executor.add(session, first, 0.0)
     second = core.add("B", "v", ["b"])
-    core.executor.set_value(session, "v", "x", 1.0)
+    core.executor.variables.set_value(session, "v", "x", 1.0)
     assert isinstance(error(second), SessionEndedError)
     assert owner(second).ready is None
     core.executor.check()
@@ -336,7 +336,7 @@ def test_a_task_group_has_the_time_of_its_slowest_call(core: Core) -> None:
     core.add("reduce", "a b", ["all"])
     core.add("map1", "task", ["a"], prompt_tokens=100)
     short = core.add("map2", "task", ["b"], prompt_tokens=10)
-    core.executor.set_value(core.session(), "task", "x" * 40, 3.0)
+    core.executor.variables.set_value(core.session(), "task", "x" * 40, 3.0)
     slowest_s = (100 + 10) * SECONDS_PER_TOKEN
     assert jct_s(short) == pytest.approx(GROUP_STRETCH * slowest_s)
     assert ready(short).objective is Objective.LATENCY
@@ -376,7 +376,7 @@ def test_a_jobs_time_is_shared_along_its_critical_path(core: Core) -> None:
 def test_a_jobs_time_counts_from_its_first_call(core: Core) -> None:
     call = core.add("A", "x", ["a"], now_s=10.0, prompt_tokens=100)
     core.get("a", Slo(jct_s=10.0), now_s=12.0)
-    core.executor.set_value(core.session(), "x", "1", 13.0)
+    core.executor.variables.set_value(core.session(), "x", "1", 13.0)
     assert jct_s(call) == pytest.approx(7.0)
 
 
@@ -390,8 +390,8 @@ def test_a_get_with_figures_reaches_the_call_that_produces(core: Core) -> None:
 
 def test_tenants_do_not_meet(core: Core) -> None:
     mine, theirs = core.session(tenant="a"), core.session(tenant="b")
-    core.executor.set_value(mine, "x", "mine", 0.0)
-    core.executor.set_value(theirs, "x", "theirs", 0.0)
+    core.executor.variables.set_value(mine, "x", "mine", 0.0)
+    core.executor.variables.set_value(theirs, "x", "theirs", 0.0)
     assert (mine.values, theirs.values) == ({"x": "mine"}, {"x": "theirs"})
     with pytest.raises(NotFoundError):
         core.executor.sessions.find("c", "s", 0.0)
@@ -460,10 +460,10 @@ def test_limits_are_each_tenants_and_name_themselves() -> None:
         core.add("C", outputs=["c", "d"])
     assert caught.value.code == "too_many_variables"
     with pytest.raises(ValueTooLargeError):
-        core.executor.set_value(session, "v", "12345678901", 0.0)
-    core.executor.set_value(session, "v", "1234567890", 0.0)
+        core.executor.variables.set_value(session, "v", "12345678901", 0.0)
+    core.executor.variables.set_value(session, "v", "1234567890", 0.0)
     with pytest.raises(LimitError, match="semantic variables"):
-        core.executor.set_value(session, "w", "1", 0.0)
+        core.executor.variables.set_value(session, "w", "1", 0.0)
     with pytest.raises(ValueTooLargeError):
         core.add("D", held_bytes=16)
     core.executor.leave(waiting, 1.0)

@@ -69,7 +69,7 @@ class Run:
         return True
 
     def _get(self, number: int) -> None:
-        self.core.executor.get(self.session, self.gets[number].getter, self._now_s)
+        self.core.executor.variables.get(self.session, self.gets[number].getter, self._now_s)
 
     def _add(self, number: int) -> None:
         names = " ".join(f"v{before}" for before in self._program.inputs[number])

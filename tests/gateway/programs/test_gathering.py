@@ -30,7 +30,7 @@ def ready(call: HeldCall) -> ReadyCall | None:
 def check(core: Core) -> None:
     core.executor.check()
     core.elapse(100.0)
-    assert not core.executor._gathering._calls
+    assert not core.executor._after._gathering._calls
 
 
 # The core.
@@ -82,10 +82,10 @@ def test_a_call_that_says_so_itself_does_not_wait(core: Core, annotated: dict[st
 
 
 def test_nor_does_one_that_nobody_can_wait_for_or_that_has_waited_already(core: Core) -> None:
-    core.executor.set_value(core.session(), "x", "1", 0.0)
+    core.executor.variables.set_value(core.session(), "x", "1", 0.0)
     assert ready(core.add("A", "x")) is not None
     held = core.add("B", "y", ["b"])
-    core.executor.set_value(core.session(), "y", "1", 1.0)
+    core.executor.variables.set_value(core.session(), "y", "1", 1.0)
     assert ready(held) is not None
     core.get("c", Objective.LATENCY)
     assert ready(core.add("C", outputs=["c"])) is not None
@@ -93,7 +93,7 @@ def test_nor_does_one_that_nobody_can_wait_for_or_that_has_waited_already(core: 
 
 
 def test_a_call_whose_inputs_are_there_waits_as_one_without(core: Core) -> None:
-    core.executor.set_value(core.session(), "x", "1", 0.0)
+    core.executor.variables.set_value(core.session(), "x", "1", 0.0)
     call = core.add("A", "x", ["a"])
     assert ready(call) is None
     core.elapse(GATHER_S)

@@ -12,7 +12,7 @@ def test_sessions_are_shown_as_they_are() -> None:
     registry.register(SessionCollector(core.executor))
     metrics = ProgramMetrics(registry)
     core.add("B", "a", ["b"], held_bytes=100)
-    core.executor.set_value(core.session("other"), "x", "é", 0.0)
+    core.executor.variables.set_value(core.session("other"), "x", "é", 0.0)
     core.executor.fail(core.add("C", outputs=["c"]), "no", 0.0)
     metrics.held(0.2)
     metrics.tried_again("m", "a")

@@ -40,7 +40,7 @@ def test_a_group_knows_what_its_calls_share_before_they_have_values() -> None:
     reduce(core, "A", "B")
     first = add(core, "A", RULES, "design", CODE)
     waits = add(core, "B", RULES, "design", "style", TEST)
-    core.executor.set_value(core.session(), "design", VALUES["design"], 1.0)
+    core.executor.variables.set_value(core.session(), "design", VALUES["design"], 1.0)
     assert shared_tokens(first) == 50 + 400 // CHARACTERS_PER_TOKEN
     assert owner(waits).ready is None
 
@@ -52,7 +52,7 @@ def test_a_call_that_has_ended_keeps_nothing_and_limits_nobody() -> None:
     calls = [add(core, call, RULES, "design", CODE) for call in "BC"]
     core.run(other, "text")
     assert other.outline == NO_OUTLINE
-    core.executor.set_value(core.session(), "design", "", 1.0)
+    core.executor.variables.set_value(core.session(), "design", "", 1.0)
     assert [shared_tokens(call) for call in calls] == [60, 60]
     core.executor.fail(calls[0], "no", 2.0)
     assert (calls[0].outline, calls[1].outline != NO_OUTLINE) == (NO_OUTLINE, True)
@@ -62,7 +62,7 @@ def test_calls_of_which_nothing_is_known_share_nothing() -> None:
     core = Core()
     reduce(core, "A", "B")
     calls = [add(core, "A", "task", CODE), core.add("B", "task", ["of_B"])]
-    core.executor.set_value(core.session(), "task", "", 1.0)
+    core.executor.variables.set_value(core.session(), "task", "", 1.0)
     assert [shared_tokens(call) for call in calls] == [0, 0]
 
 
@@ -79,8 +79,8 @@ def test_whatever_becomes_ready_when_every_pair_shares_what_its_group_does(
     reduce(core, *map(str, range(len(prompts))))
     calls = [add(core, str(number), "begin", *prompt) for number, prompt in enumerate(prompts)]
     for name in order:
-        core.executor.set_value(core.session(), name, VALUES[name], 1.0)
-    core.executor.set_value(core.session(), "begin", "", 2.0)
+        core.executor.variables.set_value(core.session(), name, VALUES[name], 1.0)
+    core.executor.variables.set_value(core.session(), "begin", "", 2.0)
     expected = min(common_tokens(first, second) for first, second in combinations(prompts, 2))
     assert {shared_tokens(call) for call in calls} == {expected}
 

@@ -1,0 +1,147 @@
+"""What follows from a change of a session's graph: who is told, who may run, who is not wanted any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from plait.backends.errors import PlaitError
+from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.programs.gathering import Gathering
+from plait.gateway.programs.getter import Getter
+from plait.gateway.programs.held_call import HeldCall, ReadyCall
+from plait.gateway.programs.promises import promised
+from plait.gateway.programs.session_errors import cancelled, input_failed, variable_failed
+from plait.gateway.programs.sessions import Session
+from plait.gateway.timer import At
+from plait.policy.programs.request_graph_effects import Effects
+from plait.policy.programs.request_graph_state import Cause
+from plait.policy.programs.variable_prefix import NO_OUTLINE
+
+Prediction = Callable[[str, int, int | None], float]
+"""Seconds that a call takes alone, from its model, its prompt tokens and its limit of output tokens."""
+
+
+class Consequences:
+    """Part of the executor. `homes` has the session of each call that has not ended."""
+
+    def __init__(self, predicted_s: Prediction, gather_s: float, at: At) -> None:
+        self.homes: dict[HeldCall, Session] = {}
+        self.variables_set = 0
+        self.variables_failed = 0
+        self._predicted_s = predicted_s
+        self._gathering = Gathering(gather_s, at, self.run)
+        self._to_look_at: list[HeldCall] = []
+        self._cancelling = False
+
+    def predict(self, call: HeldCall, input_characters: int = 0) -> None:
+        """Weigh a call whose inputs, as far as they are known, are so long."""
+        tokens = call.prompt_tokens + input_characters // CHARACTERS_PER_TOKEN
+        call.predicted_s = self._predicted_s(call.model, tokens, call.output_tokens)
+
+    def apply(self, session: Session, effects: Effects, now_s: float) -> None:
+        """Bring everything up to date with the graph, and then tell those whom it concerns."""
+        session.touched_s = now_s
+        changed = session.deductions.apply(effects)
+        added = session.calls.get(effects.added or "")
+        if added is not None and added.objective is not None:
+            changed += session.deductions.annotate(added.call_id, added.objective)
+        self.variables_set += effects.variable_set is not None
+        self.variables_failed += len(effects.variables_failed)
+        session.outputs |= dict.fromkeys((failed.variable for failed in effects.variables_failed), None)
+        ended = [(call, end.cause) for end in effects.ended if (call := session.calls.get(end.call_id)) is not None]
+        for call, _ in ended:
+            self.drop(call)
+        session.account()
+        calls = [*self._gathering.joined(session, changed), *self._ready(session, effects, now_s)]
+        ready = promised(session, calls, now_s)
+        self._answer_getters(session, effects)
+        for call, cause in ended:
+            if cause is not None:
+                call.owner.on_broken(_broken(call, cause))
+        self._tell_ready(ready)
+        if effects.ended:
+            producers = (session.calls.get(link.producer) for link in effects.cut)
+            self.cancel_unwanted([call for call in producers if call is not None], now_s)
+
+    def run(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> None:
+        """Have ready calls run with what they are promised; they gather no longer."""
+        self._tell_ready(promised(session, calls, now_s))
+
+    def marked(self, session: Session, changed: Iterable[str], now_s: float) -> None:
+        """Calls whose deductions have `changed` know what they are for: those that gathered run."""
+        self.run(session, self._gathering.joined(session, changed), now_s)
+
+    def cancel_unwanted(self, calls: Iterable[HeldCall], now_s: float) -> None:
+        """Cancel those of `calls` that nobody waits for, and so on upstream: no client, no call, no get."""
+        self._to_look_at += calls
+        if self._cancelling:
+            return  # what is cancelled below brings its producers here: a loop, as chains may be long
+        self._cancelling = True
+        try:
+            while self._to_look_at:
+                call = self._to_look_at.pop()
+                session = self.homes.get(call)
+                if session is not None and _is_unwanted(session, call):
+                    effects = session.graph.cancel(call.call_id, "nobody waits for it any more")
+                    self.apply(session, effects, now_s)
+        finally:
+            self._cancelling = False
+
+    def drop(self, call: HeldCall) -> None:
+        """A call has ended."""
+        session = self.homes.pop(call)
+        del session.calls[call.call_id]
+        session.account(-call.held_bytes)
+        call.pieces.clear()
+        call.outline = NO_OUTLINE
+        self._gathering.drop(call)
+
+    def lose(self, calls: Sequence[HeldCall]) -> None:
+        """Calls have ended with their session."""
+        for call in calls:
+            del self.homes[call]
+            self._gathering.drop(call)
+
+    def _answer_getters(self, session: Session, effects: Effects) -> None:
+        told: list[tuple[Getter, str | PlaitError]] = []
+        if effects.variable_set is not None:
+            value = session.values[effects.variable_set]
+            told += [(getter, value) for getter in session.getters.pop(effects.variable_set, ())]
+        for variable, cause in effects.variables_failed:
+            getters = session.getters.pop(variable, ())
+            told += [(getter, variable_failed(variable, cause)) for getter in getters]
+        for getter, answer in told:
+            if isinstance(answer, str):
+                getter.on_value(answer)
+            else:
+                getter.on_failed(answer)
+
+    def _ready(self, session: Session, effects: Effects, now_s: float) -> list[HeldCall]:
+        """The calls that may be started, and do not gather; they count from now on (DESIGN 4.8)."""
+        calls = [session.calls[call_id] for call_id in effects.ready]
+        for call in calls:
+            call.ready_s = now_s
+            if call.inputs:
+                self.predict(call, sum(len(session.values[name]) for name in call.inputs))
+        gathers = self._gathering.takes
+        return [call for call in calls if call.call_id != effects.added or not gathers(session, call, now_s)]
+
+    def _tell_ready(self, ready: Iterable[tuple[HeldCall, ReadyCall]]) -> None:
+        for call, start in ready:
+            if call in self.homes:
+                call.owner.on_ready(start)
+
+
+def _is_unwanted(session: Session, call: HeldCall) -> bool:
+    graph, getters = session.graph, session.getters
+    return not (
+        call.clients
+        or any(graph.consumers(call.call_id))
+        or any(name in getters for name in graph.unset_outputs(call.call_id))
+    )
+
+
+def _broken(call: HeldCall, cause: Cause) -> PlaitError:
+    if cause.because_of is None:
+        return cancelled(call.call_id, cause)
+    return input_failed(cause)

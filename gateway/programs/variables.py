@@ -1,0 +1,78 @@
+"""The variables of sessions: set by clients, waited for by getters."""
+
+from __future__ import annotations
+
+from plait.gateway.programs.consequences import Consequences
+from plait.gateway.programs.getter import Getter
+from plait.gateway.programs.session_errors import refused, variable_failed
+from plait.gateway.programs.sessions import Session, Sessions
+from plait.policy.programs.request_graph_state import GraphError
+
+
+class Variables:
+    """Part of the executor: what clients do with variables."""
+
+    def __init__(self, sessions: Sessions, consequences: Consequences) -> None:
+        self._sessions = sessions
+        self._after = consequences
+
+    @property
+    def set_so_far(self) -> int:
+        """How many variables have got a value."""
+        return self._after.variables_set
+
+    @property
+    def failed_so_far(self) -> int:
+        """How many have failed."""
+        return self._after.variables_failed
+
+    def set_value(self, session: Session, variable: str, value: str, now_s: float) -> None:
+        """The client gives a variable its value. Raises `ConflictError` if it has a producer, and limits."""
+        size_bytes, problem = self._sessions.check_value(session, value)
+        new = variable not in session.outputs and session.graph.variable_state(variable) is None
+        problem = problem or self._sessions.check_room(session, variables=int(new))
+        if problem is not None:
+            raise problem
+        session.forget_failed((), [variable])
+        try:
+            effects = session.graph.set_value(variable)
+        except GraphError as error:
+            raise refused(error) from error
+        session.values[variable] = value
+        session.outputs[variable] = None
+        session.account(size_bytes)
+        self._after.apply(session, effects, now_s)
+
+    def get(self, session: Session, getter: Getter, now_s: float) -> None:
+        """Somebody waits for a variable, which nobody may have named yet; what is there already is told at once."""
+        session.touched_s = now_s
+        variable = getter.variable
+        if variable in session.values:
+            getter.on_value(session.values[variable])
+            return
+        cause = session.graph.cause(variable)
+        if cause is not None:
+            getter.on_failed(variable_failed(variable, cause))
+            return
+        session.getters.setdefault(variable, []).append(getter)
+        if getter.mark is not None:
+            self._after.marked(session, session.deductions.get(variable, getter.mark), now_s)
+        call = session.outputs.get(variable)
+        if call is None or getter.on_delta is None or not call.pieces:
+            return
+        if call.output is not None and call.output.variable == variable and call.output.transform is None:
+            getter.on_delta(call.text)
+
+    def release(self, session: Session, getter: Getter, now_s: float) -> None:
+        """Somebody waits no longer. No effect once the getter has been answered."""
+        getters = session.getters.get(getter.variable, [])
+        if getter not in getters:
+            return
+        getters.remove(getter)
+        if not getters:
+            del session.getters[getter.variable]
+        if getter.mark is not None:
+            session.deductions.release(getter.variable, getter.mark)
+        call = session.outputs.get(getter.variable)
+        if call is not None:
+            self._after.cancel_unwanted([call], now_s)

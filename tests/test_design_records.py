@@ -1,0 +1,51 @@
+"""docs/design: every record has the form that its index gives, and every link into it leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from tests.source_tree import ROOT
+
+FOLDER = ROOT / "docs" / "design"
+RECORDS = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
+PARTS = ["Context", "Decision", "What follows", "Tried and measured", "Sources"]
+LINK = re.compile(r"\]\(([^)#]+\.(?:md|py|toml))(?:#[^)]*)?\)")
+CITED = re.compile(r"docs/design/[\w-]+\.md")
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
+def test_a_record_has_its_parts(record: object) -> None:
+    assert isinstance(record, type(FOLDER))
+    assert re.findall(r"^## (.+)$", record.read_text(encoding="utf-8"), re.MULTILINE) == PARTS
+
+
+def test_the_index_lists_every_record() -> None:
+    listed = LINK.findall((FOLDER / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == [record.name for record in RECORDS]
+
+
+def test_every_link_between_pages_resolves() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in pages
+        for target in LINK.findall(page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).is_file()
+    ]
+    assert not broken
+
+
+def test_every_record_that_code_cites_is_there() -> None:
+    listing = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "*.py", "*.toml"], capture_output=True, text=True, check=True
+    )
+    cited = {
+        found
+        for name in listing.stdout.splitlines()
+        if (ROOT / name).is_file()
+        for found in CITED.findall((ROOT / name).read_text(encoding="utf-8"))
+    }
+    assert all((ROOT / found).is_file() for found in cited)

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
+from plait.backends.embedded.call import EmbeddedCall
+from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
@@ -76,7 +77,7 @@ def measure(scheduler: str, waiting: int, promised: float, plans: int) -> Cost:
     for number in range(plans):
         now_s = 10.0 + number * 0.05
         began_s = time.process_time()
-        policy.plan(now_s, engine.waiting, engine.running, engine)
+        policy.plan(now_s, engine.waiting, engine.running, engine.facts)
         times_ms.append((time.process_time() - began_s) * 1e3)
     gc.enable()
     times_ms.sort()

@@ -47,9 +47,13 @@ class Iterations:
         if begun_s is None:
             return None
         duration_s = now_s - max(begun_s, self._ended_s)
-        self._durations_s.append(duration_s)
+        self.took(duration_s)
         self._ended_s = now_s
         return duration_s
+
+    def took(self, duration_s: float) -> None:
+        """One took so long: for who knows that without a clock."""
+        self._durations_s.append(duration_s)
 
     def state(self, budget_tokens: int) -> IterationState:
         """What is reported of them."""

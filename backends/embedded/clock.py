@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from plait.backends.embedded.engine import EmbeddedCall, Engine, Output
+from plait.backends.embedded.call import EmbeddedCall, Output
+from plait.backends.embedded.engine import Engine
 from plait.backends.protocol.cache_state import CacheState
 
 OnOutput = Callable[[Output], None]

@@ -8,20 +8,19 @@ simulator jumps. Blocks become findable when their computation is scheduled, as 
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import repeat
+from dataclasses import dataclass
 from operator import attrgetter
 
 from plait.backends.adapter.attainment import Attainment
-from plait.backends.adapter.cache_journal import CacheJournal
-from plait.backends.embedded.block_cache import BlockCache
-from plait.backends.protocol.cache_state import CacheState, IterationState, KvState, QueueState, SchedulerState
+from plait.backends.adapter.iterations import Iterations
+from plait.backends.adapter.measuring import measuring
+from plait.backends.adapter.state_reporter import StateReporter
+from plait.backends.embedded.call import EmbeddedCall, Output
+from plait.backends.embedded.facts import EmbeddedFacts
+from plait.backends.embedded.kv_blocks import KvBlocks
+from plait.backends.protocol.cache_state import CacheState
 from plait.policy.cost_model import CostModel
-from plait.policy.prefix.block_hash import HashChain, tree_block_tokens
-from plait.policy.scheduling.local_scheduler import SCHEDULERS, LocalCall, LocalScheduler, MeasuringScheduler
-from plait.policy.scheduling.plan import RECENT_ITERATIONS
+from plait.policy.scheduling.local_scheduler import SCHEDULERS, LocalScheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,34 +37,6 @@ class EngineSettings:
     max_batch_tokens: int = 2048
     max_running_calls: int = 256
     scheduler: str = "slo"
-
-
-@dataclass(slots=True, eq=False)
-class EmbeddedCall(LocalCall):
-    """A call in this engine: its tokens as hashes of KV blocks and of tree blocks, and where its output comes from.
-
-    `cached_tokens` is what the first admission found in the cache, as vLLM reports it in `usage`. `received_s` is when
-    it came here, which can be later than its zero; `matched_blocks` is what was last found in the cache.
-    """
-
-    chain: HashChain = field(kw_only=True)
-    tree_chain: HashChain = field(kw_only=True)
-    max_output_tokens: int = field(kw_only=True)
-    output: Iterator[int] = field(default_factory=lambda: repeat(0), kw_only=True)
-    blocks: list[int] = field(default_factory=list, kw_only=True)
-    registered_blocks: int = field(default=0, kw_only=True)
-    cached_tokens: int | None = field(default=None, kw_only=True)
-    received_s: float | None = field(default=None, kw_only=True)
-    matched_blocks: int = field(default=0, kw_only=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One generated token of a call; `finished` when it was the last."""
-
-    call: EmbeddedCall
-    token: int
-    finished: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +63,7 @@ class Counters:
 
 
 class Engine:
-    """One emulated engine. It also is the `EngineFacts` that its local scheduler plans from.
+    """One emulated engine. `facts` is what its local scheduler plans from, and `journal` what its cache holds.
 
     `scheduler` is used in place of a new one of the settings' name.
     """
@@ -106,66 +77,38 @@ class Engine:
         epoch: str = "0",
     ) -> None:
         self.settings = settings
-        self.granularity_tokens = tree_block_tokens(settings.block_tokens)
         self.epoch = epoch
         self.counters = Counters()
-        self.journal = CacheJournal()
         self.waiting: list[EmbeddedCall] = []
         self.running: list[EmbeddedCall] = []
         self._cost_model = cost_model
         self._scheduler = scheduler or SCHEDULERS[settings.scheduler]()
-        self._measuring = self._scheduler if isinstance(self._scheduler, MeasuringScheduler) else None
-        if self._measuring is not None:
-            self._measuring.expect(cost_model)
-        self._cache = BlockCache(settings.kv_tokens // settings.block_tokens, self._evicted)
-        self._tree_block_of: dict[int, int] = {}
+        self._measuring = measuring(self._scheduler, cost_model)
+        self._blocks = KvBlocks(settings.kv_tokens, settings.block_tokens)
+        self.granularity_tokens = self._blocks.granularity_tokens
+        self.journal = self._blocks.journal
+        self.facts = EmbeddedFacts(
+            self._blocks, max_batch_tokens=settings.max_batch_tokens, max_running_calls=settings.max_running_calls
+        )
         self._in_flight: list[EmbeddedCall] = []
         self._ends_s: float | None = None
         self._work: list[tuple[int, int]] = []
-        self._recent_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
-        self._recent_chunks: deque[int] = deque(maxlen=RECENT_ITERATIONS)
-        self._recent_queue_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
+        self._iterations = Iterations()
         self._attainment = Attainment()
+        self._reporter = StateReporter(
+            engine=settings.name,
+            kind="embedded",
+            epoch=epoch,
+            model=settings.model,
+            block_tokens=settings.block_tokens,
+            granularity_tokens=self.granularity_tokens,
+            policy=settings.scheduler,
+            journal=self.journal,
+            iterations=self._iterations,
+            attainment=self._attainment,
+        )
         self._stepped_s = 0.0
         """When the last iteration ended: the tokens that calls have until the next step came then."""
-
-    # What the local scheduler asks (EngineFacts).
-
-    @property
-    def max_batch_tokens(self) -> int:
-        """The most new tokens one iteration may compute."""
-        return self.settings.max_batch_tokens
-
-    @property
-    def max_running_calls(self) -> int:
-        """The most calls that may run at once."""
-        return self.settings.max_running_calls
-
-    @property
-    def free_blocks(self) -> int:
-        """KV blocks that no running call uses."""
-        return self._cache.free_blocks
-
-    def cached_tokens(self, call: LocalCall) -> int:
-        """Tokens of a waiting call that are in the cache now; its last token is always computed."""
-        assert isinstance(call, EmbeddedCall)
-        return self._matched_blocks(call) * self.settings.block_tokens
-
-    def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """Free blocks that computing `new_tokens` more of a call takes, cached ones it would pin included."""
-        assert isinstance(call, EmbeddedCall)
-        if call.blocks:
-            return -(-(call.computed_tokens + new_tokens) // self.settings.block_tokens) - len(call.blocks)
-        matched = self._matched_blocks(call)
-        new_blocks = self._blocks_for(new_tokens)
-        return new_blocks + self._cache.idle(call.chain.hashes, matched)
-
-    def blocks_freed(self, call: LocalCall) -> int:
-        """Blocks that preempting a running call would set free."""
-        assert isinstance(call, EmbeddedCall)
-        return self._cache.exclusive(call.blocks)
-
-    # What happens to it.
 
     @property
     def idle(self) -> bool:
@@ -174,7 +117,7 @@ class Engine:
 
     def fits(self, prompt_tokens: int, max_output_tokens: int) -> bool:
         """Whether a call can ever run: its KV has to fit an otherwise empty cache."""
-        return self._blocks_for(prompt_tokens + max_output_tokens) <= self._cache.total_blocks
+        return self._blocks.blocks_for(prompt_tokens + max_output_tokens) <= self._blocks.cache.total_blocks
 
     def add(self, call: EmbeddedCall) -> None:
         """Queue a call that `fits`."""
@@ -193,7 +136,7 @@ class Engine:
         """End a call early; False if it had ended already."""
         if call in self.running:
             self.running.remove(call)
-            self._cache.release(call.blocks)
+            self._blocks.release(call)
         elif call in self.waiting:
             self.waiting.remove(call)
         else:
@@ -208,7 +151,7 @@ class Engine:
         if self._ends_s is not None and now_s < self._ends_s:
             return Step((), self._ends_s)
         if self._measuring is not None and self._work:
-            self._measuring.observe(self._recent_s[-1], self._work)
+            self._measuring.observe(self._iterations.last_s, self._work)
         self._stepped_s = now_s
         outputs = tuple(self._emit(call) for call in self._in_flight)
         self._in_flight = []
@@ -217,38 +160,19 @@ class Engine:
 
     def cache_state(self, since: int | None = None) -> CacheState:
         """The report of DESIGN 4.7."""
-        snapshot, stored, removed = self.journal.since(since)
-        cache, chunks, times = self._cache, self._recent_chunks, self._recent_s
-        return CacheState(
-            engine=self.settings.name,
-            kind="embedded",
-            epoch=self.epoch,
-            cursor=self.journal.cursor,
-            model=self.settings.model,
-            block_tokens=self.settings.block_tokens,
-            granularity_tokens=self.granularity_tokens,
-            snapshot=snapshot,
-            stored=stored,
-            removed=removed,
-            kv=KvState(cache.total_blocks, cache.free_blocks - cache.cached_blocks, cache.cached_blocks),
-            queue=QueueState(
-                waiting=len(self.waiting),
-                running=len(self.running),
-                waiting_tokens=sum(call.prompt_tokens for call in self.waiting),
-                mean_queue_s=_mean(self._recent_queue_s),
-            ),
-            iteration=IterationState(
-                mean_s=_mean(times),
-                max_s=max(times, default=0.0),
-                mean_chunk_tokens=_mean(chunks),
-                budget_tokens=self.settings.max_batch_tokens,
-            ),
-            scheduler=SchedulerState(self.settings.scheduler, self._attainment.share, self.counters.preemptions),
+        return self._reporter.report(
+            since,
+            self.epoch,
+            kv=self._blocks.state(),
+            waiting_prompts=[call.prompt_tokens for call in self.waiting],
+            running=len(self.running),
+            budget_tokens=self.settings.max_batch_tokens,
+            preemptions=self.counters.preemptions,
         )
 
     def _begin(self, now_s: float) -> float | None:
         """Plan and start the next iteration; returns its end."""
-        plan = self._scheduler.plan(now_s, self.waiting, self.running, self)
+        plan = self._scheduler.plan(now_s, self.waiting, self.running, self.facts)
         for call in plan.preempt:
             assert isinstance(call, EmbeddedCall)
             self._preempt(call)
@@ -266,36 +190,25 @@ class Engine:
         duration_s = self._cost_model.iteration_time_s(work)
         self.counters.iterations += 1
         self.counters.busy_s += duration_s
-        self._recent_s.append(duration_s)
+        self._iterations.computes([tokens for tokens, _ in work])
+        self._iterations.took(duration_s)
         return now_s + duration_s
 
     def _admit(self, call: EmbeddedCall, now_s: float) -> None:
         """Move a waiting call to the running ones, on the blocks it finds cached."""
-        matched = self._matched_blocks(call)
-        call.blocks = self._cache.acquire(call.chain.hashes[:matched])
-        call.registered_blocks = matched
-        call.computed_tokens = matched * self.settings.block_tokens
+        self._blocks.admit(call)
         if call.cached_tokens is None:
             call.cached_tokens = call.computed_tokens
             self.counters.prompt_tokens += call.prompt_tokens
             self.counters.cached_prompt_tokens += call.cached_tokens
-            self._recent_queue_s.append(now_s - (call.arrived_s if call.received_s is None else call.received_s))
+            self._iterations.admitted(now_s - call.queued_since_s)
         self.waiting.remove(call)
         self.running.append(call)
 
     def _schedule(self, call: EmbeddedCall, tokens: int) -> None:
-        """Give `call` the blocks for `tokens` more, and make those that they fill findable."""
-        cache, block_tokens = self._cache, self.settings.block_tokens
+        """Have the iteration compute `tokens` more of a call."""
         self.counters.computed_prompt_tokens += max(0, min(tokens, call.prompt_tokens - call.computed_tokens))
-        if tokens > 1:
-            self._recent_chunks.append(tokens)
-        call.computed_tokens += tokens
-        call.blocks += cache.allocate(self._blocks_for(call.computed_tokens) - len(call.blocks))
-        for index in range(call.registered_blocks, call.computed_tokens // block_tokens):
-            block_hash = call.chain.hashes[index]
-            call.blocks[index] = cache.register(call.blocks[index], block_hash)
-            self._stored(call, index)
-        call.registered_blocks = call.computed_tokens // block_tokens
+        self._blocks.extend(call, tokens)
         if call.uncomputed_tokens == 0:
             self._in_flight.append(call)
 
@@ -311,39 +224,12 @@ class Engine:
         if finished:
             self._attainment.ended(call, self._stepped_s)
             self.running.remove(call)
-            self._cache.release(call.blocks)
+            self._blocks.release(call)
         return Output(call, token, finished)
 
     def _preempt(self, call: EmbeddedCall) -> None:
         """Back to the head of the queue: its blocks stay cached until their room is needed (vLLM's recomputation)."""
         self.counters.preemptions += 1
         self.running.remove(call)
-        self._cache.release(call.blocks)
-        call.blocks = []
-        call.computed_tokens = 0
+        self._blocks.take_back(call)
         self.waiting.insert(0, call)
-
-    def _matched_blocks(self, call: EmbeddedCall) -> int:
-        most = (call.prompt_tokens + call.output_tokens - 1) // self.settings.block_tokens
-        call.matched_blocks = self._cache.match(call.chain.hashes, most, call.matched_blocks)
-        return call.matched_blocks
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.settings.block_tokens)
-
-    def _stored(self, call: EmbeddedCall, index: int) -> None:
-        """Report a tree block while the last of its KV blocks is there: eviction takes that one first."""
-        per_tree_block = self.granularity_tokens // self.settings.block_tokens
-        tree_index, offset = divmod(index, per_tree_block)
-        if offset == per_tree_block - 1:
-            tree_block = self._tree_block_of[call.chain.hashes[index]] = call.tree_chain.hashes[tree_index]
-            self.journal.store(tree_block, call.tree_chain.parent(tree_index))
-
-    def _evicted(self, block_hash: int) -> None:
-        tree_block = self._tree_block_of.pop(block_hash, None)
-        if tree_block is not None:
-            self.journal.remove(tree_block)
-
-
-def _mean(values: deque[float] | deque[int]) -> float:
-    return sum(values) / len(values) if values else 0.0

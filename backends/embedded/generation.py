@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.clock import EngineClock
-from plait.backends.embedded.engine import EmbeddedCall, Output
 from plait.backends.embedded.text import EmulatedToken
 from plait.backends.protocol.call_annotations import UNANNOTATED, EngineAnnotations
 from plait.policy.prefix.block_hash import HashChain

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 
-from plait.backends.embedded.engine import EmbeddedCall
+from plait.backends.embedded.call import EmbeddedCall
 from plait.policy.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, Plan
 

@@ -8,7 +8,8 @@ from itertools import count
 from time import thread_time_ns
 
 from benchmarks.mixed_prompts import MixedCall
-from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
+from plait.backends.embedded.call import EmbeddedCall
+from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
@@ -171,7 +172,7 @@ def run(
         if step.ends_s is not None:
             timed.lasts(step.ends_s - now_s)
             forward = sum(tokens for tokens, _ in timed.work)
-            used = 1 - engine.free_blocks / total_blocks
+            used = 1 - engine.facts.free_blocks / total_blocks
             _account(result.iterations, step.ends_s - now_s, forward, pivot.tokens, used)
             now_s = step.ends_s
         elif queue:

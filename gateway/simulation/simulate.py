@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from plait.backends.embedded.engine import EmbeddedCall, Engine, Output
+from plait.backends.embedded.call import EmbeddedCall, Output
+from plait.backends.embedded.engine import Engine
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import Event

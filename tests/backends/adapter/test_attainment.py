@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plait.backends.adapter.attainment import RECENT_CALLS, Attainment
-from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
+from plait.backends.embedded.call import EmbeddedCall
+from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.plan import LocalCall

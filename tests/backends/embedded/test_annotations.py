@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.completion import ServedModel, in_emulated_time
-from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
+from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState

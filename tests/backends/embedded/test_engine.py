@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
+from plait.backends.embedded.call import EmbeddedCall
+from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import KvState, StoredRun
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -162,7 +163,7 @@ class Drive:
 
     def check_kv(self) -> None:
         engine = self.engine
-        engine._cache.check()
+        engine._blocks.cache.check()
         kv = engine.cache_state(engine.journal.cursor).kv
         in_use = {block for call in engine.running for block in call.blocks}
         assert kv.free_blocks + kv.cached_blocks + len(in_use) == kv.total_blocks
@@ -174,7 +175,7 @@ class Drive:
         per_tree_block = engine.granularity_tokens // engine.settings.block_tokens
         expected = set()
         for call in self.calls:
-            whole = engine._cache.match(call.chain.hashes) // per_tree_block
+            whole = engine._blocks.cache.match(call.chain.hashes) // per_tree_block
             expected |= set(call.tree_chain.hashes[:whole])
         _, stored, _ = engine.journal.since(None)
         assert {block for run in stored for block in run.hashes} == expected

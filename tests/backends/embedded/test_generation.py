@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.clock import EngineClock, OnOutput
-from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings, Output
+from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.embedded.generation import Generation, Piece
 from plait.backends.embedded.text import EmulatedToken
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear

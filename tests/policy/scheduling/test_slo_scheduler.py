@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends.embedded.engine import EmbeddedCall, Engine, EngineSettings
+from plait.backends.embedded.call import EmbeddedCall
+from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.in_order import HitRatio
 from plait.policy.scheduling.local_scheduler import SCHEDULERS, MeasuringScheduler
@@ -458,7 +459,7 @@ def test_every_call_finishes_on_a_real_engine(
         assert ends_s is not None or not (engine.waiting or engine.running), "it stands still"
         assert scheduler.plans < 5000, "it goes in circles"
     assert len(finished) == len(specs)
-    assert engine.free_blocks == 20
+    assert engine.facts.free_blocks == 20
 
 
 class Watched(SloScheduler):

@@ -1,0 +1,68 @@
+"""Makes an engine's cache-state reports: what stays the same in all of them, and what they are gathered from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.backends.adapter.attainment import Attainment
+from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.iterations import Iterations
+from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState, QueueState, SchedulerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateReporter:
+    """One engine's, from its start on; `epoch` tells it from the one before a restart.
+
+    `engine` is its name, `policy` its local scheduler's. The other fields are as in `CacheState`.
+    """
+
+    engine: str
+    kind: EngineKind
+    epoch: str
+    model: str
+    block_tokens: int
+    granularity_tokens: int
+    policy: str
+    journal: CacheJournal
+    iterations: Iterations
+    attainment: Attainment
+
+    def report(
+        self,
+        since: int | None,
+        epoch: str | None,
+        *,
+        kv: KvState,
+        waiting_prompts: Sequence[int],
+        running: int,
+        budget_tokens: int,
+        preemptions: int,
+    ) -> CacheState:
+        """The report of DESIGN 4.7 since a cursor of `epoch`; that of another one gives a snapshot, None is this one.
+
+        `waiting_prompts` are the lengths of the waiting calls' prompts, in tokens.
+        """
+        snapshot, stored, removed = self.journal.since(since if epoch in {None, self.epoch} else None)
+        return CacheState(
+            engine=self.engine,
+            kind=self.kind,
+            epoch=self.epoch,
+            cursor=self.journal.cursor,
+            model=self.model,
+            block_tokens=self.block_tokens,
+            granularity_tokens=self.granularity_tokens,
+            snapshot=snapshot,
+            stored=stored,
+            removed=removed,
+            kv=kv,
+            queue=QueueState(
+                waiting=len(waiting_prompts),
+                running=running,
+                waiting_tokens=sum(waiting_prompts),
+                mean_queue_s=self.iterations.mean_queue_s,
+            ),
+            iteration=self.iterations.state(budget_tokens),
+            scheduler=SchedulerState(self.policy, self.attainment.share, preemptions),
+        )

@@ -1,0 +1,43 @@
+"""A call in the embedded engine, and the tokens that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import repeat
+
+from plait.policy.prefix.block_hash import HashChain
+from plait.policy.scheduling.local_scheduler import LocalCall
+
+
+@dataclass(slots=True, eq=False)
+class EmbeddedCall(LocalCall):
+    """A call in this engine: its tokens as hashes of KV blocks and of tree blocks, and where its output comes from.
+
+    `cached_tokens` is what the first admission found in the cache, as vLLM reports it in `usage`. `received_s` is when
+    it came here, which can be later than its zero; `matched_blocks` is what was last found in the cache.
+    """
+
+    chain: HashChain = field(kw_only=True)
+    tree_chain: HashChain = field(kw_only=True)
+    max_output_tokens: int = field(kw_only=True)
+    output: Iterator[int] = field(default_factory=lambda: repeat(0), kw_only=True)
+    blocks: list[int] = field(default_factory=list, kw_only=True)
+    registered_blocks: int = field(default=0, kw_only=True)
+    cached_tokens: int | None = field(default=None, kw_only=True)
+    received_s: float | None = field(default=None, kw_only=True)
+    matched_blocks: int = field(default=0, kw_only=True)
+
+    @property
+    def queued_since_s(self) -> float:
+        """When it came to this engine."""
+        return self.arrived_s if self.received_s is None else self.received_s
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One generated token of a call; `finished` when it was the last."""
+
+    call: EmbeddedCall
+    token: int
+    finished: bool

@@ -1,0 +1,42 @@
+"""What the embedded engine's local scheduler plans from."""
+
+from __future__ import annotations
+
+from plait.backends.embedded.call import EmbeddedCall
+from plait.backends.embedded.kv_blocks import KvBlocks
+from plait.policy.scheduling.local_scheduler import LocalCall
+
+
+class EmbeddedFacts:
+    """The `EngineFacts` of one embedded engine, over its `blocks`."""
+
+    def __init__(self, blocks: KvBlocks, *, max_batch_tokens: int, max_running_calls: int) -> None:
+        self.max_batch_tokens = max_batch_tokens
+        """The most new tokens one iteration may compute."""
+        self.max_running_calls = max_running_calls
+        """The most calls that may run at once."""
+        self._blocks = blocks
+        self._cache = blocks.cache
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that no running call uses."""
+        return self._cache.free_blocks
+
+    def cached_tokens(self, call: LocalCall) -> int:
+        """Tokens of a waiting call that are in the cache now; its last token is always computed."""
+        assert isinstance(call, EmbeddedCall)
+        return self._blocks.matched(call) * self._blocks.block_tokens
+
+    def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
+        """Free blocks that computing `new_tokens` more of a call takes, cached ones it would pin included."""
+        assert isinstance(call, EmbeddedCall)
+        if call.blocks:
+            return self._blocks.blocks_for(call.computed_tokens + new_tokens) - len(call.blocks)
+        matched = self._blocks.matched(call)
+        return self._blocks.blocks_for(new_tokens) + self._cache.idle(call.chain.hashes, matched)
+
+    def blocks_freed(self, call: LocalCall) -> int:
+        """Blocks that preempting a running call would set free."""
+        assert isinstance(call, EmbeddedCall)
+        return self._cache.exclusive(call.blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plait.backends.adapter.attainment import Attainment
 from plait.backends.adapter.cache_journal import CacheJournal
@@ -15,7 +15,8 @@ from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState,
 class StateReporter:
     """One engine's, from its start on; `epoch` tells it from the one before a restart.
 
-    `engine` is its name, `policy` its local scheduler's. The other fields are as in `CacheState`.
+    `engine` is its name, `policy` its local scheduler's. Whoever drives it tells `iterations` and `attainment` what
+    happens. The other fields are as in `CacheState`.
     """
 
     engine: str
@@ -26,8 +27,8 @@ class StateReporter:
     granularity_tokens: int
     policy: str
     journal: CacheJournal
-    iterations: Iterations
-    attainment: Attainment
+    iterations: Iterations = field(default_factory=Iterations)
+    attainment: Attainment = field(default_factory=Attainment)
 
     def report(
         self,

@@ -11,8 +11,6 @@ from bisect import insort
 from dataclasses import dataclass
 from operator import attrgetter
 
-from plait.backends.adapter.attainment import Attainment
-from plait.backends.adapter.iterations import Iterations
 from plait.backends.adapter.measuring import measuring
 from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.embedded.call import EmbeddedCall, Output
@@ -93,8 +91,6 @@ class Engine:
         self._in_flight: list[EmbeddedCall] = []
         self._ends_s: float | None = None
         self._work: list[tuple[int, int]] = []
-        self._iterations = Iterations()
-        self._attainment = Attainment()
         self._reporter = StateReporter(
             engine=settings.name,
             kind="embedded",
@@ -104,9 +100,8 @@ class Engine:
             granularity_tokens=self.granularity_tokens,
             policy=settings.scheduler,
             journal=self.journal,
-            iterations=self._iterations,
-            attainment=self._attainment,
         )
+        self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self._stepped_s = 0.0
         """When the last iteration ended: the tokens that calls have until the next step came then."""
 

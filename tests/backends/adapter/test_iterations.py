@@ -32,6 +32,14 @@ def test_an_iteration_counts_from_the_end_of_the_one_before() -> None:
     assert iterations.state(0).max_s == pytest.approx(1.0), "one that never began"
 
 
+def test_who_knows_how_long_one_took_says_so() -> None:
+    iterations = Iterations()
+    iterations.took(0.25)
+    iterations.took(0.75)
+    assert iterations.last_s == 0.75
+    assert (iterations.state(0).mean_s, iterations.state(0).max_s) == (0.5, 0.75)
+
+
 def test_chunks_are_of_prompts() -> None:
     iterations = Iterations()
     iterations.computes([1, 100, 1, 50])

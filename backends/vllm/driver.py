@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from operator import attrgetter
 from typing import Any, cast
 
-from plait.backends.adapter.attainment import Attainment
 from plait.backends.adapter.forced_levers import local_scheduler
-from plait.backends.adapter.iterations import Iterations
+from plait.backends.adapter.measuring import measuring
 from plait.backends.adapter.scheduler_settings import cost_model
-from plait.backends.protocol.cache_state import CacheState, QueueState, SchedulerState
+from plait.backends.adapter.state_reporter import StateReporter
+from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.calls import SchedulerFacts, VllmCall, vllm_call
+from plait.backends.vllm.levers import Levers
 from plait.backends.vllm.settings import WHERE, Settings
-from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, Plan
 
 _ORDER = attrgetter("order")
 
 
 class Driver:
-    """One engine's local scheduler; `statuses` is vLLM's RequestStatus.
-
-    While an iteration is being scheduled, `limits` are the chunk limits by request id, and `hidden` the waiting
-    requests that are held back.
-    """
+    """One engine's local scheduler; `statuses` is vLLM's RequestStatus, and `levers` are what a plan sets."""
 
     def __init__(
         self,
@@ -47,8 +44,6 @@ class Driver:
     ) -> None:
         self.annotations = AnnotationReader()
         self.epoch = uuid.uuid4().hex
-        self.limits: dict[str, int] = {}
-        self.hidden: list[Any] = []
         self.observer = observer
         self.preemptions = 0
         self.diverged_picks = 0
@@ -57,17 +52,23 @@ class Driver:
         self._settings = settings
         self._ready, self._preempted = statuses.WAITING, statuses.PREEMPTED
         self._policy = policy or local_scheduler(settings)
-        self._measuring = self._policy if isinstance(self._policy, MeasuringScheduler) else None
-        costs = cost_model(settings, WHERE)
-        if self._measuring is not None and costs is not None:
-            self._measuring.expect(costs)
+        self._measuring = measuring(self._policy, cost_model(settings, WHERE))
         self._work: dict[int, list[tuple[int, int]]] = {}
         self._clock, self._wall_clock = clock, wall_clock
         self._facts = SchedulerFacts(scheduler, observer)
-        self._iterations = Iterations()
-        self._attainment = Attainment()
+        self.levers = Levers(scheduler, self._facts)
+        self._reporter = StateReporter(
+            engine=settings.name,
+            kind="vllm",
+            epoch=self.epoch,
+            model=served_model(scheduler.vllm_config),
+            block_tokens=observer.block_tokens,
+            granularity_tokens=observer.granularity_tokens,
+            policy=settings.scheduler,
+            journal=observer.journal,
+        )
+        self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self._sequence = count()
-        self._budget_tokens = self._facts.max_batch_tokens
 
     # What vLLM's scheduler tells.
 
@@ -89,14 +90,12 @@ class Driver:
         running, waiting, blocked = self._calls()
         plan = self._policy.plan(now_s, waiting, running, self._facts)
         self._preempt(plan)
-        self._show(plan, blocked)
-        self._limit(plan, running)
+        self.levers.show(plan, blocked)
+        self.levers.limit(plan, running)
         try:
             output = schedule()
         finally:
-            scheduler.waiting.extend(self.hidden)
-            scheduler.max_num_scheduled_tokens = self._facts.max_batch_tokens
-            self.limits, self.hidden = {}, []
+            self.levers.give_back()
         self._observe(plan, output, now_s)
         return output
 
@@ -126,29 +125,16 @@ class Driver:
 
     def report(self, since: int | None, epoch: str | None) -> CacheState:
         """The report of DESIGN 4.7 since a cursor of `epoch`."""
-        scheduler, observer = self._scheduler, self.observer
-        snapshot, stored, removed = observer.journal.since(since if epoch in {None, self.epoch} else None)
+        scheduler = self._scheduler
         waiting = [*scheduler.waiting, *scheduler.kv_holding_waiting]
-        return CacheState(
-            engine=self._settings.name,
-            kind="vllm",
-            epoch=self.epoch,
-            cursor=observer.journal.cursor,
-            model=served_model(scheduler.vllm_config),
-            block_tokens=observer.block_tokens,
-            granularity_tokens=observer.granularity_tokens,
-            snapshot=snapshot,
-            stored=stored,
-            removed=removed,
-            kv=observer.kv_state(),
-            queue=QueueState(
-                waiting=len(waiting),
-                running=len(scheduler.running),
-                waiting_tokens=sum(request.num_prompt_tokens for request in waiting),
-                mean_queue_s=self._iterations.mean_queue_s,
-            ),
-            iteration=self._iterations.state(self._budget_tokens),
-            scheduler=SchedulerState(self._settings.scheduler, self._attainment.share, self.preemptions),
+        return self._reporter.report(
+            since,
+            epoch,
+            kv=self.observer.kv_state(),
+            waiting_prompts=[request.num_prompt_tokens for request in waiting],
+            running=len(scheduler.running),
+            budget_tokens=self.levers.budget_tokens,
+            preemptions=self.preemptions,
         )
 
     # From vLLM's state to a plan, and back.
@@ -196,52 +182,6 @@ class Driver:
                 )
                 scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
-    def _show(self, plan: Plan, blocked: list[Any]) -> None:
-        """Leave in vLLM's queue, in the plan's order, only whom the plan admits; the others are `hidden`."""
-        requests, queue = self._scheduler.requests, self._scheduler.waiting
-        shown = [requests[call.call_id] for call, _ in _picks(plan) if call.waits]
-        shown += [requests[call.call_id] for call in _backfill(plan) if call.waits]
-        shown += blocked
-        if len(shown) < len(queue):
-            kept = set(map(id, shown))
-            self.hidden = [request for request in queue if id(request) not in kept]
-        queue.clear()
-        queue.extend(shown)
-
-    def _limit(self, plan: Plan, running: list[LocalCall]) -> None:
-        """Set the budget, and limits for the calls that get less than they could take."""
-        budget_tokens = self._facts.max_batch_tokens
-        if plan.budget_tokens is not None:
-            budget_tokens = min(budget_tokens, max(0, plan.budget_tokens))
-        self._budget_tokens = self._scheduler.max_num_scheduled_tokens = budget_tokens
-        picks, go_on = _picks(plan), len(plan.preempt)
-        uses_up = budget_tokens <= sum(tokens for _, tokens in picks)
-        last = _served_last(picks, running) if uses_up else None
-        for call, tokens in picks:
-            wanted = call.prompt_tokens + call.output_tokens - call.computed_tokens
-            if call.waits:
-                wanted -= self._facts.cached_tokens(call)
-            else:
-                go_on += 1
-            if tokens < wanted and call is not last:  # the last one is cut by the budget's end: vLLM sees that itself
-                self._limit_call(call, tokens)
-        go_on += sum(not call.waits for call in _backfill(plan))
-        if go_on < len(running):
-            self._hold(plan, running)
-
-    def _hold(self, plan: Plan, running: list[LocalCall]) -> None:
-        """Give nothing to running calls that the plan does not name."""
-        named = {id(call) for call, _ in plan.picks}
-        named.update(map(id, plan.backfill))
-        self.limits.update((call.call_id, 0) for call in running if id(call) not in named)
-
-    def _limit_call(self, call: LocalCall, tokens: int) -> None:
-        if self._scheduler.need_mamba_block_aligned_split:  # a chunk of such a model ends where a block does
-            block_tokens = self._scheduler.cache_config.block_size
-            tokens = (call.computed_tokens + tokens) // block_tokens * block_tokens - call.computed_tokens
-        if tokens > 0:
-            self.limits[call.call_id] = tokens
-
     def _observe(self, plan: Plan, output: Any, now_s: float) -> None:
         scheduled, iterations = output.num_scheduled_tokens, self._iterations
         if scheduled:
@@ -267,24 +207,6 @@ def served_model(vllm_config: Any) -> str:
     """The name that clients know the model by: the first, where it has several."""
     names = vllm_config.model_config.served_model_name
     return str(names if isinstance(names, str) else names[0])
-
-
-def _picks(plan: Plan) -> tuple[tuple[VllmCall, int], ...]:
-    """The picks of a plan over our calls."""
-    return cast("tuple[tuple[VllmCall, int], ...]", plan.picks)
-
-
-def _backfill(plan: Plan) -> tuple[VllmCall, ...]:
-    return cast("tuple[VllmCall, ...]", plan.backfill)
-
-
-def _served_last(picks: Sequence[tuple[VllmCall, int]], running: Sequence[LocalCall]) -> LocalCall | None:
-    """The pick that vLLM comes to last: it serves running calls in their order, and waiting ones in the plan's."""
-    for call, _ in reversed(picks):
-        if call.waits:
-            return call
-    picked = {id(call) for call, _ in picks}
-    return next((call for call in reversed(running) if id(call) in picked), None)
 
 
 def _is_ending(request: Any) -> bool:

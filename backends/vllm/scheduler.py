@@ -78,7 +78,7 @@ class PlannedScheduler(_VllmScheduler):
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting) requests, also while some of the waiting ones are held back."""
         running, waiting = super().get_request_counts()
-        return running, waiting + len(self.plait.hidden)
+        return running, waiting + len(self.plait.levers.hidden)
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
         self.plait.preemptions += 1
@@ -86,7 +86,7 @@ class PlannedScheduler(_VllmScheduler):
 
     def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int:
         """The last word on how many tokens a request gets in an iteration; 0 skips a running one."""
-        limits = self.plait.limits
+        limits = self.plait.levers.limits
         if limits:  # mostly there are none, and this is asked for every request of every iteration
             new = min(new, limits.get(request.request_id, new))
         return super()._reserve_prefill_lookahead(request, computed, new)

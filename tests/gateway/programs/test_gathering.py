@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import plait.gateway.app
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
+from plait.gateway.timer import Event
 from plait.policy.programs.objectives_slo import LATENCY_SLO
 from plait.policy.types import Objective, Slo
 from tests.gateway.programs.chained_gateway import Served, served_calls, settle
@@ -168,12 +169,15 @@ async def test_without_the_moment_its_first_call_is_best_effort() -> None:
         assert (call.objective, call.slo) == (None, Slo())
 
 
-async def test_a_call_that_nobody_joins_runs_when_the_moment_is_over() -> None:
-    async with served_calls(gather_ms=1) as served:
+async def test_a_call_that_nobody_joins_runs_when_the_moment_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    due: list[tuple[float, Event]] = []
+    monkeypatch.setattr(plait.gateway.app, "at_loop_time", lambda when_s, event: due.append((when_s, event)))
+    async with served_calls(gather_ms=10) as served:
         await served.chat("Write", output="code")
         assert served.engine.running == {}
-        await asyncio.sleep(0.002)
+        ((when_s, event),) = due
+        event(when_s)
         await settle()
         delivery = served.engine.running["Write"][0]
         assert delivery.call.objective is None
-        assert delivery.arrived_s <= asyncio.get_running_loop().time() - 0.001, "it counts from its arrival"
+        assert delivery.arrived_s == pytest.approx(when_s - 0.010), "it counts from its arrival"

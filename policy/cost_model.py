@@ -1,4 +1,4 @@
-"""The cost model: how long an engine computes, from a fitted profile (DESIGN 4.2).
+"""The cost model: how long an engine computes, from a fitted profile (docs/design/cost-model.md).
 
 One forward pass takes a part linear in its new tokens (weights, activations) plus attention over the tokens already in
 the KV cache. Preble (figures 9 and 10) finds both regular enough for a regression; the coefficients live in profiles.

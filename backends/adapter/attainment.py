@@ -1,4 +1,6 @@
-"""SLO attainment as an engine measures it: the share of calls that kept what they were promised (DESIGN 4.8).
+"""SLO attainment as an engine measures it: the share of calls that kept what they were promised.
+
+See docs/design/clocks.md.
 
 A call counts when it ends, and as met if each of its objectives is: its TTFT, its TPOT over all tokens, its JCT, all
 from its zero. One that is given up counts for the tokens it had by then; without any, only if its first was overdue.

@@ -1,4 +1,6 @@
-"""`GET /cache_state` inside an engine's own API server: the request's query and the answer's form (DESIGN 4.7).
+"""`GET /cache_state` inside an engine's own API server: the request's query and the answer's form.
+
+See docs/design/residency.md.
 
     since, epoch   cursor and epoch of the report known so far; without them the answer is a snapshot
     wait_ms        how long the answer may be held back while nothing changes (at most a minute)

@@ -41,7 +41,7 @@ class StateReporter:
         budget_tokens: int,
         preemptions: int,
     ) -> CacheState:
-        """The report of DESIGN 4.7 since a cursor of `epoch`; that of another one gives a snapshot, None is this one.
+        """The cache-state report since a cursor of `epoch`; that of another one gives a snapshot, None is this one.
 
         `waiting_prompts` are the lengths of the waiting calls' prompts, in tokens.
         """

@@ -154,7 +154,7 @@ class Engine:
         return Step(outputs, self._ends_s)
 
     def cache_state(self, since: int | None = None) -> CacheState:
-        """The report of DESIGN 4.7."""
+        """The cache-state report (docs/design/residency.md)."""
         return self._reporter.report(
             since,
             self.epoch,

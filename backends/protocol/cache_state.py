@@ -1,4 +1,6 @@
-"""The cache-state report, `GET /cache_state?since=<cursor>&wait_ms=<n>`: the same on every engine (DESIGN 4.7).
+"""The cache-state report, `GET /cache_state?since=<cursor>&wait_ms=<n>`: the same on every engine.
+
+See docs/design/residency.md.
 
 A report is the net change since the cursor: apply `removed`, then `stored`. With `snapshot` set it is the whole state
 and replaces what was known; so it is on the first request, after a restart (a new `epoch`) and after a cursor that the

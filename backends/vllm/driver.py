@@ -124,7 +124,7 @@ class Driver:
         return self.observer.journal.cursor
 
     def report(self, since: int | None, epoch: str | None) -> CacheState:
-        """The report of DESIGN 4.7 since a cursor of `epoch`."""
+        """The cache-state report since a cursor of `epoch`."""
         scheduler = self._scheduler
         waiting = [*scheduler.waiting, *scheduler.kv_holding_waiting]
         return self._reporter.report(

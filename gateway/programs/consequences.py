@@ -117,7 +117,7 @@ class Consequences:
                 getter.on_failed(answer)
 
     def _ready(self, session: Session, effects: Effects, now_s: float) -> list[HeldCall]:
-        """The calls that may be started, and do not gather; they count from now on (DESIGN 4.8)."""
+        """The calls that may be started, and do not gather; they count from now on (docs/design/clocks.md)."""
         calls = [session.calls[call_id] for call_id in effects.ready]
         for call in calls:
             call.ready_s = now_s

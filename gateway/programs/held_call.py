@@ -26,7 +26,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCall:
-    """What a call runs with: its inputs' values and what it is promised, from `ready_s` on (DESIGN 4.8).
+    """What a call runs with: its inputs' values and what it is promised, from `ready_s` on (docs/design/clocks.md).
 
     `group` is the task group that it is placed with.
     """

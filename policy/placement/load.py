@@ -1,4 +1,7 @@
-"""The load ledger: what an engine was given to do within the last H seconds, in seconds of engine time (DESIGN 4.1)."""
+"""The load ledger: what an engine was given to do within the last H seconds, in seconds of engine time.
+
+See docs/design/placement.md.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ objective, application and group that is nothing, and E2 is as published.
 
 Selection has no side effects: a policy reads engine views and returns a `Placement`; the router books it. Who may be
 chosen at all (healthy, not draining, serves the model) is settled before: `engines` holds only the eligible ones.
-`e2` lacks two parts of the paper so far: decode balance (explore only) and shift (exploit only), see DESIGN 4.3.
+`e2` lacks two parts of the paper so far: decode balance (explore only) and shift (exploit only). See
+docs/design/placement.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Reservations: on which engines the calls of a task group that are still to come will run (DESIGN 4.4)."""
+"""Reservations: on which engines the calls of a task group that are still to come will run.
+
+See docs/design/placement.md.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ FORMAT_VERSION = 1
 """Part of h_0: residency of another format never matches."""
 
 MIN_TREE_BLOCK_TOKENS = 64
-"""DESIGN 4.1: small enough to see a shared prefix to 1 % of a typical prompt, large enough to hash in 0.2 ms."""
+"""Small enough to see a shared prefix to 1 % of a typical prompt, large enough to hash one in 0.2 ms
+(docs/design/prefix-tree.md).
+"""
 
 
 def tree_block_tokens(engine_block_tokens: int) -> int:

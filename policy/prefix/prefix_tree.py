@@ -1,8 +1,9 @@
-"""The prefix tree: one radix tree over chained block hashes, shared by all engines and models (DESIGN 4.1).
+"""The prefix tree: one radix tree over chained block hashes, shared by all engines and models.
 
 A node is a run of blocks that every prompt through it shares. Because hashes are chained, one hash stands for a whole
 prefix: a match is a bisection over the prompt's hashes, and chains of different models never meet below the root.
-What each engine has of a node, and how many calls shared it lately, is kept beside the node (`Holding`).
+What each engine has of a node, and how many calls shared it lately, is kept beside the node (`Holding`). See
+docs/design/prefix-tree.md.
 """
 
 from __future__ import annotations

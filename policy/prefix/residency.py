@@ -1,4 +1,4 @@
-"""Residency: which prefixes one engine holds, as knowledge, not hope (DESIGN 4.1).
+"""Residency: which prefixes one engine holds, as knowledge, not hope (docs/design/residency.md).
 
 The engine reports what its cache stored and removed; between reports, the prefixes of booked calls are expected. Nodes
 are kept in the order of their last use with descendants before ancestors, which is the order in which an LRU cache of

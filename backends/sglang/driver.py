@@ -12,25 +12,24 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from operator import attrgetter
 from typing import Any, cast
 
-from plait.backends.adapter.attainment import Attainment
 from plait.backends.adapter.forced_levers import local_scheduler
-from plait.backends.adapter.iterations import Iterations
+from plait.backends.adapter.measuring import measuring
 from plait.backends.adapter.scheduler_settings import cost_model
-from plait.backends.protocol.cache_state import CacheState, QueueState, SchedulerState
+from plait.backends.adapter.state_reporter import StateReporter
+from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.sglang.cache_state import CacheObserver
 from plait.backends.sglang.calls import SchedulerFacts, SglangCall, sglang_call
 from plait.backends.sglang.event_tap import EventTap
 from plait.backends.sglang.levers import Levers, levers_of
+from plait.backends.sglang.preemption import preempt
 from plait.backends.sglang.prefill_pass import NO_LIMITS
+from plait.backends.sglang.requests import Requests
 from plait.backends.sglang.settings import VARIABLE, Settings
 from plait.backends.sglang.step_clock import StepClock, Tick
-from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, MeasuringScheduler, Plan
-
-_ORDER = attrgetter("order")
+from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, Plan
 
 Work = list[tuple[int, int]]
 """(new tokens, context tokens) of each call of an iteration."""
@@ -63,22 +62,18 @@ class Driver:
         """Picks that SGLang did not schedule as planned: it found more cached, or no room."""
         self._scheduler = scheduler
         self._events = events
-        self._settings = settings
         self._release = release
         self._policy = policy or local_scheduler(settings)
-        self._measuring = self._policy if isinstance(self._policy, MeasuringScheduler) else None
-        costs = cost_model(settings, VARIABLE)
-        if self._measuring is not None and costs is not None:
-            self._measuring.expect(costs)
+        self._measuring = measuring(self._policy, cost_model(settings, VARIABLE))
         self._facts = SchedulerFacts(scheduler, observer)
         self._mixes: bool = scheduler.is_mixed_chunk
         self._chunk_size: int = scheduler.chunked_prefill_size
         self._decodes_are_due = False
         self._begun: deque[tuple[int, Work]] = deque()
         self._unmeasured: deque[Work] = deque()
-        self._iterations = Iterations()
-        self._attainment = Attainment()
-        self._requests: dict[SglangCall, Any] = {}
+        self._reporter = _reporter(settings, observer, self.epoch)
+        self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
+        self._requests = Requests(scheduler, self.received)
         self._batches = count()
         self._sequence = count()
         self._budget_tokens = self._facts.max_batch_tokens
@@ -109,13 +104,15 @@ class Driver:
     def step(self, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
         """A prefill pass by plan, in which SGLang's own `schedule` gets the batch of running decodes."""
         self._events.drain()
-        running, waiting = self._calls(running_batch)
+        running, waiting = self._requests.calls(running_batch)
+        self._facts.follow_running(running)
         if not running and not waiting:
             return schedule(running_batch)
         plan = self._policy.plan(
             self.clock.now_s, cast("list[LocalCall]", waiting), cast("list[LocalCall]", running), self._facts
         )
-        preempted = self._preempt(plan, running_batch)
+        victims = [self._requests.of(cast("SglangCall", call)) for call in plan.preempt]
+        preempted = preempt(self._scheduler, running_batch, victims, self._release)
         result = self._pulled(self._levers(plan), running_batch, schedule)
         for request in preempted:  # not before: what of it is still being computed would count for its next run
             self._scheduler._add_request_to_queue(request, is_retracted=True)  # noqa: SLF001
@@ -150,7 +147,8 @@ class Driver:
     def given_up(self) -> None:
         """Requests were ended from outside: of those that had not begun, SGLang says nothing more."""
         scheduler = self._scheduler
-        present = {request.rid for request in (*scheduler.waiting_queue, *self._running(scheduler.running_batch))}
+        begun = self._requests.running(scheduler.running_batch)
+        present = {request.rid for request in (*scheduler.waiting_queue, *begun)}
         present.update(request.rid for batch in (scheduler.last_batch,) if batch for request in batch.reqs)
         self._attainment.retain(present, self.clock.present_s)
 
@@ -159,100 +157,18 @@ class Driver:
     def report(self, since: int | None, epoch: str | None) -> CacheState:
         """The report of DESIGN 4.7 since a cursor of `epoch`."""
         self._events.drain()
-        scheduler, observer = self._scheduler, self.observer
-        snapshot, stored, removed = observer.journal.since(since if epoch in {None, self.epoch} else None)
-        waiting = scheduler.waiting_queue
-        return CacheState(
-            engine=self._settings.name,
-            kind="sglang",
-            epoch=self.epoch,
-            cursor=observer.journal.cursor,
-            model=observer.model,
-            block_tokens=observer.page_tokens,
-            granularity_tokens=observer.granularity_tokens,
-            snapshot=snapshot,
-            stored=stored,
-            removed=removed,
+        waiting = self._scheduler.waiting_queue
+        return self._reporter.report(
+            since,
+            epoch,
             kv=self._facts.kv_state(),
-            queue=QueueState(
-                waiting=len(waiting),
-                running=len(self._running(scheduler.running_batch)),
-                waiting_tokens=sum(len(request.origin_input_ids) for request in waiting),
-                mean_queue_s=self._iterations.mean_queue_s,
-            ),
-            iteration=self._iterations.state(self._budget_tokens),
-            scheduler=SchedulerState(self._settings.scheduler, self._attainment.share, self.preemptions),
+            waiting_prompts=[len(request.origin_input_ids) for request in waiting],
+            running=len(self._requests.running(self._scheduler.running_batch)),
+            budget_tokens=self._budget_tokens,
+            preemptions=self.preemptions,
         )
 
-    # From SGLang's state to a plan, and back.
-
-    def _calls(self, running_batch: Any) -> tuple[list[SglangCall], list[SglangCall]]:
-        """Running calls with something to compute, and waiting ones, both in order of arrival."""
-        scheduler, in_chunks = self._scheduler, self._scheduler.chunked_req
-        in_flight = self._in_flight()
-        running = []
-        self._requests = {}
-        if in_chunks is not None:
-            running.append(self._call(in_chunks))
-            running[0].follow_prefill(in_chunks)
-        for request in running_batch.reqs:
-            flying = request.rid in in_flight
-            if not request.finished() and not (flying and request.next_output_finishes_by_length()):
-                call = self._call(request)
-                call.follow_decode(request, int(flying))
-                running.append(call)
-        waiting = []
-        for request in scheduler.waiting_queue:
-            call = self._call(request)
-            call.follow_waiting(request)
-            waiting.append(call)
-        running.sort(key=_ORDER)
-        waiting.sort(key=_ORDER)
-        self._facts.follow_running(running)
-        return running, waiting
-
-    def _call(self, request: Any) -> SglangCall:
-        call: SglangCall = getattr(request, "plait_call", None) or self.received(request)
-        self._requests[call] = request
-        return call
-
-    def _in_flight(self) -> set[str]:
-        """Requests whose next token is still being computed."""
-        return {request.rid for batch, _ in self._scheduler.result_queue for request in batch.reqs}
-
-    def _running(self, running_batch: Any) -> list[Any]:
-        """Requests that have begun and not ended, the one in chunks included."""
-        scheduler = self._scheduler
-        begun = [*running_batch.reqs, *(scheduler.last_batch.reqs if scheduler.last_batch else ())]
-        if scheduler.chunked_req is not None:
-            begun.append(scheduler.chunked_req)
-        return [request for request in {id(request): request for request in begun}.values() if not request.finished()]
-
-    def _preempt(self, plan: Plan, running_batch: Any) -> list[Any]:
-        """Take back what the calls hold that are to be preempted; those are the requests to queue again."""
-        victims = [self._requests[cast("SglangCall", call)] for call in plan.preempt]
-        victims = [request for request in victims if _can_start_anew(request)]
-        if not victims:
-            return []
-        scheduler, ids = self._scheduler, {id(request) for request in victims}
-        staying = [index for index, request in enumerate(running_batch.reqs) if id(request) not in ids]
-        for index, request in enumerate(running_batch.reqs):
-            if id(request) in ids:
-                running_batch.release_req(index, len(staying))
-        if len(staying) < len(running_batch.reqs):
-            running_batch.filter_batch(keep_indices=staying)
-            running_batch.batch_is_full = False
-        if id(scheduler.chunked_req) in ids:
-            self._release(
-                req=scheduler.chunked_req,
-                remaing_req_count=len(staying),
-                req_to_token_pool=scheduler.req_to_token_pool,
-                token_to_kv_pool_allocator=scheduler.token_to_kv_pool_allocator,
-                tree_cache=scheduler.tree_cache,
-                hisparse_coordinator=None,
-            )
-            scheduler.chunked_req = None
-        return victims
+    # From a plan to SGLang's state, and back.
 
     def _levers(self, plan: Plan) -> Levers:
         request = self._scheduler.chunked_req
@@ -270,7 +186,7 @@ class Driver:
     def _pulled(self, levers: Levers, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
         """What SGLang schedules with the levers set; they are given back."""
         scheduler, chunked = self._scheduler, self._scheduler.chunked_req
-        queue, shown = scheduler.waiting_queue, [self._requests[call] for call in levers.shown]
+        queue, shown = scheduler.waiting_queue, [self._requests.of(call) for call in levers.shown]
         seen = set(map(id, shown))
         hidden = [request for request in queue if id(request) not in seen]
         mixes = self._mixes and levers.decodes
@@ -295,7 +211,7 @@ class Driver:
         """Count what became of the plan's prompts, and who was admitted."""
         extends = dict(zip(map(id, batch.reqs), batch.extend_lens, strict=True)) if batch is not None else {}
         for call, tokens in cast("Sequence[tuple[SglangCall, int]]", plan.picks):
-            request = self._requests[call]
+            request = self._requests.of(call)
             if call.waits or call.uncomputed_tokens > 1:
                 self.diverged_picks += extends.get(id(request)) != tokens
             if call.waits and not call.admitted and id(request) in extends:
@@ -303,6 +219,14 @@ class Driver:
                 self._iterations.admitted(self.clock.now_s - call.received_s)
 
 
-def _can_start_anew(request: Any) -> bool:
-    """Whether SGLang can compute a request again from its tokens."""
-    return request.beam_group is None and request.input_embeds is None and request.session is None
+def _reporter(settings: Settings, observer: CacheObserver, epoch: str) -> StateReporter:
+    return StateReporter(
+        engine=settings.name,
+        kind="sglang",
+        epoch=epoch,
+        model=observer.model,
+        block_tokens=observer.page_tokens,
+        granularity_tokens=observer.granularity_tokens,
+        policy=settings.scheduler,
+        journal=observer.journal,
+    )

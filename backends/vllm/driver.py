@@ -49,7 +49,6 @@ class Driver:
         self.diverged_picks = 0
         """Picks that vLLM did not schedule as planned: it found less cached, or no room."""
         self._scheduler = scheduler
-        self._settings = settings
         self._ready, self._preempted = statuses.WAITING, statuses.PREEMPTED
         self._policy = policy or local_scheduler(settings)
         self._measuring = measuring(self._policy, cost_model(settings, WHERE))

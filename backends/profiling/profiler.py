@@ -13,42 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import median
-from typing import Protocol
 
 from plait.backends.profiling.profile_fit import Iteration, Point
-from plait.backends.profiling.profile_plan import Effort, Kind, Limits, Trial, chunks, plan
-from plait.backends.profiling.timed_stream import TimedStream, inter_token_s
-
-TOKEN_IDS = (300, 1300)
-"""Ids that every vocabulary has and that mean nothing special: behind the control tokens and single bytes."""
-
-CACHED_SHARE = 0.75
-"""Of a prefix, for it to count as cached: an engine rounds down to its block, which may be hundreds of tokens."""
-
+from plait.backends.profiling.profile_plan import Effort, Kind, Limits, Trial, plan
+from plait.backends.profiling.trial_runner import Engine, NoSampleError, TrialRunner
 
 AGREEMENT = 0.05
 """More than half of a point's repeats shall be this near to its value; else it is repeated, within `MOST_ROUNDS`."""
 
 MOST_ROUNDS = 3
 """Times the planned number of rounds."""
-
-
-class Engine(Protocol):
-    """What is measured; `plait.backends.profiling.engine_probe` has the one over HTTP."""
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """The clock, in seconds, of the times in its streams."""
-
-    async def complete(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[TimedStream]:
-        """Run the prompts at once, for `output_tokens` each."""
-
-    async def check_idle(self) -> None:
-        """Raise ValueError if it has other calls than ours."""
-
-
-class NoSampleError(Exception):
-    """A trial that cannot be measured on this engine, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +45,19 @@ class Profiler:
         self, engine: Engine, limits: Limits, effort: Effort, rng: random.Random, progress: Callable[[str], None]
     ) -> None:
         self._engine = engine
-        self._limits = limits
+        self._runner = TrialRunner(engine, limits, rng)
         self._effort = effort
-        self._rng = rng
         self._progress = progress
         self._groups = plan(limits, effort)
         self._samples: Samples = defaultdict(list)
         self._latest: dict[Trial, list[float]] = {}  # a trial's own among them, under what it last turned out to be
-        self._prompts: dict[tuple[int, int], list[int]] = {}
         self._omitted: list[str] = []
         self._fingerprint: str | None = None
 
     async def measure(self) -> Measured:
         """Everything the plan has, within the effort's limit. Raises ValueError where that is too little for a fit."""
         await self._engine.check_idle()
-        [stream] = await self._engine.complete([self._fresh(2)], 2)  # whatever an engine does at its first call only
-        self._fingerprint = stream.fingerprint
+        self._fingerprint = (await self._runner.warm_up()).fingerprint
         clock = self._engine.clock
         zero_s = begun_s = clock()
         longest_s = 0.0
@@ -143,7 +114,9 @@ class Profiler:
         if left_s <= 0:
             raise TimeoutError
         async with asyncio.timeout(left_s):
-            await self._run(trial)
+            sample = await self._runner.run(trial)
+        samples = self._latest[trial] = self._samples[trial.kind, sample.iterations]
+        samples.append(sample.seconds)
 
     def _drop(self, trial: Trial, reason: str, size: Callable[[Trial], int]) -> None:
         """Trials of that size and above will not be run any more."""
@@ -153,56 +126,6 @@ class Profiler:
         self._omitted.append(
             f"{trial.kind} from {trial.new_tokens} behind {trial.context_tokens} tokens{batch}: {reason}"
         )
-
-    async def _run(self, trial: Trial) -> None:
-        if trial.kind is Kind.DECODE:
-            await self._decode(trial)
-        elif trial.kind is Kind.CACHED_PREFIX:
-            await self._cached_prefix(trial)
-        else:
-            [stream] = await self._engine.complete([self._fresh(trial.new_tokens)], 1)
-            self._keep_prefill(trial, stream)
-
-    async def _decode(self, trial: Trial) -> None:
-        """The prompts are the same in each round: once they are cached, decoding begins sooner."""
-        length = trial.context_tokens + trial.new_tokens
-        prompts = [self._same(length, number) for number in range(trial.batch)]
-        for output_tokens in (trial.output_tokens, 2 * trial.output_tokens):
-            gap_s = inter_token_s(await self._engine.complete(prompts, output_tokens))
-            if gap_s is not None:
-                call = (1, length + output_tokens // 2)
-                self._keep(trial, ((call,) * trial.batch,), gap_s)
-                return
-        raise NoSampleError("the engine does not run that many calls at once")
-
-    async def _cached_prefix(self, trial: Trial) -> None:
-        """The first call may find nothing; it has then cached the prefix for the second."""
-        prefix = self._same(trial.context_tokens, 0)
-        for _ in range(2):
-            [stream] = await self._engine.complete([prefix + self._fresh(trial.new_tokens)], 1)
-            if stream.cached_tokens is None:
-                raise NoSampleError("the engine's usage does not report cached tokens")
-            if stream.cached_tokens >= CACHED_SHARE * trial.context_tokens:
-                self._keep_prefill(trial, stream)
-                return
-        raise NoSampleError("the engine does not keep the prefix cached")
-
-    def _keep_prefill(self, trial: Trial, stream: TimedStream) -> None:
-        """Under what the engine says it has computed."""
-        cached_tokens = stream.cached_tokens or 0
-        iterations = chunks(stream.prompt_tokens - cached_tokens, cached_tokens, self._limits.budget_tokens)
-        self._keep(trial, iterations, stream.ttft_s)
-
-    def _keep(self, trial: Trial, iterations: tuple[Iteration, ...], seconds: float) -> None:
-        samples = self._latest[trial] = self._samples[trial.kind, iterations]
-        samples.append(seconds)
-
-    def _fresh(self, tokens: int) -> list[int]:
-        """A prompt that nobody has sent before; for one of a token or two there are not enough of them to matter."""
-        return self._rng.choices(range(*TOKEN_IDS), k=tokens)
-
-    def _same(self, tokens: int, number: int) -> list[int]:
-        return self._prompts.setdefault((tokens, number), self._fresh(tokens))
 
     def _evaluate(self) -> Measured:
         points = []

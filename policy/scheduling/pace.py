@@ -12,11 +12,8 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear, Pivot
-from plait.policy.scheduling.plan import LocalCall
+from plait.policy.scheduling.plan import RECENT_ITERATIONS, LocalCall
 from plait.policy.types import Objective
-
-RECENT_ITERATIONS = 128
-"""DESIGN 4.5: T_max and L_c are taken over these."""
 
 PREEMPTION_ITERATIONS = 1024
 """DESIGN 4.5: P and P_max are taken over these; rarer than iterations, so over more of them."""

@@ -13,7 +13,7 @@ from plait.policy.cost_model import CostModel
 from plait.policy.types import Objective, Slo
 
 RECENT_ITERATIONS = 128
-"""DESIGN 4.5: T_max and the mean chunk are taken over the last 128 iterations."""
+"""DESIGN 4.5: what an engine has lately been doing is taken over these: T_max, L_c, and what it reports of itself."""
 
 
 @dataclass(slots=True, eq=False)

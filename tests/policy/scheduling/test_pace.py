@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.scheduling.pace import PREEMPTION_ITERATIONS, RECENT_ITERATIONS, START_OUTPUT_TOKENS, Measurements
-from plait.policy.scheduling.plan import LocalCall
+from plait.policy.scheduling.pace import PREEMPTION_ITERATIONS, START_OUTPUT_TOKENS, Measurements
+from plait.policy.scheduling.plan import RECENT_ITERATIONS, LocalCall
 from plait.policy.types import Objective
 from tests.policy.scheduling.fake_engine import COSTS
 

@@ -15,10 +15,13 @@ from plait.policy.scheduling.batching import Batch, Candidate, select_by_distanc
 from plait.policy.scheduling.best_effort import BestEffort
 from plait.policy.scheduling.chunking import Budget, ModelBudget, PivotBudget
 from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, HitRatioOrder
-from plait.policy.scheduling.pace import Measurements
+from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.preemption_history import PreemptionHistory
 from plait.policy.scheduling.slo import Objectives
 from plait.policy.scheduling.slo_settings import SloSettings
+from plait.policy.scheduling.ttft_slack import slacks_s
 from plait.policy.scheduling.waiting import Moment, Sorted, SortRules, sort_waiting
 
 DECODE_TOKENS = 8
@@ -35,22 +38,24 @@ class Knowledge:
     """What the scheduler knows when it plans an iteration.
 
     `long_calls` are the running calls that were started as long prompts. `may_pause` says whether decodes may be left
-    out.
+    out. `slack_s` is the TTFT slack that arrivals are expected to have, None where none are expected.
     """
 
     settings: SloSettings
     objectives: Objectives
-    measurements: Measurements
+    model: IterationModel
+    pace: Pace
+    preemptions: PreemptionHistory
+    slack_s: float | None
     hit_ratio: HitRatioOrder
     long_calls: Collection[LocalCall]
     may_pause: bool
 
     def new_budget(self, max_tokens: int) -> Budget:
         """An empty iteration's."""
-        measured = self.measurements
-        if self.settings.budget == "model" and measured.costs is not None:
-            return ModelBudget(max_tokens, measured.costs)
-        return PivotBudget(max_tokens, None if self.settings.budget == "engine" else measured.pivot)
+        if self.settings.budget == "model" and self.model.costs is not None:
+            return ModelBudget(max_tokens, self.model.costs)
+        return PivotBudget(max_tokens, None if self.settings.budget == "engine" else self.model.pivot)
 
 
 class Iteration:
@@ -74,7 +79,7 @@ class Iteration:
         self._now_s = now_s
         self._facts = facts
         self._waiting = waiting
-        self._pace = knowledge.measurements.pace(facts.max_batch_tokens)
+        self._pace = knowledge.pace
         self._batch = Batch(knowledge.new_budget(facts.max_batch_tokens), facts, facts.max_running_calls - len(running))
         self._soonest = knowledge.new_budget(facts.max_batch_tokens) if self._may_pause else self._batch.budget
         self._preempted: list[LocalCall] = []
@@ -218,15 +223,7 @@ class Iteration:
 
     def _note_spares(self) -> None:
         """What calls that start could have spared of their TTFT, had they found the engine idle."""
-        costs = self._knowledge.measurements.costs
-        if costs is None:
-            return
-        for one in self._batch.started:
-            slo = self._objectives.of(one.call)
-            if slo is not None and slo.ttft_s is not None:
-                spare_s = slo.ttft_s - costs.prefill_time_s(one.tokens, one.context_tokens)
-                if spare_s > 0:
-                    self.spares_s[one.call] = spare_s
+        self.spares_s = slacks_s(self._batch.started, self._objectives, self._knowledge.model.costs)
 
     def _release_long(self, held: list[Candidate], promised: list[Candidate]) -> None:
         """Compute is left and every long prompt begun will be through: to wait would only leave it idle."""
@@ -264,7 +261,7 @@ class Iteration:
 
         Where that is hardly more than any iteration takes, they cannot be helped: as long as at the pivot.
         """
-        spare_s, share = self._knowledge.measurements.spare_s(self._now_s), self._settings.spare_share
+        spare_s, share = self._knowledge.slack_s, self._settings.spare_share
         if spare_s is None or not share:
             return inf
         return share * spare_s if share * spare_s >= LEAST_ITERATIONS * self._pace.shortest_s else self._pivot_s
@@ -337,7 +334,7 @@ class Iteration:
     def _can_spare(self, one: Candidate) -> bool:
         """Whether a running call may be preempted: nothing is lost, or it is not urgent even once it starts anew."""
         settings, pace = self._settings, self._pace
-        if self._knowledge.measurements.times_preempted(one.call) >= settings.max_preemptions:
+        if self._knowledge.preemptions.times(one.call) >= settings.max_preemptions:
             return False
         if _is_spare(one) or settings.preempt == "spare":
             return _is_spare(one)

@@ -112,7 +112,7 @@ def test_a_profile_is_expected_from_the_start(build: Build) -> None:
     engine = build(plait={"scheduler": "slo", "profile": "a6000-mistral-7b"})
     policy = engine.driver._policy
     assert isinstance(policy, SloScheduler)
-    assert policy.measurements.costs == load_profile("a6000-mistral-7b").cost_model()
+    assert policy.model.costs == load_profile("a6000-mistral-7b").cost_model()
 
 
 @pytest.mark.parametrize("scheduler", ["slo", "fcfs"])

@@ -1,0 +1,120 @@
+"""How long an engine's iterations take: a model that is given, or one fitted to the iterations observed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear, Pivot
+
+FIT_DECAY = 1 - 1 / 256
+"""Weight of an iteration in the fitted model, one iteration later: a memory of 256."""
+
+MIN_ITERATIONS = 8
+"""A model is fitted to no fewer."""
+
+
+class IterationModel:
+    """The engine's cost model and its pivot, once they are known. A model that is given stays."""
+
+    def __init__(self) -> None:
+        self._fit = _Fit()
+        self._given = False
+        self._costs: CostModel | None = None
+        self._pivot: Pivot | None = None
+        self._solved = True
+        """Whether the two are up to date: the fit is solved only when somebody plans by it."""
+
+    @property
+    def costs(self) -> CostModel | None:
+        """How long iterations take."""
+        if not self._solved:
+            self._costs = self._fit.costs()
+            self._pivot = self._costs.pivot() if self._costs else None
+            self._solved = True
+        return self._costs
+
+    @property
+    def pivot(self) -> Pivot | None:
+        """S_pf and T_pf."""
+        return self._pivot if self.costs else None
+
+    def expect(self, costs: CostModel) -> None:
+        """Take this model and fit none."""
+        self._costs, self._given, self._pivot, self._solved = costs, True, costs.pivot(), True
+
+    def on_iteration(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
+        """An iteration is over; `work` is (new tokens, context tokens) of each of its calls."""
+        if not self._given:
+            self._fit.add(work, duration_s)
+            self._solved = False
+
+
+TERMS = ((0, 1, 2, 3), (0, 1, 3), (0, 1, 2), (0, 1))
+"""Models to try, by their terms: one with a negative coefficient would say that more work takes less time."""
+
+
+class _Fit:
+    """Iteration time as a constant, so much a new token, a token that attention reads, and a pair of both in a prompt.
+
+    Least squares over all iterations with prompts in them, older ones weighing less. Small iterations take as long as
+    decodes alone do: the weights have to be read whatever is computed with them.
+    """
+
+    def __init__(self) -> None:
+        self._sums = [[0.0] * 5 for _ in range(4)]
+        """The normal equations' matrix with their right side."""
+        self._decodes = (0.0, 0.0, 0.0)
+        """Iterations of decodes alone: how many, and the sums of their sequence tokens and their seconds."""
+
+    def add(self, work: Sequence[tuple[int, int]], seconds: float) -> None:
+        """An iteration was measured."""
+        new_tokens = sum(new for new, _ in work)
+        sequence_tokens = new_tokens + sum(context for _, context in work)
+        pairs = sum(new * (new + context) for new, context in work if new > 1)
+        if not pairs:
+            count, sequences, total_s = (total * FIT_DECAY for total in self._decodes)
+            self._decodes = (count + 1, sequences + sequence_tokens, total_s + seconds)
+            return
+        row = (1.0, new_tokens, sequence_tokens, pairs, seconds)
+        for sums, left in zip(self._sums, row, strict=False):
+            for column, right in enumerate(row):
+                sums[column] = sums[column] * FIT_DECAY + left * right
+
+    def costs(self) -> CostModel | None:
+        """None until iterations of clearly different sizes have been seen, the larger ones taking longer."""
+        count, new, squares = self._sums[0][0], self._sums[0][1], self._sums[1][1]
+        if count < MIN_ITERATIONS or count * squares - new * new < 0.01 * new * new:  # spread: a tenth of the mean
+            return None
+        for terms in TERMS:
+            found = _solved([[self._sums[i][j] for j in (*terms, 4)] for i in terms])
+            if found is not None and found[1] > 0 and min(found[1:]) >= 0:
+                by_term = dict(zip(terms, found, strict=True))
+                forward = self._forward(by_term[0], by_term[1], by_term.get(2, 0.0))
+                return CostModel(forward, 0.0, by_term.get(2, 0.0), 0.0, LongAttention(product_s=by_term.get(3, 0.0)))
+        return None
+
+    def _forward(self, constant_s: float, token_s: float, context_s: float) -> PiecewiseLinear:
+        count, sequences, total_s = self._decodes
+        constant_s = max(0.0, constant_s)
+        least_s = (total_s - context_s * sequences) / count if count else 0.0
+        if least_s <= constant_s:
+            return PiecewiseLinear(((0, constant_s),), token_s)
+        crossing = max(1, round((least_s - constant_s) / token_s))
+        return PiecewiseLinear(((0, least_s), (crossing, max(least_s, constant_s + crossing * token_s))), token_s)
+
+
+def _solved(equations: list[list[float]]) -> list[float] | None:
+    """The unknowns of as many symmetric equations, by elimination; None if they say too little."""
+    rows = [list(row) for row in equations]
+    for i, pivot in enumerate(rows):
+        if pivot[i] <= 1e-6 * equations[i][i]:
+            return None
+        for other in rows[i + 1 :]:
+            share = other[i] / pivot[i]
+            for j in range(i, len(pivot)):
+                other[j] -= share * pivot[j]
+    unknowns: list[float] = []
+    for i in range(len(rows) - 1, -1, -1):
+        known = sum(coefficient * value for coefficient, value in zip(rows[i][i + 1 : -1], unknowns, strict=True))
+        unknowns.insert(0, (rows[i][-1] - known) / rows[i][i])
+    return unknowns

@@ -96,7 +96,7 @@ def _longest_prefix_first(waiting: Sequence[LocalCall], facts: EngineFacts) -> l
 
 
 def plan_in_order(waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts, order: Order) -> Plan:
-    """Running calls in their order, then waiting ones in the order given, until budget, blocks or seats run out."""
+    """Running calls in their order, then waiting ones in the order given, until budget, blocks or slots run out."""
     budget, free = facts.max_batch_tokens, facts.free_blocks
     staying, preempted, picks = list(running), [], []
     position = 0
@@ -115,21 +115,21 @@ def plan_in_order(waiting: Sequence[LocalCall], running: Sequence[LocalCall], fa
         budget -= tokens
         free -= need
         position += 1
-    rest, seats = staying[position:], facts.max_running_calls - len(staying)
-    if preempted or seats <= 0 or budget <= 0:
+    rest, free_slots = staying[position:], facts.max_running_calls - len(staying)
+    if preempted or free_slots <= 0 or budget <= 0:
         return Plan(tuple(preempted), tuple(picks), tuple(rest))
     candidates = iter(order(waiting, facts))
-    admitted, misfit = _admit(candidates, seats, budget, free, facts)
+    admitted, misfit = _admit(candidates, free_slots, budget, free, facts)
     backfill = islice(chain(misfit, candidates), MAX_BACKFILL_CALLS)
     return Plan((), (*picks, *admitted), (*rest, *backfill))
 
 
 def _admit(
-    candidates: Iterator[LocalCall], seats: int, budget: int, free: int, facts: EngineFacts
+    candidates: Iterator[LocalCall], free_slots: int, budget: int, free: int, facts: EngineFacts
 ) -> tuple[list[tuple[LocalCall, int]], list[LocalCall]]:
     """Picks until something runs out, and the call taken from `candidates` that found no room."""
     admitted: list[tuple[LocalCall, int]] = []
-    while len(admitted) < seats and budget > 0:
+    while len(admitted) < free_slots and budget > 0:
         call = next(candidates, None)
         if call is None:
             break

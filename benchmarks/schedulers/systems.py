@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from benchmarks.schedulers.ablations import ABLATIONS, VARIANTS
 from benchmarks.schedulers.baselines import ORCA_SEQUENCE_TOKENS, FastGen, Orca, SmallerBudget
 from benchmarks.schedulers.clairvoyant import (
     Clairvoyant,
@@ -19,8 +20,8 @@ from benchmarks.schedulers.clairvoyant import (
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS
 from plait.policy.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS, Fcfs, LocalScheduler
+from plait.policy.scheduling.phases import Phases
 from plait.policy.scheduling.slo_scheduler import SloScheduler
-from plait.policy.scheduling.slo_settings import SloSettings
 
 MAX_BATCH_TOKENS = 2048
 """vLLM's default on an A100; what every system but Orca may compute in an iteration at most."""
@@ -29,31 +30,6 @@ FCFS_BUDGETS = (256, 512, 768, 2048)
 FASTGEN_TOKENS = 768
 
 OURS = "slo"
-ABLATIONS = {
-    "slo_without_chunk": SloSettings(budget="engine", long_prompts="any", spare_share=0.0),
-    "slo_without_order": SloSettings(order="arrival"),
-    "slo_without_batch": SloSettings(selection="order"),
-}
-"""AccelGen's section 6.3: each method left out."""
-VARIANTS = {
-    "slo_as_published": SloSettings(
-        budget="pivot",
-        execution="chunks",
-        long_prompts="until_completed",
-        lost="keep",
-        preempt="any",
-        pause=False,
-        spare_share=0.0,
-    ),
-    "slo_equation_6": SloSettings(budget="pivot"),
-    "slo_until_completed": SloSettings(long_prompts="until_completed"),
-    "slo_any_long": SloSettings(long_prompts="any"),
-    "slo_lost_keep": SloSettings(lost="keep"),
-    "slo_preempt_never": SloSettings(preempt="never"),
-    "slo_pause_never": SloSettings(pause=False),
-    "slo_spare_share_0": SloSettings(spare_share=0.0),
-}
-"""Choices that the design leaves to measurement: AccelGen's own together, then each of ours taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +71,8 @@ def systems() -> dict[str, System]:
         System("fastgen", "baseline", lambda _: FastGen(FASTGEN_TOKENS)),
         System("longest_prefix", "baseline", lambda _: SCHEDULERS["longest_prefix"]()),
         System(OURS, "ours", lambda _: SCHEDULERS[OURS]()),
-        *(System(name, "ablation", partial(_ours, settings)) for name, settings in ABLATIONS.items()),
-        *(System(name, "variant", partial(_ours, settings)) for name, settings in VARIANTS.items()),
+        *(System(name, "ablation", partial(_ours, phases)) for name, phases in ABLATIONS.items()),
+        *(System(name, "variant", partial(_ours, phases)) for name, phases in VARIANTS.items()),
         System("srpt", "clairvoyant", partial(_clairvoyant, shortest_remaining, triage=False)),
         System("edf", "clairvoyant", partial(_clairvoyant, earliest_deadline)),
         System("least_laxity", "clairvoyant", partial(_clairvoyant, least_laxity)),
@@ -116,9 +92,9 @@ def _fcfs(budget: int, machine: Machine) -> LocalScheduler:
     return SmallerBudget(Fcfs(), budget)
 
 
-def _ours(settings: SloSettings, machine: Machine) -> LocalScheduler:
+def _ours(phases: Phases, machine: Machine) -> LocalScheduler:
     del machine
-    return SloScheduler(settings)
+    return SloScheduler(phases=phases)
 
 
 def _clairvoyant(

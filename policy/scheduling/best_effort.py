@@ -1,4 +1,4 @@
-"""What an iteration has left, for calls that nothing can be kept to: those promised nothing, and those late already."""
+"""What an iteration has left: calls that have missed their SLO, and best-effort calls, which have no objectives."""
 
 from __future__ import annotations
 
@@ -6,80 +6,85 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import ceil
 
-from plait.policy.scheduling.batching import Batch, Candidate, select_in_order
-from plait.policy.scheduling.plan import EngineFacts, LocalCall
+from plait.policy.scheduling.batching import Batch, Candidate
+from plait.policy.scheduling.moment import Moment
+from plait.policy.scheduling.plan import LocalCall
+from plait.policy.scheduling.selection import select_in_order
+from plait.policy.scheduling.waiting import Ranked
 
 PASS_RATIO = 32.0
-"""A lost call that finds no room is passed only by others of at least this fraction of its response ratio, which grows
-as it waits: none waits for ever.
+"""A call that missed its SLO and finds no room is passed only by others of at least this fraction of its response
+ratio, which grows as it waits: none waits for ever.
 """
 
-MOST_LOST_MISFITS = 8
-"""Lost calls found not to fit before the others are left alone."""
+MOST_MISSED_MISFITS = 8
+"""Calls that missed their SLO found not to fit before the others are left alone."""
 
 
-class BestEffort:
-    """Fills up `batch`; a `share` of what is left is kept for calls without objectives; `turns` has those waiting."""
+def add_best_effort(
+    moment: Moment, batch: Batch, running: Sequence[Candidate], missed: Sequence[Ranked], turns: Iterator[LocalCall]
+) -> Iterator[LocalCall]:
+    """Add calls that missed their SLO, then best-effort ones; of both those that run go first.
 
-    def __init__(
-        self, batch: Batch, facts: EngineFacts, turns: Iterator[LocalCall], *, share: float, long_tokens: int
-    ) -> None:
-        self._batch = batch
-        self._facts = facts
-        self._turns = turns
-        self._share = share
-        self._long_tokens = long_tokens
+    `turns` are the waiting best-effort calls. Returns the waiting calls left, in order.
+    """
+    if not batch.preempted:
+        return _fill(moment, batch, running, missed, turns)
+    # Nobody is admitted: what the preempted gave up is for those who lacked it.
+    best_effort = [one for one in running if not one.missed_slo]
+    _reserve(moment, batch, wanted=bool(best_effort))
+    select_in_order(batch, [one for one in running if one.missed_slo])
+    batch.reserve_tokens = 0
+    select_in_order(batch, best_effort)
+    return chain(turns, (one.call for _, one in missed))
 
-    def go_on(self, running: Sequence[Candidate]) -> None:
-        """Prompts that run, and nobody is admitted."""
-        self._keep_share(any(not one.is_lost for one in running))
-        select_in_order(self._batch, [one for one in running if one.is_lost])
-        self._finish([one for one in running if not one.is_lost])
 
-    def fill(self, running: Sequence[Candidate], lost: Sequence[tuple[float, Candidate]]) -> Iterator[LocalCall]:
-        """Lost calls, then those without objectives; of both those that run go first. Returns those left, in order.
+def _fill(
+    moment: Moment, batch: Batch, running: Sequence[Candidate], missed: Sequence[Ranked], turns: Iterator[LocalCall]
+) -> Iterator[LocalCall]:
+    """When a call whose turn it is finds no room, nobody takes what it waits for."""
+    head = next(turns, None)
+    first = [] if head is None else [_candidate(moment, head)]
+    best_effort = [one for one in running if not one.missed_slo]
+    _reserve(moment, batch, wanted=bool(first or best_effort))
+    select_in_order(batch, [one for one in running if one.missed_slo])
+    if not (first and batch.left_tokens and not batch.has_blocks(first[0])):
+        _add_missed(batch, missed)
+    batch.reserve_tokens = 0
+    select_in_order(batch, best_effort)
+    left: Iterator[LocalCall] = turns
+    for candidate in chain(first, (_candidate(moment, call) for call in turns)):
+        if not _add(batch, candidate):
+            left = chain((candidate.call,), turns)
+            break
+    return chain(left, (one.call for _, one in missed))
 
-        When one whose turn it is finds no room, nobody takes what it waits for.
-        """
-        batch, head = self._batch, next(self._turns, None)
-        first = [] if head is None else [self._candidate(head)]
-        self._keep_share(bool(first) or any(not one.is_lost for one in running))
-        select_in_order(batch, [one for one in running if one.is_lost])
-        if not (first and batch.left_tokens and not batch.has_blocks(first[0])):
-            self._add_lost(lost)
-        self._finish([one for one in running if not one.is_lost])
-        left: Iterator[LocalCall] = self._turns
-        for candidate in chain(first, map(self._candidate, self._turns)):
-            if not self._add(candidate):
-                left = chain((candidate.call,), self._turns)
-                break
-        return chain(left, (one.call for _, one in lost))
 
-    def _keep_share(self, wanted: bool) -> None:
-        if wanted:
-            self._batch.withheld_tokens = ceil(self._share * self._batch.left_tokens)
+def _reserve(moment: Moment, batch: Batch, *, wanted: bool) -> None:
+    """Keep their share of what is left for best-effort calls."""
+    if wanted:
+        batch.reserve_tokens = ceil(moment.settings.best_effort_share * batch.left_tokens)
 
-    def _finish(self, plain: Sequence[Candidate]) -> None:
-        self._batch.withheld_tokens = 0
-        select_in_order(self._batch, plain)
 
-    def _add_lost(self, lost: Sequence[tuple[float, Candidate]]) -> None:
-        """By response ratio; one that finds no room is passed by a few that are not far behind."""
-        misfits, least_ratio = 0, 0.0
-        for ratio, candidate in lost:
-            if ratio < least_ratio or misfits > MOST_LOST_MISFITS:
-                return
-            if not self._add(candidate):
-                misfits += 1
-                least_ratio = max(least_ratio, ratio / PASS_RATIO)
+def _add_missed(batch: Batch, missed: Sequence[Ranked]) -> None:
+    """By response ratio; a call that finds no room is passed by a few that are not far behind."""
+    misfits, least_ratio = 0, 0.0
+    for ratio, candidate in missed:
+        if ratio < least_ratio or misfits > MOST_MISSED_MISFITS:
+            return
+        if not _add(batch, candidate):
+            misfits += 1
+            least_ratio = max(least_ratio, ratio / PASS_RATIO)
 
-    def _candidate(self, call: LocalCall) -> Candidate:
-        cached = self._facts.cached_tokens(call)
-        tokens = call.uncomputed_tokens - cached
-        return Candidate(call, tokens, cached, waits=True, is_long=tokens >= self._long_tokens)
 
-    def _add(self, candidate: Candidate) -> bool:
-        tokens = self._batch.fit(candidate)
-        if tokens:
-            self._batch.add(candidate, tokens)
-        return tokens > 0
+def _candidate(moment: Moment, call: LocalCall) -> Candidate:
+    cached = moment.facts.cached_tokens(call)
+    tokens = call.uncomputed_tokens - cached
+    return Candidate(call, tokens, cached, waits=True, is_long=tokens >= moment.settings.long_tokens)
+
+
+def _add(batch: Batch, candidate: Candidate) -> bool:
+    tokens = batch.fit(candidate)
+    if tokens:
+        batch.add(candidate, tokens)
+    return tokens > 0

@@ -1,7 +1,6 @@
 """How many tokens an iteration may compute so that it ends within the tightest SLO in it (AccelGen, section 4.2).
 
-Two budgets behind one interface: equation 6, `S_b = S_pf SLO_min / T_pf`, and a fitted model of the iteration's time
-solved for its tokens, which also sees the context that is read.
+A fitted model of the iteration's time is solved for its tokens, so that the context that is read counts too.
 """
 
 from __future__ import annotations
@@ -9,7 +8,8 @@ from __future__ import annotations
 from math import inf
 from typing import Protocol
 
-from plait.policy.cost_model import CostModel, Pivot
+from plait.policy.cost_model import CostModel
+from plait.policy.scheduling.iteration_model import IterationModel
 
 
 class Budget(Protocol):
@@ -34,28 +34,23 @@ class Budget(Protocol):
         """Compute decodes of so many tokens in all."""
 
 
-class PivotBudget:
-    """Equation 6: time goes with the tokens alone, as at the pivot. Without a pivot only `max_tokens` counts."""
+class EngineBudget:
+    """The engine's own maximum and no limit in time: for an engine whose iteration times are not known yet."""
 
-    def __init__(self, max_tokens: int, pivot: Pivot | None) -> None:
+    def __init__(self, max_tokens: int) -> None:
         self.tokens = 0
         self.limit_s = inf
         self._max_tokens = max_tokens
-        self._token_s = pivot.time_s / pivot.tokens if pivot else 0.0
 
     def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
-        """How long the iteration would take with one more call in it."""
-        del context_tokens
-        return (self.tokens + new_tokens) * self._token_s
+        """No time at all."""
+        del new_tokens, context_tokens
+        return 0.0
 
     def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
         """How many of a call's tokens it has room for."""
         del context_tokens
-        most = min(wanted_tokens, self._max_tokens - self.tokens)
-        if self._token_s and self.limit_s < inf:
-            # Rounding may not lose the last token of a budget that comes out whole.
-            most = min(most, int(self.limit_s / self._token_s + 1e-9) - self.tokens)
-        return max(0, most)
+        return max(0, min(wanted_tokens, self._max_tokens - self.tokens))
 
     def take(self, new_tokens: int, context_tokens: int = 0) -> None:
         """Compute so many of a call's tokens in it."""
@@ -141,3 +136,9 @@ class ModelBudget:
         """Compute decodes of so many tokens in all."""
         self.tokens += new_tokens
         self._sequence_tokens += new_tokens + context_tokens
+
+
+def model_budget(max_tokens: int, model: IterationModel) -> Budget:
+    """An empty iteration's budget: the iteration-time model solved for the tokens, once there is one."""
+    costs = model.costs
+    return EngineBudget(max_tokens) if costs is None else ModelBudget(max_tokens, costs)

@@ -1,38 +1,51 @@
 """The `slo` local scheduler: iteration SLOs, dynamic chunking, multi-resource batching and hit-ratio groups, composed.
 
-While no call has had an objective lately it plans as `hit_ratio` does.
+While no call has had objectives lately it plans as `hit_ratio` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from math import inf
+from operator import attrgetter
 
 from plait.policy.cost_model import CostModel
-from plait.policy.scheduling.in_order import HitRatioOrder, plan_in_order
-from plait.policy.scheduling.iteration import Iteration, Knowledge
+from plait.policy.scheduling.backlog import backlog_limit_s, limit_backlog
+from plait.policy.scheduling.batching import Batch
+from plait.policy.scheduling.best_effort import add_best_effort
+from plait.policy.scheduling.decodes import add_decodes, limit_to_tightest_slo, reserve_blocks
+from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, HitRatioOrder, plan_in_order
 from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.scheduling.moment import Moment, split_running, time_prefills
 from plait.policy.scheduling.outputs import MeanOutputs
 from plait.policy.scheduling.pace import Pace, RecentIterations
+from plait.policy.scheduling.phases import PHASES, Phases
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from plait.policy.scheduling.preemption_history import PreemptionHistory
-from plait.policy.scheduling.slo import Objectives
+from plait.policy.scheduling.reserve import reserve_tokens, return_reserve
 from plait.policy.scheduling.slo_settings import SloSettings
-from plait.policy.scheduling.ttft_slack import TtftSlack
+from plait.policy.scheduling.ttft_slack import TtftSlack, slacks_s
+from plait.policy.scheduling.urgent import add_urgent
+from plait.policy.scheduling.waiting import Sorted
+
+_REMAINING = attrgetter("remaining_s")
 
 
 class SloScheduler:
-    """A LocalScheduler that measures; `settings` switch its methods."""
+    """A LocalScheduler that measures. An experiment composes other `phases`."""
 
-    def __init__(self, settings: SloSettings | None = None) -> None:
+    def __init__(self, settings: SloSettings | None = None, phases: Phases = PHASES) -> None:
         self.settings = settings or SloSettings()
         self.model = IterationModel()
-        self.iterations = RecentIterations()
-        self.preemptions = PreemptionHistory()
-        self.outputs = MeanOutputs()
-        self.ttft_slack = TtftSlack()
-        self.objectives = Objectives(self.settings.default_slo, self.settings.execution, self.settings.jct_slack)
-        self.hit_ratio = HitRatioOrder()
-        self._started_long: list[LocalCall] = []
+        self._phases = phases
+        self._iterations = RecentIterations()
+        self._preemptions = PreemptionHistory()
+        self._outputs = MeanOutputs()
+        self._ttft_slack = TtftSlack()
+        self._objectives = phases.objectives(self.settings.default_slo)
+        self._hit_ratio = HitRatioOrder()
+        self._long_calls: list[LocalCall] = []
         self._paused_s: float | None = None
 
     def expect(self, costs: CostModel) -> None:
@@ -42,46 +55,115 @@ class SloScheduler:
     def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
         """An iteration is over; `work` is (new tokens, context tokens) of each of its calls."""
         self.model.on_iteration(duration_s, work)
-        self.iterations.on_iteration(duration_s, work)
-        self.preemptions.on_iteration(work)
+        self._iterations.on_iteration(duration_s, work)
+        self._preemptions.on_iteration(work)
 
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
         """The next iteration's plan."""
-        ended = self.preemptions.on_plan(now_s, waiting, running)
-        self.outputs.on_ended(ended)
-        self.objectives.follow(now_s, running, ended)
-        self.hit_ratio.settle(waiting)
-        self.ttft_slack.on_plan(now_s, running)
-        if self._started_long:
-            present = set(running)
-            self._started_long = [call for call in self._started_long if call in present]
-        slack_s = self.ttft_slack.quartile_s(now_s) if self.settings.spare_share else None
-        if slack_s is None and not self.objectives.any(waiting, running):
-            return plan_in_order(waiting, running, facts, self.hit_ratio.turns)
-        iteration = Iteration(self._knowledge(now_s, facts, slack_s), now_s, waiting, running, facts)
-        plan = iteration.plan()
+        self._follow(now_s, waiting, running)
+        slack_s = self._phases.arrivals_slack_s(self._ttft_slack, now_s)
+        if slack_s is None and not self._objectives.any(waiting, running):
+            return plan_in_order(waiting, running, facts, self._hit_ratio.turns)
+        moment = self._moment(now_s, waiting, running, facts, slack_s)
+        batch = Batch(
+            self._phases.budget(facts.max_batch_tokens, self.model), facts, facts.max_running_calls - len(running)
+        )
+        plan = self._fill(moment, batch)
         if not plan.picks and not plan.preempt and (running or waiting):
-            return plan_in_order(waiting, running, facts, self.hit_ratio.turns)  # all stand in each other's way
-        self._started_long += iteration.started_long
-        self.ttft_slack.expect(iteration.spares_s)
-        if iteration.paused:
-            self._paused_s = now_s
-        elif self._paused_s != now_s:
-            self._paused_s = None
+            return plan_in_order(waiting, running, facts, self._hit_ratio.turns)  # all stand in each other's way
+        self._remember(moment, batch)
         return plan
 
-    def _knowledge(self, now_s: float, facts: EngineFacts, slack_s: float | None) -> Knowledge:
-        """What an iteration is filled by; decodes may not be left out of two in a row."""
-        return Knowledge(
-            self.settings,
-            self.objectives,
-            self.model,
-            Pace.of(self.iterations, self.model, self.preemptions, self.outputs, facts.max_batch_tokens),
-            self.preemptions,
-            slack_s,
-            self.hit_ratio,
-            self._started_long,
-            may_pause=self.settings.pause and self._paused_s in {None, now_s},
+    def _fill(self, moment: Moment, batch: Batch) -> Plan:
+        """The steps of docs/local_scheduler.md, each in what the steps before it have left."""
+        phases = self._phases
+        # 1. Decodes go on.
+        add_decodes(moment, batch)
+        backlog_s = backlog_limit_s(moment, batch)
+        # 2. The tightest SLO limits the iteration.
+        limit_to_tightest_slo(moment, batch)
+        reserve_blocks(moment, batch)
+        # 3. Calls that can still meet their SLO come next.
+        found = Sorted() if batch.preempted else phases.sort_waiting(moment, batch, phases.long_slots(moment))
+        begun = [one for one in moment.prefills if one.call not in batch.preempted]
+        on_time = [one for one in begun if not one.loses_nothing]
+        others = [one for one in begun if one.loses_nothing]
+        batch.reserve_tokens = reserve_tokens(moment, batch, others, found)
+        add_urgent(moment, batch, sorted([*on_time, *found.urgent], key=_REMAINING), phases.make_room)
+        phases.select(moment, batch, found.normal)
+        # 4. Everything else shares what remains.
+        reserve, batch.reserve_tokens = batch.reserve_tokens, 0
+        limit_s = batch.budget.limit_s
+        limit_backlog(batch, backlog_s, reserve)
+        others = [one for one in others if one.call not in batch.preempted]
+        turns = self._hit_ratio.turns(found.best_effort, moment.facts)
+        left = add_best_effort(moment, batch, others, found.missed, turns)
+        budget_tokens = batch.budget.tokens + batch.left_tokens if batch.budget.limit_s < inf else None
+        # 5. The reserve that they leave goes back.
+        batch.budget.limit_s = limit_s
+        considered = [*found.urgent, *found.normal]
+        if reserve and batch.left_tokens:
+            return_reserve(moment, batch, [*on_time, *considered], phases.select)
+        considered += phases.release_long(moment, batch, found.held, considered)
+        return _planned(batch, chain((one.call for one in considered), left), budget_tokens)
+
+    def _follow(self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall]) -> None:
+        """Note what has become of the calls since the last plan."""
+        ended = self._preemptions.on_plan(now_s, waiting, running)
+        self._outputs.on_ended(ended)
+        self._objectives.on_plan(now_s, running, ended)
+        self._hit_ratio.settle(waiting)
+        self._ttft_slack.on_plan(now_s, running)
+        if self._long_calls:
+            present = set(running)
+            self._long_calls = [call for call in self._long_calls if call in present]
+
+    def _moment(
+        self,
+        now_s: float,
+        waiting: Sequence[LocalCall],
+        running: Sequence[LocalCall],
+        facts: EngineFacts,
+        slack_s: float | None,
+    ) -> Moment:
+        pace = Pace.of(self._iterations, self.model, self._preemptions, self._outputs, facts.max_batch_tokens)
+        empty_budget = self._phases.budget(facts.max_batch_tokens, self.model)
+        decodes, prefills = split_running(running, self._long_calls)
+        time_prefills(prefills, self._objectives, now_s, pace, empty_budget)
+        return Moment(
+            now_s=now_s,
+            waiting=waiting,
+            decodes=decodes,
+            prefills=prefills,
+            facts=facts,
+            settings=self.settings,
+            objectives=self._objectives,
+            pace=pace,
+            preemptions=self._preemptions,
+            long_calls=self._long_calls,
+            empty_budget=empty_budget,
+            may_pause=self._phases.may_pause(self._paused_s, now_s),
+            arrivals_slack_s=slack_s,
         )
+
+    def _remember(self, moment: Moment, batch: Batch) -> None:
+        """Note what the iteration starts; decodes may not be left out of two in a row."""
+        started = batch.started
+        self._long_calls += [one.call for one in started if one.is_long and one.remaining_s < inf]
+        self._ttft_slack.expect(slacks_s(started, self._objectives, self.model.costs))
+        if batch.paused:
+            self._paused_s = moment.now_s
+        elif self._paused_s != moment.now_s:
+            self._paused_s = None
+
+
+def _planned(batch: Batch, waiting: Iterable[LocalCall], budget_tokens: int | None) -> Plan:
+    """The batch as a plan; of the `waiting` calls, in their order, those left may fill it up."""
+    picks = batch.picks
+    left: Iterator[LocalCall] = (call for call in waiting if call not in picks)
+    backfill = () if batch.preempted or batch.free_slots <= 0 else tuple(islice(left, MAX_BACKFILL_CALLS))
+    if budget_tokens is not None:
+        budget_tokens = max(budget_tokens, batch.budget.tokens)
+    return Plan(tuple(batch.preempted), tuple(picks.items()), backfill, budget_tokens)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.scheduling.chunking import EngineBudget
+from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.scheduling.moment import Moment
+from plait.policy.scheduling.outputs import MeanOutputs
+from plait.policy.scheduling.pace import Pace, RecentIterations
 from plait.policy.scheduling.plan import LocalCall, LocalScheduler, Plan
+from plait.policy.scheduling.preemption_history import PreemptionHistory
+from plait.policy.scheduling.slo import Objectives
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.scheduling.slo_settings import SloSettings
 from plait.policy.types import Slo
@@ -52,6 +59,26 @@ def slo_scheduler(settings: SloSettings | None = None, costs: CostModel | None =
     if costs is not None:
         scheduler.expect(costs)
     return scheduler
+
+
+def moment(engine: FakeEngine) -> Moment:
+    """The engine idle at 0 s, nothing known of its iteration times."""
+    history = PreemptionHistory()
+    return Moment(
+        now_s=0.0,
+        waiting=engine.waiting,
+        decodes=(),
+        prefills=(),
+        facts=engine,
+        settings=SloSettings(),
+        objectives=Objectives(),
+        pace=Pace.of(RecentIterations(), IterationModel(), history, MeanOutputs(), engine.max_batch_tokens),
+        preemptions=history,
+        long_calls=(),
+        empty_budget=EngineBudget(engine.max_batch_tokens),
+        may_pause=False,
+        arrivals_slack_s=None,
+    )
 
 
 def prompt(name: str, tokens: int, ttft_s: float | None = None, arrived_s: float = 0.0) -> LocalCall:

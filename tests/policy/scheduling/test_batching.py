@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from plait.policy.scheduling.batching import WINDOW_CALLS, Batch, Candidate, select_by_distance, select_in_order
-from plait.policy.scheduling.chunking import ModelBudget, PivotBudget
+from plait.policy.scheduling.batching import Batch, Candidate
+from plait.policy.scheduling.chunking import EngineBudget, ModelBudget
 from plait.policy.scheduling.plan import Plan
-from tests.policy.scheduling.fake_engine import COSTS, FakeEngine, names, prompt
+from plait.policy.scheduling.selection import WINDOW_CALLS, select_by_distance, select_in_order
+from tests.policy.scheduling.fake_engine import COSTS, FakeEngine, moment, names, prompt
 
 
 def candidates(*sizes: int, gap_s: float = 0.0, **more: bool) -> list[Candidate]:
@@ -17,7 +18,7 @@ def candidates(*sizes: int, gap_s: float = 0.0, **more: bool) -> list[Candidate]
 
 
 def batch(engine: FakeEngine) -> Batch:
-    return Batch(PivotBudget(engine.max_batch_tokens, None), engine, engine.max_running_calls)
+    return Batch(EngineBudget(engine.max_batch_tokens), engine, engine.max_running_calls)
 
 
 def picked(batch: Batch) -> list[tuple[str, int]]:
@@ -28,7 +29,7 @@ def test_the_nearest_to_what_is_left_goes_first() -> None:
     engine = FakeEngine(max_batch_tokens=100, free_blocks=25)
     filled = batch(engine)
     # 70 is nearest to (100 tokens, 25 blocks), then 28 to what is left; 20 does not fit whole any more.
-    select_by_distance(filled, candidates(40, 70, 20, 28), engine)
+    select_by_distance(moment(engine), filled, candidates(40, 70, 20, 28))
     assert picked(filled)[:2] == [("1", 70), ("3", 28)]
 
 
@@ -37,14 +38,14 @@ def test_both_resources_count() -> None:
     engine = FakeEngine(max_batch_tokens=100, free_blocks=26, cached={"1": 40})
     two = [Candidate(prompt(str(at), 60 + cached), 60, cached, True, 0.0) for at, cached in enumerate((0, 40))]
     filled = batch(engine)
-    select_by_distance(filled, two, engine)
+    select_by_distance(moment(engine), filled, two)
     assert picked(filled) == [("1", 60)]
 
 
 def test_who_fits_nobody_whole_is_cut_where_the_budget_ends() -> None:
     engine = FakeEngine(max_batch_tokens=100)
     filled = batch(engine)
-    select_by_distance(filled, candidates(80, 90, 30), engine)
+    select_by_distance(moment(engine), filled, candidates(80, 90, 30))
     assert sum(tokens for _, tokens in picked(filled)) == 100
     assert picked(filled) == [("1", 90), ("0", 10)], "the first in line of those left"
 
@@ -52,14 +53,14 @@ def test_who_fits_nobody_whole_is_cut_where_the_budget_ends() -> None:
 def test_a_window_goes_before_the_next() -> None:
     engine = FakeEngine(max_batch_tokens=100)
     filled = batch(engine)
-    select_by_distance(filled, candidates(50, 60, 100, gap_s=0.5), engine)
+    select_by_distance(moment(engine), filled, candidates(50, 60, 100, gap_s=0.5))
     assert picked(filled) == [("1", 60), ("0", 40)], "the one of 100 is a second behind"
 
 
 def test_everything_is_taken_where_there_is_room() -> None:
     engine = FakeEngine(max_running_calls=500)
     filled = batch(engine)
-    select_by_distance(filled, candidates(*[2] * (3 * WINDOW_CALLS), gap_s=0.1), engine)
+    select_by_distance(moment(engine), filled, candidates(*[2] * (3 * WINDOW_CALLS), gap_s=0.1))
     assert len(filled.picks) == 3 * WINDOW_CALLS
 
 
@@ -68,7 +69,7 @@ def test_a_prompt_starts_only_where_all_of_it_has_blocks() -> None:
     filled = batch(engine)
     select_in_order(filled, candidates(100, 60))
     assert picked(filled) == [("1", 50)], "100 tokens are 25 blocks, 60 are 15"
-    assert (filled.free_blocks, filled.open_blocks) == (20 - 13, 20 - 15)
+    assert (filled.free_blocks, filled.unreserved_blocks) == (20 - 13, 20 - 15)
 
 
 def test_a_running_long_prompt_is_cut_where_the_blocks_end() -> None:
@@ -79,16 +80,16 @@ def test_a_running_long_prompt_is_cut_where_the_blocks_end() -> None:
     assert picked(filled) == [("0", 40)]
 
 
-def test_seats_limit_the_waiting_only() -> None:
+def test_slots_limit_the_waiting_only() -> None:
     engine = FakeEngine(max_running_calls=1, running=[prompt("begun", 5)])
-    filled = Batch(PivotBudget(100, None), engine, seats=0)
+    filled = Batch(EngineBudget(100), engine, free_slots=0)
     select_in_order(filled, [*candidates(5), Candidate(engine.running[0], 5, 0, waits=False)])
     assert picked(filled) == [("begun", 5)]
 
 
 def test_who_completes_its_prompt_binds_the_iteration() -> None:
     engine = FakeEngine()
-    filled = Batch(ModelBudget(1000, COSTS), engine, seats=5)
+    filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)
     first, second = candidates(100, 500)
     first.due_s = 0.04  # 10 ms + 0.1 ms n: 300 tokens
     select_in_order(filled, [first, second])
@@ -97,21 +98,21 @@ def test_who_completes_its_prompt_binds_the_iteration() -> None:
 
 def test_who_is_late_anyway_does_not() -> None:
     engine = FakeEngine()
-    filled = Batch(ModelBudget(1000, COSTS), engine, seats=5)
+    filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)
     first, second = candidates(100, 500)
     first.due_s = 0.015
     select_in_order(filled, [first, second])
     assert picked(filled) == [("0", 100), ("1", 500)]
 
 
-def test_what_is_withheld_is_left_and_can_extend_a_cut_prompt_later() -> None:
+def test_the_reserve_is_left_and_can_extend_a_cut_prompt_later() -> None:
     engine = FakeEngine(max_batch_tokens=100)
     filled = batch(engine)
-    filled.withheld_tokens = 10
+    filled.reserve_tokens = 10
     (only,) = candidates(200)
     select_in_order(filled, [only])
     assert picked(filled) == [("0", 90)]
-    filled.withheld_tokens = 0
+    filled.reserve_tokens = 0
     filled.extend(only)
     assert picked(filled) == [("0", 100)]
     assert filled.free_blocks == engine.free_blocks - 25
@@ -119,7 +120,7 @@ def test_what_is_withheld_is_left_and_can_extend_a_cut_prompt_later() -> None:
 
 def test_the_floor_goes_beyond_the_limit_but_not_the_maximum() -> None:
     engine = FakeEngine()
-    filled = Batch(ModelBudget(1000, COSTS), engine, seats=5)
+    filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)
     filled.budget.take_decodes(990, 0)
     filled.budget.limit_s, filled.floor_tokens = 0.05, 50
     select_in_order(filled, candidates(30))

@@ -1,36 +1,29 @@
-"""Token budgets: equation 6 and the iteration-time model, by hand and against brute force."""
+"""Token budgets: the iteration-time model solved, by hand and against brute force."""
 
 from __future__ import annotations
-
-from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends.profiles import load_profile
-from plait.policy.cost_model import Pivot
-from plait.policy.scheduling.chunking import Budget, ModelBudget, PivotBudget
+from plait.policy.scheduling.chunking import Budget, EngineBudget, ModelBudget, model_budget
+from plait.policy.scheduling.iteration_model import IterationModel
 from tests.policy.scheduling.fake_engine import COSTS
 
 
-@pytest.mark.parametrize(("slo_s", "tokens"), [(0.05, 250), (0.1, 500), (0.3, 1500), (9.0, 2048), (inf, 2048), (0, 0)])
-def test_equation_6(slo_s: float, tokens: int) -> None:
-    budget = PivotBudget(2048, Pivot(500, 0.1))
-    budget.limit_s = slo_s
-    assert budget.room(10_000) == tokens
-    budget.take(100)
-    assert budget.room(10_000) == max(0, tokens - 100)
-
-
-def test_without_a_pivot_only_the_engines_maximum_counts() -> None:
-    budget = PivotBudget(2048, None)
+def test_without_a_model_only_the_engines_maximum_counts() -> None:
+    budget = model_budget(2048, IterationModel())
     budget.limit_s = 1e-9
     assert (budget.room(10_000), budget.time_s(500)) == (2048, 0.0)
+    budget.take_decodes(48, 900)
+    assert (budget.room(10_000), budget.room(30)) == (2000, 30)
 
 
 def test_the_model_is_solved_for_the_tokens() -> None:
-    budget = ModelBudget(2048, COSTS)
+    model = IterationModel()
+    model.expect(COSTS)
+    budget = model_budget(2048, model)
     budget.take_decodes(8, 8 * 100)
     budget.limit_s = 0.06001  # 10 ms + 0.1 ms n: 500 tokens
     assert budget.room(10_000) == 492
@@ -61,7 +54,7 @@ def test_room_is_the_most_that_stays_within_the_limit(
         assert costs.iteration_time_s([*work, (room + 1, context)]) > limit_s - 1e-9
 
 
-@pytest.mark.parametrize("budget", [ModelBudget(2048, COSTS), PivotBudget(2048, Pivot(500, 0.1))])
+@pytest.mark.parametrize("budget", [ModelBudget(2048, COSTS), EngineBudget(2048)])
 def test_what_is_given_back_was_never_taken(budget: Budget) -> None:
     budget.take(300, 50)
     before_s = budget.time_s()

@@ -8,7 +8,7 @@ import pytest
 
 from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import LocalCall
-from plait.policy.scheduling.slo import JctSpread, Objectives, execution_times, token_slo_s
+from plait.policy.scheduling.slo import Objectives, chunked_execution, pivot_execution, token_slo_s
 from plait.policy.types import Objective, Slo
 
 PACE = Pace(longest_s=0.2, shortest_s=0.01, chunk_tokens=500.0, tokens_per_s=5000.0)
@@ -17,20 +17,20 @@ PACE = Pace(longest_s=0.2, shortest_s=0.01, chunk_tokens=500.0, tokens_per_s=500
 @pytest.mark.parametrize(("tokens", "chunks"), [(1, 1), (500, 1), (501, 2), (1200, 3)])
 def test_what_is_left_takes_the_longest_iteration_a_chunk(tokens: int, chunks: int) -> None:
     assert PACE.chunks(tokens) == chunks
-    assert execution_times(PACE)(tokens) == pytest.approx(chunks * 0.2)
+    assert chunked_execution(PACE)(tokens) == pytest.approx(chunks * 0.2)
 
 
 def test_or_as_long_as_at_the_pivots_throughput() -> None:
-    assert execution_times(PACE, "throughput")(1200) == pytest.approx(0.01 + 1200 / 5000)
+    assert pivot_execution(PACE)(1200) == pytest.approx(0.01 + 1200 / 5000)
     unknown = Pace(longest_s=0.2, shortest_s=0.0, chunk_tokens=500.0)
-    assert execution_times(unknown, "throughput")(1200) == pytest.approx(0.6), "until a throughput is known"
+    assert pivot_execution(unknown)(1200) == pytest.approx(0.6), "until a throughput is known"
 
 
 def test_a_prompts_remaining_time_is_its_slo_less_waiting_and_execution() -> None:
     call, slo = LocalCall("c", 10.0, 1200), Slo(ttft_s=1.0)
     remaining_s, due_s = Objectives().timer(10.3, PACE)(call, slo, 1200)
     assert due_s == pytest.approx(1.0 - 0.3)
-    assert remaining_s == pytest.approx(1.0 - 0.3 - 3 * 0.2)
+    assert remaining_s == pytest.approx(1.0 - 0.3 - (0.01 + 1200 / 5000))
 
 
 def test_before_its_first_token_a_tpot_alone_sets_no_time() -> None:
@@ -40,12 +40,12 @@ def test_before_its_first_token_a_tpot_alone_sets_no_time() -> None:
 def test_the_nth_token_is_due_n_tpot_after_the_first() -> None:
     objectives, slo = Objectives(), Slo(ttft_s=1.0, tpot_s=0.1)
     call = LocalCall("c", 0.0, 10, 10, 1, slo=slo)
-    objectives.follow(5.0, [call], [])
+    objectives.on_plan(5.0, [call], [])
     call.output_tokens = 3
-    objectives.follow(5.15, [call], [])
+    objectives.on_plan(5.15, [call], [])
     assert objectives.due_s(call, slo, 5.25) == pytest.approx(5.0 + 3 * 0.1 - 5.25)
     assert objectives.tightest_s([call], 5.15, PACE) == pytest.approx(0.15), "half a token ahead: all of it at once"
-    assert objectives.timer(5.25, PACE)(call, slo, 1)[0] == pytest.approx(0.05 - 0.2), "a decode is one chunk"
+    assert objectives.timer(5.25, PACE)(call, slo, 1)[0] == pytest.approx(0.05 - (0.01 + 1 / 5000))
 
 
 @pytest.mark.parametrize(
@@ -61,36 +61,12 @@ def test_what_no_iteration_can_keep_does_not_bind() -> None:
     assert Objectives().tightest_s([call], 0.0, PACE) == inf
 
 
-SPREAD = JctSpread.over(
-    10.0, 0.6, 3, 7, Pace(longest_s=0.2, shortest_s=0.0, chunk_tokens=1, preemption_rate=0.25, longest_preemption_s=0.4)
-)
-"""T_e = 0.6 + 7 (0.2 + 0.4 x 0.25) = 2.7 s over 3 + 7 iterations."""
-
-
-def test_a_jobs_slack_is_spread_over_its_iterations() -> None:
-    assert SPREAD.slack_s == pytest.approx((10.0 - 2.7) / 10)
-    assert SPREAD.iteration_s == pytest.approx(0.27)
-    assert SPREAD.remaining_s(0.0, 0) == pytest.approx(0.73)
-
-
-@pytest.mark.parametrize(("waited_s", "next_s"), [(0.73, 0.73), (0.73 + 0.5, 0.73 - 0.5), (0.73 - 0.3, 0.73 + 0.3)])
-def test_what_an_iteration_over_or_underuses_is_carried_on(waited_s: float, next_s: float) -> None:
-    assert SPREAD.remaining_s(waited_s + 0.27, 1) == pytest.approx(next_s)
-
-
-def test_a_job_that_outlives_its_timetable_has_what_is_left_of_it() -> None:
-    assert SPREAD.remaining_s(9.0, 9) == SPREAD.remaining_s(9.0, 50) == pytest.approx(10 * 0.73 - (9.0 - 9 * 0.27))
-
-
-@pytest.mark.parametrize(("slack", "expected_s"), [("spread", 0.8 - 0.25), ("whole", 10.0 - 0.25 - 0.6 - 7 * 0.2)])
-def test_a_jobs_remaining_time(slack: str, expected_s: float) -> None:
+def test_a_jobs_remaining_time_is_its_whole_slack() -> None:
     pace = Pace(longest_s=0.2, shortest_s=0.0, chunk_tokens=500.0, mean_outputs={None: 7.0})
-    objectives = Objectives(jct_slack="spread" if slack == "spread" else "whole")
     call, slo = LocalCall("c", 0.0, 1200), Slo(jct_s=10.0)
-    # spread: (10 - (0.6 + 1.4)) / (3 + 7) = 0.8 an iteration; 0.25 s have been waited.
-    remaining_s, due_s = objectives.timer(0.25, pace)(call, slo, 1200)
+    remaining_s, due_s = Objectives().timer(0.25, pace)(call, slo, 1200)
     assert due_s is None
-    assert remaining_s == pytest.approx(expected_s)
+    assert remaining_s == pytest.approx(10.0 - 0.25 - 0.6 - 7 * 0.2)
 
 
 def test_the_default_is_for_calls_that_say_nothing() -> None:

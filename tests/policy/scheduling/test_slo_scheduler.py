@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -31,16 +30,11 @@ from tests.policy.scheduling.fake_engine import (
     slo_scheduler,
 )
 
-LongPrompts = Literal["until_completed", "until_prefilled", "any"]
-
-ABLATIONS = [
+SETTINGS = [
     SloSettings(),
-    SloSettings(budget="pivot", execution="chunks"),
-    SloSettings(budget="engine", selection="order", jct_slack="whole"),
-    SloSettings(order="arrival", long_prompts="any", lost="keep"),
-    SloSettings(long_prompts="until_completed", long_tokens=20, preempt="any", default_slo=Slo(tpot_s=0.1875)),
-    SloSettings(long_tokens=20, preempt="never", best_effort_share=0.0),
-    SloSettings(pause=False, spare_share=0.0, max_preemptions=1),
+    SloSettings(long_tokens=20, default_slo=Slo(tpot_s=0.1875)),
+    SloSettings(long_tokens=20, best_effort_share=0.0),
+    SloSettings(max_preemptions=1),
 ]
 
 
@@ -54,7 +48,7 @@ def test_adapters_find_it_by_name_and_know_that_it_measures() -> None:
 
 def test_waiting_calls_run_in_ascending_remaining_time() -> None:
     engine = FakeEngine(max_batch_tokens=200, waiting=[prompt("loose", 100, 9.0), prompt("tight", 100, 1.0)])
-    plan = engine.plan(slo_scheduler(SloSettings(selection="order")))
+    plan = engine.plan(slo_scheduler())
     assert names(plan) == [("tight", 100), ("loose", 100)]
 
 
@@ -77,10 +71,6 @@ def test_the_tightest_token_deadline_sets_the_budget() -> None:
     plan = engine.plan(slo_scheduler())
     assert names(plan) == [("decode", 1), ("prompt", 399)], "10 ms + 0.1 ms n <= 50 ms"
     assert plan.budget_tokens == 400
-    # Equation 6: S_b = 900 x 0.05 / 0.1 = 450.
-    assert names(engine.plan(slo_scheduler(SloSettings(budget="pivot")))) == [("decode", 1), ("prompt", 449)]
-    plan = engine.plan(slo_scheduler(SloSettings(budget="engine")))
-    assert (names(plan), plan.budget_tokens) == ([("decode", 1), ("prompt", 900)], 1000)
 
 
 def test_prompts_get_a_floor_where_decodes_alone_are_too_slow() -> None:
@@ -104,8 +94,6 @@ def test_calls_without_objectives_get_at_least_a_tenth() -> None:
 def test_a_call_that_cannot_meet_its_ttft_any_more_makes_way() -> None:
     engine = FakeEngine(max_batch_tokens=100, waiting=[prompt("lost", 90, 0.5), prompt("due", 100, 2.0)])
     assert names(engine.plan(slo_scheduler(), 0.6))[0] == ("due", 98), "2 % are for lost ones"
-    keep = SloSettings(lost="keep")
-    assert names(engine.plan(slo_scheduler(keep), 0.6)) == [("lost", 90), ("due", 10)]
 
 
 def test_an_unknown_engine_is_planned_for_without_a_time_limit() -> None:
@@ -118,24 +106,20 @@ def test_an_unknown_engine_is_planned_for_without_a_time_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "budget", "started"),
+    ("budget", "started"),
     [
-        ("until_prefilled", 5020, {"a", "short"}),
-        ("until_prefilled", 8000, {"a", "b", "short"}),  # the first is through, and nobody else wants what is left
-        ("until_completed", 8000, {"a", "short"}),
-        ("any", 8000, {"a", "b", "short"}),
+        (5020, {"a", "short"}),
+        (8000, {"a", "b", "short"}),  # the first is through, and nobody else wants what is left
     ],
 )
-def test_one_long_prompt_at_a_time(mode: LongPrompts, budget: int, started: set[str]) -> None:
+def test_one_long_prompt_at_a_time(budget: int, started: set[str]) -> None:
     waiting = [prompt(name, 5000, ttft_s) for name, ttft_s in (("a", 9.0), ("b", 9.1))] + [prompt("short", 50, 9.2)]
     engine = FakeEngine(max_batch_tokens=budget, waiting=waiting)
-    plan = engine.plan(slo_scheduler(SloSettings(long_prompts=mode)))
-    assert {name for name, _ in names(plan)} == started
+    assert {name for name, _ in names(engine.plan(slo_scheduler()))} == started
 
 
-@pytest.mark.parametrize(("mode", "second"), [("until_prefilled", True), ("until_completed", False), ("any", True)])
-def test_the_next_long_prompt_starts_when_the_first_is_through(mode: LongPrompts, second: bool) -> None:
-    scheduler = slo_scheduler(SloSettings(long_prompts=mode))
+def test_the_next_long_prompt_starts_when_the_first_is_prefilled() -> None:
+    scheduler = slo_scheduler()
     first, other = prompt("first", 5000, 50.0), prompt("second", 5000, 60.0)
     engine = FakeEngine(max_batch_tokens=4000, waiting=[first, other])
     assert [name for name, _ in names(engine.plan(scheduler))] == ["first"]
@@ -144,8 +128,7 @@ def test_the_next_long_prompt_starts_when_the_first_is_through(mode: LongPrompts
     first.computed_tokens = 4000
     assert names(engine.plan(scheduler, 1.0))[0] == ("first", 1000)
     first.computed_tokens, first.output_tokens = 5000, 1
-    plan = engine.plan(scheduler, 2.0)
-    assert ("second" in dict(names(plan))) is second
+    assert "second" in dict(names(engine.plan(scheduler, 2.0)))
     engine.running.remove(first)
     assert "second" in dict(names(engine.plan(scheduler, 3.0)))
 
@@ -177,7 +160,6 @@ def test_an_urgent_call_takes_the_blocks_of_one_without_objectives() -> None:
     plan = engine.plan(slo_scheduler())
     assert [call.call_id for call in plan.preempt] == ["young"]
     assert names(plan) == [("old", 1), ("urgent", 100)]
-    assert engine.plan(slo_scheduler(SloSettings(preempt="never"))).preempt == ()
 
 
 @pytest.mark.parametrize(
@@ -190,16 +172,10 @@ def test_nobody_is_preempted_without_need(tokens: int, ttft_s: float) -> None:
     assert (plan.preempt, names(plan)) == ((), [("old", 1), ("young", 1)])
 
 
-def test_a_promised_call_is_preempted_only_if_allowed_and_never_into_urgency() -> None:
-    def plan(tpot_s: float, preempt: Literal["any", "spare"]) -> list[str]:
-        call = decode("promised", 400, 1, Slo(tpot_s=tpot_s))
-        engine = FakeEngine(free_blocks=10, running=[call], waiting=[prompt("urgent", 100, 0.1)])
-        scheduler = slo_scheduler(SloSettings(preempt=preempt))
-        return [call.call_id for call in engine.plan(scheduler).preempt]
-
-    assert plan(9.0, "any") == ["promised"]
-    assert plan(9.0, "spare") == []
-    assert plan(0.15, "any") == [], "0.15 s left, and 0.1 s to compute it again"
+def test_a_call_whose_objectives_are_at_stake_is_not_preempted() -> None:
+    call = decode("promised", 400, 1, Slo(tpot_s=9.0))
+    engine = FakeEngine(free_blocks=10, running=[call], waiting=[prompt("urgent", 100, 0.1)])
+    assert engine.plan(slo_scheduler()).preempt == ()
 
 
 def test_a_running_call_that_has_missed_its_ttft_makes_way_too() -> None:
@@ -241,7 +217,6 @@ def test_decodes_wait_for_a_first_token_that_is_in_time_only_without_them() -> N
     assert engine.plan(scheduler) == engine.plan(scheduler), "the same moment, the same plan"
     engine.waiting = [prompt("another", 200, 0.03015, arrived_s=0.03)]
     assert names(engine.plan(scheduler, 0.03))[:3] == [("plain", 1), ("loose", 1), ("tight", 1)], "not twice in a row"
-    assert len(names(engine.plan(slo_scheduler(SloSettings(pause=False))))) == 4
 
 
 def test_decodes_do_not_wait_in_vain_nor_without_need() -> None:
@@ -253,8 +228,8 @@ def test_decodes_do_not_wait_in_vain_nor_without_need() -> None:
 
 
 def test_what_is_not_urgent_is_cut_to_what_arrivals_can_spare() -> None:
-    def longest(spare_s: float, share: float = 0.5) -> int:
-        scheduler = slo_scheduler(SloSettings(spare_share=share))
+    def longest(spare_s: float) -> int:
+        scheduler = slo_scheduler()
         started = prompt("started", 100, 0.02 + spare_s)
         engine = FakeEngine(max_batch_tokens=4000, waiting=[started])
         engine.plan(scheduler)
@@ -266,7 +241,6 @@ def test_what_is_not_urgent_is_cut_to_what_arrivals_can_spare() -> None:
     assert longest(0.1) == 399
     assert longest(0.03) == 900, "15 ms, when 10 ms is the least: too short to be worth it, so the pivot"
     assert longest(9.0) == 3999
-    assert longest(0.1, share=0.0) == 3999
 
 
 def test_an_iteration_stays_short_while_calls_with_a_ttft_have_come_lately() -> None:
@@ -359,14 +333,14 @@ def engines(draw: st.DrawFn) -> FakeEngine:
     return engine
 
 
-ablations = st.sampled_from(ABLATIONS)
+settings_of_users = st.sampled_from(SETTINGS)
 known_costs = st.sampled_from((COSTS, None))
 
 
 @settings(deadline=None, max_examples=500)
-@given(engine=engines(), ablation=ablations, costs=known_costs)
-def test_a_plan_stays_within_budget_blocks_and_seats(engine: FakeEngine, ablation: SloSettings, costs: object) -> None:
-    plan = engine.plan(slo_scheduler(ablation, COSTS if costs else None), 3.0)
+@given(engine=engines(), chosen=settings_of_users, costs=known_costs)
+def test_a_plan_stays_within_budget_blocks_and_seats(engine: FakeEngine, chosen: SloSettings, costs: object) -> None:
+    plan = engine.plan(slo_scheduler(chosen, COSTS if costs else None), 3.0)
     freed = sum(engine.blocks_freed(call) for call in plan.preempt)
     used = sum(tokens for _, tokens in plan.picks)
     assert used <= engine.max_batch_tokens
@@ -381,17 +355,17 @@ def test_a_plan_stays_within_budget_blocks_and_seats(engine: FakeEngine, ablatio
 
 
 @settings(deadline=None, max_examples=300)
-@given(engine=engines(), ablation=ablations)
-def test_the_same_inputs_give_the_same_plan(engine: FakeEngine, ablation: SloSettings) -> None:
-    scheduler = slo_scheduler(ablation)
+@given(engine=engines(), chosen=settings_of_users)
+def test_the_same_inputs_give_the_same_plan(engine: FakeEngine, chosen: SloSettings) -> None:
+    scheduler = slo_scheduler(chosen)
     plans = [engine.plan(scheduler, 3.0) for _ in range(3)]
-    assert plans[0] == plans[1] == plans[2] == engine.plan(slo_scheduler(ablation), 3.0)
+    assert plans[0] == plans[1] == plans[2] == engine.plan(slo_scheduler(chosen), 3.0)
 
 
 @settings(deadline=None, max_examples=300)
-@given(engine=engines(), ablation=ablations)
-def test_an_engine_that_can_do_something_does(engine: FakeEngine, ablation: SloSettings) -> None:
-    plan = engine.plan(slo_scheduler(ablation), 3.0)
+@given(engine=engines(), chosen=settings_of_users)
+def test_an_engine_that_can_do_something_does(engine: FakeEngine, chosen: SloSettings) -> None:
+    plan = engine.plan(slo_scheduler(chosen), 3.0)
     if not plan.picks and not plan.preempt:
         assert not engine.plan(SCHEDULERS["hit_ratio"](), 3.0).picks
 
@@ -423,13 +397,13 @@ def test_a_light_load_is_all_taken_at_once(sizes: list[int], ttft_s: list[float]
     specs=st.lists(
         st.tuples(st.integers(1, 200), st.integers(1, 25), st.integers(0, 4), slos, st.integers(0, 2)), max_size=14
     ),
-    ablation=ablations,
+    chosen=settings_of_users,
 )
 def test_every_call_finishes_on_a_real_engine(
-    specs: list[tuple[int, int, int, Slo | None, int]], ablation: SloSettings
+    specs: list[tuple[int, int, int, Slo | None, int]], chosen: SloSettings
 ) -> None:
     root = root_hash("m")
-    scheduler = Watched(ablation)
+    scheduler = Watched(chosen)
     engine = Engine(
         EngineSettings(name="e", model="m", kv_tokens=320, max_batch_tokens=64, max_running_calls=4),
         COSTS,
@@ -507,12 +481,12 @@ def test_the_pth_call_of_a_group_is_picked_within_the_bound(arrivals: list[list[
     assert not since
 
 
-@pytest.mark.parametrize("ablation", ABLATIONS)
-def test_the_work_of_a_plan_grows_with_the_queue_no_worse_than_in_proportion(ablation: SloSettings) -> None:
+@pytest.mark.parametrize("chosen", SETTINGS)
+def test_the_work_of_a_plan_grows_with_the_queue_no_worse_than_in_proportion(chosen: SloSettings) -> None:
     def looked_up(waiting: int) -> int:
         calls = [prompt(str(n), 50 + n % 700, 1.0 + n % 90 if n % 3 else None) for n in range(waiting)]
         engine = FakeEngine(free_blocks=300, waiting=calls, running=[decode(f"d{n}") for n in range(8)])
-        engine.plan(slo_scheduler(ablation))
+        engine.plan(slo_scheduler(chosen))
         return engine.looked_up
 
     assert looked_up(4000) < 2.2 * looked_up(2000)

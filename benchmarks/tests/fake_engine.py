@@ -1,0 +1,89 @@
+"""Facts of an engine whose calls share no blocks: a call owns what it computed, and finds `cached` at admission."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.scheduling.plan import LocalCall, LocalScheduler, Plan
+from plait.policy.types import Slo
+
+BLOCK_TOKENS = 4
+
+COSTS = CostModel(PiecewiseLinear(((0, 0.01),), 1e-4), 0.0, 0.0, 0.0, LongAttention())
+"""An iteration of n tokens takes 10 ms + 0.1 ms n; its pivot is at 900 tokens and 0.1 s."""
+
+
+def blocks(tokens: int) -> int:
+    return -(-tokens // BLOCK_TOKENS)
+
+
+@dataclass
+class FakeEngine:
+    max_batch_tokens: int = 1000
+    max_running_calls: int = 10
+    free_blocks: int = 10_000
+    cached: dict[str, int] = field(default_factory=dict)
+    waiting: list[LocalCall] = field(default_factory=list)
+    running: list[LocalCall] = field(default_factory=list)
+    looked_up: int = 0
+
+    def cached_tokens(self, call: LocalCall) -> int:
+        self.looked_up += 1
+        return self.cached.get(call.call_id, 0)
+
+    def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
+        self.looked_up += 1
+        if call in self.running:
+            return blocks(call.computed_tokens + new_tokens) - blocks(call.computed_tokens)
+        return blocks(self.cached.get(call.call_id, 0) + new_tokens)
+
+    def blocks_freed(self, call: LocalCall) -> int:
+        return blocks(call.computed_tokens)
+
+    def plan(self, scheduler: LocalScheduler, now_s: float = 0.0) -> Plan:
+        return scheduler.plan(now_s, self.waiting, self.running, self)
+
+
+def prompt(name: str, tokens: int, ttft_s: float | None = None, arrived_s: float = 0.0) -> LocalCall:
+    return LocalCall(name, arrived_s, tokens, slo=None if ttft_s is None else Slo(ttft_s=ttft_s))
+
+
+def decode(name: str, tokens: int = 100, output: int = 1, slo: Slo | None = None) -> LocalCall:
+    return LocalCall(name, 0.0, tokens, tokens + output - 1, output, slo=slo)
+
+
+def names(plan: Plan) -> list[tuple[str, int]]:
+    return [(call.call_id, tokens) for call, tokens in plan.picks]
+
+
+slos = st.none() | st.builds(
+    Slo,
+    ttft_s=st.none() | st.floats(0.001, 5.0),
+    tpot_s=st.none() | st.floats(0.001, 0.3),
+    jct_s=st.none() | st.floats(0.1, 60.0),
+)
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> FakeEngine:
+    engine = FakeEngine(
+        max_batch_tokens=draw(st.integers(1, 60)),
+        max_running_calls=draw(st.integers(1, 6)),
+        free_blocks=draw(st.integers(0, 20)),
+    )
+    for number in range(draw(st.integers(0, engine.max_running_calls))):
+        size, output = draw(st.integers(1, 40)), draw(st.integers(0, 5))
+        computed = draw(st.integers(0, size - 1)) if output == 0 else size + output - 1
+        call = LocalCall(f"running-{number}", draw(st.floats(0, 3)), size, computed, output, draw(slos))
+        engine.running.append(call)
+    for number in range(draw(st.integers(0, 6))):
+        call = LocalCall(
+            f"waiting-{number}", draw(st.floats(0, 3)), draw(st.integers(1, 40)), 0, draw(st.integers(0, 2))
+        )
+        call.slo, call.priority = draw(slos), draw(st.integers(-1, 1))
+        engine.cached[call.call_id] = draw(st.integers(0, blocks(call.uncomputed_tokens) - 1)) * BLOCK_TOKENS
+        engine.waiting.append(call)
+    return engine

@@ -1,0 +1,57 @@
+"""The running decodes of an iteration, and what they ask of the prompts beside them."""
+
+from __future__ import annotations
+
+from plait.policy.scheduling.batching import Batch
+from plait.policy.scheduling.moment import Moment, preemption_key
+
+FLOOR_SHARE = 0.1
+"""Ours: share of the engine's maximum that prompts get where decodes by themselves take longer than their SLO."""
+
+WATERMARK_BLOCKS = 2
+"""Ours: blocks that each running decode has free when a prompt is admitted."""
+
+
+def add_decodes(moment: Moment, batch: Batch) -> None:
+    """Every running decode goes on; while blocks are short the cheapest victim is preempted."""
+    needed = moment.facts.blocks_needed
+    tokens = sum([one.tokens for one in moment.decodes])
+    blocks = sum([needed(one.call, one.tokens) for one in moment.decodes])
+    if tokens <= moment.facts.max_batch_tokens and blocks <= batch.free_blocks:
+        batch.add_decodes(moment.decodes, tokens, blocks)
+    else:
+        _add_some(moment, batch)
+
+
+def _add_some(moment: Moment, batch: Batch) -> None:
+    victims = [*moment.preemption_order]
+    for decode in sorted(moment.decodes, key=preemption_key):
+        if decode.call in batch.preempted:
+            continue
+        tokens = batch.budget.room(decode.tokens, decode.context_tokens)
+        if not tokens:
+            break
+        need = moment.facts.blocks_needed(decode.call, tokens)
+        while need > batch.free_blocks:
+            victim = victims.pop()
+            batch.preempt(victim.call)
+            if victim is decode:
+                break
+        else:
+            batch.add(decode, tokens)
+
+
+def limit_to_tightest_slo(moment: Moment, batch: Batch) -> None:
+    """End within the decodes' tightest iteration SLO. Where they alone take longer, prompts get a floor."""
+    base_s = batch.budget.time_s()
+    tightest_s = moment.objectives.tightest_s([one.call for one in moment.decodes], moment.now_s, moment.pace)
+    if tightest_s < base_s:
+        batch.floor_tokens = max(1, int(FLOOR_SHARE * moment.facts.max_batch_tokens))
+    batch.limit(max(tightest_s, base_s))
+
+
+def reserve_blocks(moment: Moment, batch: Batch) -> None:
+    """Reserve the blocks that prompts begun have still to get, and those that each decode takes next."""
+    needed = moment.facts.blocks_needed
+    begun = sum(needed(prefill.call, prefill.tokens) for prefill in moment.prefills)
+    batch.unreserved_blocks = batch.free_blocks - begun - WATERMARK_BLOCKS * len(moment.decodes)

@@ -1,0 +1,33 @@
+"""Long prompts start one at a time: several at once would all finish late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from plait.policy.scheduling.batching import Batch, Candidate
+from plait.policy.scheduling.moment import Moment
+from plait.policy.scheduling.selection import select_in_order
+
+
+def long_slots(moment: Moment) -> int:
+    """How many long prompts that are not urgent may start: one, once those that run are prefilled."""
+    return 0 if any(prefill.is_long for prefill in moment.prefills) else 1
+
+
+def release_long(
+    moment: Moment, batch: Batch, held: Sequence[Candidate], considered: Sequence[Candidate]
+) -> Sequence[Candidate]:
+    """Start the first of the `held` if compute is left and every long prompt begun will be through.
+
+    To wait would only leave the compute idle. `considered` are the waiting calls that could start. Returns the one
+    released, if any.
+    """
+    picks = batch.picks
+    if not held or not batch.left_tokens:
+        return ()
+    begun = chain(moment.prefills, (one for one in considered if one.call in picks))
+    if not all(picks.get(one.call) == one.tokens for one in begun if one.is_long):
+        return ()
+    select_in_order(batch, held[:1])
+    return held[:1]

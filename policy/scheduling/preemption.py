@@ -1,0 +1,44 @@
+"""Preemption for urgent calls: which running calls give up their blocks to one that finds none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from plait.policy.scheduling.batching import Batch, Candidate
+from plait.policy.scheduling.moment import Moment
+
+MayPreempt = Callable[[Moment, Candidate], bool]
+"""Whether a running call may be preempted for another."""
+
+
+def loses_nothing(moment: Moment, running: Candidate) -> bool:
+    """Preempt only best-effort calls and those that have missed their SLO."""
+    del moment
+    return running.loses_nothing
+
+
+def make_room(moment: Moment, batch: Batch, candidate: Candidate, may_preempt: MayPreempt = loses_nothing) -> bool:
+    """Preempt until the candidate's blocks are free; nobody, if that is not enough. Returns whether they are free."""
+    if (candidate.waits and batch.free_slots <= 0) or batch.left_tokens <= batch.reserve_tokens:
+        return False  # for want of something else than blocks
+    facts, max_preemptions = moment.facts, moment.settings.max_preemptions
+    room = batch.unreserved_blocks if candidate.waits else batch.free_blocks
+    missing = facts.blocks_needed(candidate.call, candidate.tokens) - room
+    urgent = candidate.remaining_s <= moment.pace.longest_s
+    victims: list[Candidate] = []
+    for one in reversed(moment.preemption_order):
+        if one.call in batch.preempted:
+            continue
+        if missing <= 0 or (not one.loses_nothing and (not urgent or one.remaining_s <= candidate.remaining_s)):
+            break
+        if one is candidate or moment.preemptions.times(one.call) >= max_preemptions or not may_preempt(moment, one):
+            continue
+        freed = facts.blocks_freed(one.call)
+        if freed:
+            victims.append(one)
+            missing -= freed
+    if missing > 0:
+        return False
+    for victim in victims:
+        batch.preempt(victim.call)
+    return True

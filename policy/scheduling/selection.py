@@ -1,0 +1,97 @@
+"""Who shares an iteration: calls that together use up its compute and the free KV blocks (AccelGen, section 4.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from math import inf
+
+from plait.policy.scheduling.batching import Batch, Candidate
+from plait.policy.scheduling.moment import Moment
+from plait.policy.scheduling.plan import EngineFacts
+
+WINDOW_S = 0.75
+"""Gamma, of DESIGN 4.5: the paper only calls it small."""
+
+WINDOW_CALLS = 32
+"""Ours: calls compared with each other at most, so that a plan's time does not grow with the square of the queue."""
+
+MISFITS = 64
+"""Ours: calls found not to fit before the search ends."""
+
+
+def select_in_order(batch: Batch, candidates: Sequence[Candidate]) -> None:
+    """Add what fits, the first first, cutting the prompt at which the budget ends."""
+    misfits = 0
+    for candidate in candidates:
+        if misfits >= MISFITS:
+            return
+        tokens = batch.fit(candidate)
+        if tokens:
+            batch.add(candidate, tokens)
+        else:
+            misfits += 1
+            if batch.left_tokens <= batch.reserve_tokens:
+                return
+
+
+def select_by_distance(moment: Moment, batch: Batch, candidates: Sequence[Candidate]) -> None:
+    """Algorithm 2 over `candidates` in ascending T_r, from window to window until nothing is left or nobody fits."""
+    start = 0
+    while start < len(candidates) and batch.free_slots > 0:
+        latest_s = candidates[start].remaining_s + WINDOW_S
+        window = []
+        for candidate in islice(candidates, start, start + WINDOW_CALLS):
+            if candidate.remaining_s > latest_s:
+                break
+            window.append(candidate)
+        start += len(window)
+        left = _fill(batch, window, moment.facts)
+        if left:
+            select_in_order(batch, left)  # nobody fits whole: cut the first that fits in part
+            if start >= MISFITS or batch.left_tokens <= batch.reserve_tokens:
+                return
+
+
+def _fill(batch: Batch, window: list[Candidate], facts: EngineFacts) -> list[Candidate]:
+    """Add those nearest to what is left of compute and KV as long as one fits whole; returns the others, in order."""
+    compute, blocks = batch.left_tokens - batch.reserve_tokens, batch.free_blocks
+    demands = {}
+    for candidate in window:
+        tokens = batch.fit(candidate) if candidate.is_long else candidate.tokens
+        if tokens:
+            demands[candidate] = (tokens, facts.blocks_needed(candidate.call, tokens))
+    nearest = list(demands) if _all_fit(batch, demands, compute) else _nearest_first(demands, compute, blocks)
+    for candidate in nearest:
+        tokens = demands[candidate][0]
+        if batch.fit(candidate) >= tokens:
+            batch.add(candidate, tokens)
+    return [candidate for candidate in window if candidate.call not in batch.picks]
+
+
+def _all_fit(batch: Batch, demands: dict[Candidate, tuple[int, int]], compute: int) -> bool:
+    tokens = sum(demand[0] for demand in demands.values())
+    return tokens <= compute and sum(demand[1] for demand in demands.values()) <= batch.free_blocks
+
+
+def _nearest_first(demands: dict[Candidate, tuple[int, int]], compute: int, blocks: int) -> list[Candidate]:
+    """In the order of picks: each time the least distance of (compute, KV) demand to what is left, both normalised."""
+    chosen: list[Candidate] = []
+    left = [(tokens, needed, candidate) for candidate, (tokens, needed) in demands.items()]
+    tokens_left, blocks_left = compute, blocks
+    per_token, per_block = 1 / max(1, compute), 1 / max(1, blocks)
+    while True:
+        left = [entry for entry in left if entry[0] <= tokens_left and entry[1] <= blocks_left]
+        if not left:
+            return chosen
+        best, best_distance = 0, inf
+        for index, (tokens, needed, _) in enumerate(left):
+            compute_gap = (tokens_left - tokens) * per_token
+            block_gap = (blocks_left - needed) * per_block
+            distance = compute_gap * compute_gap + block_gap * block_gap
+            if distance < best_distance:
+                best, best_distance = index, distance
+        tokens, needed, candidate = left.pop(best)
+        chosen.append(candidate)
+        tokens_left -= tokens
+        blocks_left -= needed

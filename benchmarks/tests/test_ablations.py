@@ -26,7 +26,8 @@ from benchmarks.schedulers.ablations import (
 )
 from benchmarks.schedulers.published import ChunkedObjectives, SpreadObjectives, pivot_budget
 from benchmarks.tests.fake_engine import COSTS, FakeEngine, decode, engines, names, prompt, slos
-from plait.backends.embedded.engine import Engine, EngineCall, EngineSettings
+from plait.backends.embedded.call import EmbeddedCall
+from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
@@ -238,7 +239,7 @@ def test_every_call_finishes_on_a_real_engine(
             tokens = [family] * (size // 2) + [100 + number] * (size - size // 2)
             chain, tree_chain = HashChain(16, root, tokens), HashChain(64, root, tokens)
             engine.add(
-                EngineCall(
+                EmbeddedCall(
                     str(number), now_s, size, slo=slo, chain=chain, tree_chain=tree_chain, max_output_tokens=output
                 )
             )
@@ -252,7 +253,7 @@ def test_every_call_finishes_on_a_real_engine(
         assert ends_s is not None or not (engine.waiting or engine.running), "it stands still"
         assert watched.plans < 5000, "it goes in circles"
     assert len(finished) == len(specs)
-    assert engine.free_blocks == 20
+    assert engine.facts.free_blocks == 20
 
 
 @pytest.mark.parametrize("ablation", EVERY)

@@ -116,8 +116,8 @@ class SemanticApi:
         if request.method == "DELETE":
             self._executor.end(session, "was deleted")
             return _json({"id": session.session_id, "object": "session.deleted", "deleted": True})
-        graph = session.graph
-        counts = {"waiting": graph.waiting_calls, "ready": graph.ready_calls, "running": graph.running_calls}
+        view = session.graph.view
+        counts = {"waiting": view.waiting_calls, "ready": view.ready_calls, "running": view.running_calls}
         variables = [_state(session, name) for name in session.variables()]
         return _json({**_described_session(session), "calls": counts, "variables": variables})
 
@@ -221,17 +221,17 @@ def _described_session(session: Session) -> dict[str, Any]:
 
 
 def _described_variable(session: Session, name: str) -> dict[str, Any]:
-    state, value, cause = session.state_of(name), session.values.get(name), session.graph.cause(name)
+    state, value, cause = session.state_of(name), session.values.get(name), session.graph.view.cause(name)
     return described(session.session_id, name, state, value, cause)
 
 
 def _state(session: Session, variable: str) -> dict[str, Any]:
-    producer = session.graph.producer(variable)
+    producer = session.graph.view.producer(variable)
     return {
         "semantic_var_id": variable,
         "state": session.state_of(variable),
         "producer": "client" if producer == CLIENT else producer,
-        "error": described_failure(variable, session.graph.cause(variable)),
+        "error": described_failure(variable, session.graph.view.cause(variable)),
     }
 
 

@@ -56,10 +56,10 @@ def _jct_shares(session: Session, now_s: float) -> dict[str, float]:
         if getter.jct_s is None:
             continue
         if getter.since_s is None:
-            upstream = jct_shares(session.graph, getter.variable, 0.0, left_s)
+            upstream = jct_shares(session.graph.view, getter.variable, 0.0, left_s)
             getter.since_s = min((session.calls[call_id].arrived_s for call_id in upstream), default=None)
         elapsed_s = 0.0 if getter.since_s is None else now_s - getter.since_s
-        shares = jct_shares(session.graph, getter.variable, getter.jct_s - elapsed_s, left_s)
+        shares = jct_shares(session.graph.view, getter.variable, getter.jct_s - elapsed_s, left_s)
         for call_id, share_s in shares.items():
             tightest[call_id] = min(share_s, tightest.get(call_id, share_s))
     return tightest

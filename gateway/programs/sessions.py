@@ -66,7 +66,7 @@ class Session:
         self.due_s = float("inf")  # when it is looked at next, to see whether it has expired
         self.ended = False
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph)
+        self.deductions = Deductions(self.graph.view)
         self.calls: dict[str, HeldCall] = {}
         self.outputs: dict[str, HeldCall | None] = {}
         self.values: dict[str, str] = {}
@@ -84,11 +84,11 @@ class Session:
     @property
     def active(self) -> bool:
         """Whether a call runs, or somebody waits for a variable: it does not expire meanwhile."""
-        return bool(self.getters or self.graph.ready_calls or self.graph.running_calls)
+        return bool(self.getters or self.graph.view.ready_calls or self.graph.view.running_calls)
 
     def state_of(self, variable: str) -> VariableState:
         """A variable's state; one that nobody has named is empty."""
-        return self.graph.variable_state(variable) or VariableState.EMPTY
+        return self.graph.view.variable_state(variable) or VariableState.EMPTY
 
     def variables(self) -> Iterator[str]:
         """Every variable that somebody has named, those with a producer first."""
@@ -113,11 +113,11 @@ class Session:
 
     def account(self, more_bytes: int = 0) -> None:
         """Bring the tenant's sums up to date; the texts and bodies that are held have grown by `more_bytes`."""
-        graph, tenant = self.graph, self.tenant
-        tenant.variables += graph.variables - self._variables
-        tenant.waiting_calls += graph.waiting_calls - self._waiting_calls
+        view, tenant = self.graph.view, self.tenant
+        tenant.variables += view.variables - self._variables
+        tenant.waiting_calls += view.waiting_calls - self._waiting_calls
         tenant.held_bytes += more_bytes
-        self._variables, self._waiting_calls = graph.variables, graph.waiting_calls
+        self._variables, self._waiting_calls = view.variables, view.waiting_calls
         self._held_bytes += more_bytes
 
     def end(self) -> tuple[list[HeldCall], list[Getter]]:
@@ -130,25 +130,26 @@ class Session:
         for texts in (self.calls, self.outputs, self.values, self.getters):
             texts.clear()
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph)
+        self.deductions = Deductions(self.graph.view)
         self.ended = True
         return concerned
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
+        view = self.graph.view
         self.graph.check()
         self.deductions.check()
-        assert (self._variables, self._waiting_calls) == (self.graph.variables, self.graph.waiting_calls)
-        assert all(call_id in self.graph for call_id in self.calls)
-        counts = (self.graph.waiting_calls, self.graph.ready_calls, self.graph.running_calls)
+        assert (self._variables, self._waiting_calls) == (view.variables, view.waiting_calls)
+        assert all(call_id in view for call_id in self.calls)
+        counts = (view.waiting_calls, view.ready_calls, view.running_calls)
         assert sum(counts) == len(self.calls)
         assert all(self.state_of(name) is VariableState.SET for name in self.values)
-        assert all(self.graph.producer(name) is not None for name in self.outputs)
+        assert all(view.producer(name) is not None for name in self.outputs)
         for name, getters in self.getters.items():
             assert getters
             assert self.state_of(name) in {VariableState.EMPTY, VariableState.PENDING}
         for call in self.calls.values():
-            assert call.ready_s is not None or self.graph.call_state(call.call_id) is CallState.WAITING
+            assert call.ready_s is not None or view.call_state(call.call_id) is CallState.WAITING
 
 
 class Sessions:
@@ -268,8 +269,8 @@ class Sessions:
         for tenant in self.tenants.values():
             assert tenant.sessions, "a tenant without sessions was left behind"
             sessions = tenant.sessions.values()
-            assert tenant.variables == sum(session.graph.variables for session in sessions)
-            assert tenant.waiting_calls == sum(session.graph.waiting_calls for session in sessions)
+            assert tenant.variables == sum(session.graph.view.variables for session in sessions)
+            assert tenant.waiting_calls == sum(session.graph.view.waiting_calls for session in sessions)
             texts = sum(len(text.encode()) for session in sessions for text in session.values.values())
             bodies = sum(call.held_bytes for session in sessions for call in session.calls.values())
             assert tenant.held_bytes >= texts + bodies, "what repetitions are answered from comes on top"

@@ -20,24 +20,35 @@ from plait.policy.programs.request_graph_state import (
     CycleError,
     DoubleProducerError,
     DuplicateCallError,
-    IllegalTransitionError,
+    GraphTransitionError,
     InputFailed,
     VariableEvent,
     VariableInUseError,
     VariableState,
 )
+from plait.policy.programs.request_graph_store import GraphStore
 from plait.policy.programs.request_graph_view import RequestGraphView
 
 CLIENT: Final = "the client"
 """The producer of a variable whose value the client gave itself."""
 
 
-class RequestGraph(RequestGraphView):
-    """The graph of one session. Events cost what they change; adding a call costs its inputs and outputs, and a walk
-    over calls whose order turns out wrong if it comes between calls that are there (see `ranks_with`).
+class RequestGraph:
+    """The graph of one session, which takes events; `view` answers what is asked of it.
+
+    Events cost what they change; adding a call costs its inputs and outputs, and a walk over calls whose order turns
+    out wrong if it comes between calls that are there (see `ranks_with`).
     """
 
-    __slots__ = ()
+    __slots__ = ("_store", "view")
+
+    def __init__(self) -> None:
+        self._store = GraphStore()
+        self.view = RequestGraphView(self._store)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{state}={count}" for state, count in self._store.counts.items() if count)
+        return f"RequestGraph(variables={self.view.variables}, {counts})"
 
     def add(self, call_id: str, inputs: Iterable[str], outputs: Sequence[str]) -> Effects:
         """A call arrives that takes `inputs` and produces `outputs`, these in the order in which it will.
@@ -47,49 +58,47 @@ class RequestGraph(RequestGraphView):
         """
         node, taken = CallNode(call_id), dict.fromkeys(inputs)
         ranks = self._ranks_with(node, taken, outputs)
-        failed = next((name for name in taken if self.variable_state(name) is VariableState.FAILED), None)
+        failed = next((name for name in taken if self.view.variable_state(name) is VariableState.FAILED), None)
         if failed is not None:
             return self._add_failed(node, failed, outputs)
         for moved, rank in ranks.items():
             moved.rank = rank
-        linked = self._link(node, taken, outputs)
-        self._calls[call_id] = node
-        self._counts[node.state] += 1
+        linked = self._store.add(node, taken, outputs)
         if not node.missing:
-            self._enter(node, CallEvent.UNBLOCK)
+            self._store.enter(node, CallEvent.UNBLOCK)
         return Effects(added=call_id, ready=() if node.missing else (call_id,), linked=linked)
 
     def set_value(self, variable: str) -> Effects:
         """The client gives a variable its value (Parrot, section 7). Raises `DoubleProducerError`."""
-        node = self._variables.get(variable) or VariableNode(variable)
-        if node.producer is not None:
-            raise DoubleProducerError(variable, node.producer, CLIENT)
-        self._variables[variable] = node
+        first = self.view.producer(variable)
+        if first is not None:
+            raise DoubleProducerError(variable, first, CLIENT)
+        node = self._store.variable(variable)
         node.producer = CLIENT
         return self._set(node)
 
     def start(self, call_id: str) -> Effects:
         """A ready call is dispatched."""
-        self._enter(self._call(call_id), CallEvent.START)
+        self._store.enter(self._store.call(call_id), CallEvent.START)
         return NO_EFFECTS
 
     def produce(self, call_id: str, variable: str) -> Effects:
         """A running call's next output has its value."""
-        node = self._call(call_id)
+        node = self._store.call(call_id)
         output = next(iter(node.unset), None)
         if output is None or output.name != variable:
             due = "nothing" if output is None else repr(output.name)
-            raise IllegalTransitionError(f"call {call_id!r} produces {due} next, not {variable!r}")
-        self._enter(node, CallEvent.PRODUCE)
+            raise GraphTransitionError(f"call {call_id!r} produces {due} next, not {variable!r}")
+        self._store.enter(node, CallEvent.PRODUCE)
         node.produced += 1
         return self._set(output)
 
     def finish(self, call_id: str) -> Effects:
         """A running call has ended, and has produced all of its outputs."""
-        node = self._call(call_id)
+        node = self._store.call(call_id)
         if node.unset:
-            raise IllegalTransitionError(f"call {call_id!r} has not produced {node.unset[0].name!r}")
-        self._end(node, CallEvent.FINISH)
+            raise GraphTransitionError(f"call {call_id!r} has not produced {node.unset[0].name!r}")
+        self._store.end(node, CallEvent.FINISH)
         return Effects(ended=(Ended(call_id, node.state, None),))
 
     def fail(self, call_id: str, what: object) -> Effects:
@@ -106,56 +115,39 @@ class RequestGraph(RequestGraphView):
         """Drop a variable that nobody will refer to again; the name is free. Raises `UnknownVariableError`, and
         `VariableInUseError` while a call that has not ended names it.
         """
-        users = self.users(variable)
+        users = self.view.users(variable)
         if users:
             raise VariableInUseError(variable, users)
-        del self._variables[variable]
+        self._store.forget(variable)
 
-    def _variable(self, name: str) -> VariableNode:
-        node = self._variables.get(name)
-        if node is None:
-            node = self._variables[name] = VariableNode(name)
-        return node
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        self._store.check()
 
     def _ranks_with(self, node: CallNode, inputs: Collection[str], outputs: Sequence[str]) -> dict[CallNode, int]:
         """Everything that can be wrong with a new call is found here, and nothing is changed."""
-        if node.call_id in self._calls:
+        calls, variables = self._store.calls, self._store.variables
+        if node.call_id in calls:
             raise DuplicateCallError(node.call_id)
         seen: set[str] = set()
         for name in outputs:
-            first = node.call_id if name in seen else self.producer(name)
+            first = node.call_id if name in seen else self.view.producer(name)
             if first is not None:
                 raise DoubleProducerError(name, first, node.call_id)
             if name in inputs:
                 raise CycleError((node.call_id, name, node.call_id))
             seen.add(name)
-        variables = self._variables
         taken = [variables[name] for name in inputs if name in variables]
         pending = [variable for variable in taken if variable.state is VariableState.PENDING]
-        producers = {self._calls[variable.producer]: variable for variable in pending if variable.producer is not None}
+        producers = {calls[variable.producer]: variable for variable in pending if variable.producer is not None}
         awaited = [variables[name] for name in outputs if name in variables]
         return ranks_with(node, producers, ((variable, call) for variable in awaited for call in variable.consumers))
 
-    def _link(self, node: CallNode, inputs: Iterable[str], outputs: Iterable[str]) -> tuple[Link, ...]:
-        node.inputs = tuple(self._variable(name) for name in inputs)
-        for variable in node.inputs:
-            variable.consumers[node] = None
-            node.missing += variable.state is not VariableState.SET
-        self._promise(node, outputs)
-        before = [Link(producer.call_id, node.call_id) for producer in self._producers(node)]
-        return (*before, *(Link(node.call_id, consumer.call_id) for _, consumer in node.edges()))
-
-    def _promise(self, node: CallNode, outputs: Iterable[str]) -> None:
-        node.outputs = tuple(self._variable(name) for name in outputs)
-        for variable in node.outputs:
-            variable.enter(VariableEvent.PROMISE)
-            variable.producer = node.call_id
-
     def _add_failed(self, node: CallNode, failed: str, outputs: Iterable[str]) -> Effects:
         """A call with an input that has failed: it is never linked, and takes those with it who wait for it."""
-        self._promise(node, outputs)
+        self._store.promise(node, outputs)
         node.enter(CallEvent.FAIL)
-        cause = Cause(InputFailed(failed), node.call_id, self.cause(failed))
+        cause = Cause(InputFailed(failed), node.call_id, self.view.cause(failed))
         return self._collapse(node, cause, (), added=node.call_id)
 
     def _set(self, variable: VariableNode) -> Effects:
@@ -165,33 +157,14 @@ class RequestGraph(RequestGraphView):
                 cut.append(Link(variable.producer, call.call_id))
             call.missing -= 1
             if not call.missing:
-                self._enter(call, CallEvent.UNBLOCK)
+                self._store.enter(call, CallEvent.UNBLOCK)
                 ready.append(call.call_id)
         variable.enter(VariableEvent.SET)
         return Effects(ready=tuple(ready), variable_set=variable.name, cut=tuple(cut))
 
-    def _enter(self, node: CallNode, event: CallEvent) -> None:
-        before = node.state
-        node.enter(event)
-        self._counts[before] -= 1
-        self._counts[node.state] += 1
-
-    def _end(self, node: CallNode, event: CallEvent) -> list[Link]:
-        """The call leaves the graph; returns its links to those whose outputs it has been waiting for."""
-        before = node.state
-        node.enter(event)
-        self._counts[before] -= 1
-        del self._calls[node.call_id]
-        cut = [Link(producer.call_id, node.call_id) for producer in self._producers(node)]
-        for variable in node.inputs:
-            del variable.consumers[node]
-            if variable.state is VariableState.EMPTY and not variable.consumers:
-                del self._variables[variable.name]  # nobody names it any more
-        return cut
-
     def _break_off(self, call_id: str, event: CallEvent, what: object) -> Effects:
-        node = self._call(call_id)
-        return self._collapse(node, Cause(what, call_id), self._end(node, event))
+        node = self._store.call(call_id)
+        return self._collapse(node, Cause(what, call_id), self._store.end(node, event))
 
     def _collapse(self, node: CallNode, cause: Cause, cut: Iterable[Link], added: str | None = None) -> Effects:
         """`node` has ended without its unset outputs: these fail, and all calls that wait for them, breadth first."""
@@ -210,6 +183,6 @@ class RequestGraph(RequestGraphView):
         while todo:
             for variable in todo.popleft().unset:
                 for call in tuple(variable.consumers):
-                    cut += self._end(call, CallEvent.FAIL)
+                    cut += self._store.end(call, CallEvent.FAIL)
                     fall(call, Cause(InputFailed(variable.name), call.call_id, variable.cause))
         return Effects(added=added, variables_failed=tuple(failed), ended=tuple(ended), cut=tuple(cut))

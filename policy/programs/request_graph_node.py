@@ -37,7 +37,7 @@ class VariableNode:
         return f"VariableNode({self.name!r}, {self.state}, producer={self.producer!r})"
 
     def enter(self, event: VariableEvent) -> None:
-        """Go to the state after `event`, or raise `IllegalTransitionError`."""
+        """Go to the state after `event`, or raise `GraphTransitionError`."""
         self.state = next_state(VARIABLE_TRANSITIONS, self.state, event, f"variable {self.name!r}")
 
     def check(self) -> None:
@@ -70,7 +70,7 @@ class CallNode:
         return f"CallNode({self.call_id!r}, {self.state}, missing={self.missing}, rank={self.rank})"
 
     def enter(self, event: CallEvent) -> None:
-        """Go to the state after `event`, or raise `IllegalTransitionError`."""
+        """Go to the state after `event`, or raise `GraphTransitionError`."""
         self.state = next_state(CALL_TRANSITIONS, self.state, event, f"call {self.call_id!r}")
 
     @property

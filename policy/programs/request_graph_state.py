@@ -75,10 +75,10 @@ Event = TypeVar("Event", CallEvent, VariableEvent)
 
 
 def next_state(table: Mapping[tuple[State, Event], State], state: State, event: Event, subject: str) -> State:
-    """The state after `event`; raises `IllegalTransitionError` naming `subject` where the table has none."""
+    """The state after `event`; raises `GraphTransitionError` naming `subject` where the table has none."""
     after = table.get((state, event))
     if after is None:
-        raise IllegalTransitionError(f"{subject} is {state}: it cannot {event}")
+        raise GraphTransitionError(f"{subject} is {state}: it cannot {event}")
     return after
 
 
@@ -142,7 +142,7 @@ class GraphError(Exception):
     """An event that the graph refuses; the graph is as it was before."""
 
 
-class IllegalTransitionError(GraphError):
+class GraphTransitionError(GraphError):
     """The call or the variable is not in a state in which this can happen."""
 
 

@@ -29,7 +29,7 @@ class Application:
 
     def __init__(self, *calls: str) -> None:
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph)
+        self.deductions = Deductions(self.graph.view)
         for call in calls:
             self.add(call)
 
@@ -42,14 +42,14 @@ class Application:
         """The calls whose deductions change while a ready call runs from start to end."""
         graph, apply = self.graph, self.deductions.apply
         changed = [*apply(graph.start(name))]
-        for output in graph.unset_outputs(name):
+        for output in graph.view.unset_outputs(name):
             changed += apply(graph.produce(name, output))
         return [*changed, *apply(graph.finish(name))]
 
     def stages(self) -> dict[str, tuple[str | None, int | None]]:
         """The objective in a word, and the stage, of every call."""
         words = {}
-        for name in self.graph._calls:
+        for name in self.graph._store.calls:
             deduction = self.deductions.of(name)
             words[name] = ("group" if deduction.group else deduction.objective, deduction.stage)
         return words
@@ -269,7 +269,7 @@ class Tracked:
 
     def __init__(self) -> None:
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph)
+        self.deductions = Deductions(self.graph.view)
         self.model = Model()
         self.before: dict[str, Deduction] = {}
 
@@ -288,10 +288,10 @@ class Tracked:
 
     def happened(self, effects: Effects) -> None:
         model = self.model
-        if effects.added is not None and effects.added in self.graph:
+        if effects.added is not None and effects.added in self.graph.view:
             call_id = effects.added
-            inputs = [variable.name for variable in self.graph._calls[call_id].inputs]
-            model.calls[call_id] = (inputs, list(self.graph.unset_outputs(call_id)))
+            inputs = [variable.name for variable in self.graph._store.calls[call_id].inputs]
+            model.calls[call_id] = (inputs, list(self.graph.view.unset_outputs(call_id)))
         done = {effects.variable_set, *(name for name, _ in effects.variables_failed)}
         model.marks = [(name, mark) for name, mark in model.marks if name not in done]
         for _, outputs in model.calls.values():
@@ -302,7 +302,7 @@ class Tracked:
         self.changed(self.deductions.apply(effects))
 
     def get(self, name: str, mark: Mark) -> None:
-        if self.graph.variable_state(name) not in {"set", "failed"}:
+        if self.graph.view.variable_state(name) not in {"set", "failed"}:
             self.model.marks.append((name, mark))
         self.changed(self.deductions.get(name, mark))
 
@@ -326,7 +326,7 @@ def step(tracked: Tracked, random: Random, number: int) -> None:
     try:
         if kind == "add":
             inputs = random.choices(VARIABLES, k=random.randrange(4))
-            free = [name for name in VARIABLES if graph.producer(name) is None]
+            free = [name for name in VARIABLES if graph.view.producer(name) is None]
             outputs = random.sample(free, min(len(free), random.choice([1, 1, 2])))
             tracked.happened(graph.add(f"c{number}", inputs, outputs))
         elif kind == "get":
@@ -349,10 +349,10 @@ def step(tracked: Tracked, random: Random, number: int) -> None:
 
 def run(tracked: Tracked, call_id: str) -> None:
     graph = tracked.graph
-    if graph.call_state(call_id) == "ready":
+    if graph.view.call_state(call_id) == "ready":
         tracked.happened(graph.start(call_id))
-    elif graph.unset_outputs(call_id):
-        tracked.happened(graph.produce(call_id, graph.unset_outputs(call_id)[0]))
+    elif graph.view.unset_outputs(call_id):
+        tracked.happened(graph.produce(call_id, graph.view.unset_outputs(call_id)[0]))
     else:
         tracked.happened(graph.finish(call_id))
 
@@ -406,7 +406,7 @@ def arrive(
     if call[0] in own:
         tracked.annotate(call[0], own[call[0]])
     for call_id, _, _ in to_complete:
-        while tracked.graph.call_state(call_id) in {"ready", "running"}:
+        while tracked.graph.view.call_state(call_id) in {"ready", "running"}:
             run(tracked, call_id)
 
 
@@ -433,7 +433,7 @@ def test_a_call_is_needed_for_the_nearest_of_what_its_consumers_are_needed_for(s
 
 def paths(graph: RequestGraph, call_id: str) -> Iterator[list[str]]:
     """Every way from a call without producers to this one."""
-    producers = set(graph.producers(call_id))
+    producers = set(graph.view.producers(call_id))
     if not producers:
         yield [call_id]
     for producer in producers:
@@ -497,7 +497,7 @@ def test_gets_with_figures_ask_for_the_tightest_of_each() -> None:
 def test_a_jct_is_divided_in_proportion_to_predicted_times_on_the_critical_path() -> None:
     app = Application("map 1:->p1", "map 2:->p2", "reduce:p1 p2->end", "beside:->other")
     times_s = {"map 1": 1.0, "map 2": 4.0, "reduce": 4.0}
-    shares = jct_shares(app.graph, "end", 16.0, times_s.__getitem__)
+    shares = jct_shares(app.graph.view, "end", 16.0, times_s.__getitem__)
     assert shares == {"map 1": 8.0, "map 2": 8.0, "reduce": 8.0}, "the shorter map has as long as the longer one"
 
 
@@ -505,11 +505,11 @@ def test_what_is_left_is_shared_by_what_is_left_to_do() -> None:
     app = Application("a:->x", "b:x->y", "c:y->z")
     app.run("a")
     app.graph.start("b")
-    assert jct_shares(app.graph, "z", 6.0, {"b": 1.0, "c": 2.0}.__getitem__) == {"b": 2.0, "c": 4.0}
-    assert jct_shares(app.graph, "z", -1.0, {"b": 1.0, "c": 2.0}.__getitem__) == {"b": 0.0, "c": 0.0}
-    assert jct_shares(app.graph, "z", 6.0, lambda _call_id: 0.0) == {"b": 0.0, "c": 0.0}
+    assert jct_shares(app.graph.view, "z", 6.0, {"b": 1.0, "c": 2.0}.__getitem__) == {"b": 2.0, "c": 4.0}
+    assert jct_shares(app.graph.view, "z", -1.0, {"b": 1.0, "c": 2.0}.__getitem__) == {"b": 0.0, "c": 0.0}
+    assert jct_shares(app.graph.view, "z", 6.0, lambda _call_id: 0.0) == {"b": 0.0, "c": 0.0}
     for nobody_produces in ("x", "unheard of"):
-        assert jct_shares(app.graph, nobody_produces, 6.0, times_of_nobody) == {}
+        assert jct_shares(app.graph.view, nobody_produces, 6.0, times_of_nobody) == {}
 
 
 def times_of_nobody(call_id: str) -> float:
@@ -523,7 +523,7 @@ def test_shares_fit_on_every_path_and_fill_the_critical_one(seed: int, calls: in
     for call in random_dag(random, calls):
         graph.add(*call)
     times_s = {f"c{number}": random.uniform(0.1, 5.0) for number in range(calls)}
-    shares = jct_shares(graph, f"o{calls - 1}", left_s, times_s.__getitem__)
+    shares = jct_shares(graph.view, f"o{calls - 1}", left_s, times_s.__getitem__)
     found = list(paths(graph, f"c{calls - 1}"))
     assert shares.keys() == {call_id for path in found for call_id in path}
     critical = max(found, key=lambda path: sum(times_s[call_id] for call_id in path))

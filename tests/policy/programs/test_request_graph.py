@@ -28,7 +28,7 @@ from plait.policy.programs.request_graph_state import (
     DoubleProducerError,
     DuplicateCallError,
     GraphError,
-    IllegalTransitionError,
+    GraphTransitionError,
     InputFailed,
     UnknownCallError,
     UnknownVariableError,
@@ -61,14 +61,14 @@ def refused(graph: RequestGraph, event: Callable[[], object], error: type[GraphE
 
 def snapshot(graph: RequestGraph) -> object:
     return (
-        graph._counts,
+        graph._store.counts,
         {
             name: (variable.state, variable.producer, trail(variable.cause), list(variable.consumers))
-            for name, variable in graph._variables.items()
+            for name, variable in graph._store.variables.items()
         },
         [
             (node, node.missing, node.produced, [v.name for v in node.inputs], [v.name for v in node.outputs])
-            for node in graph._calls.values()
+            for node in graph._store.calls.values()
         ],
     )
 
@@ -85,12 +85,13 @@ def test_a_call_is_ready_when_its_last_input_has_a_value() -> None:
     assert graph.produce("code", "program") == Effects(
         ready=("test",), variable_set="program", cut=(Link("code", "test"),)
     )
-    assert (graph.waiting_calls, graph.ready_calls, graph.running_calls, graph.variables) == (0, 1, 1, 3)
+    view = graph.view
+    assert (view.waiting_calls, view.ready_calls, view.running_calls, view.variables) == (0, 1, 1, 3)
     (ended,) = graph.finish("code").ended
     assert (ended.call_id, ended.state, ended.cause) == ("code", CallState.FINISHED, None)
-    assert "code" not in graph
-    assert graph.variable_state("program") is VariableState.SET, "the call is gone, its output is not"
-    assert graph.producer("program") == "code"
+    assert "code" not in graph.view
+    assert graph.view.variable_state("program") is VariableState.SET, "the call is gone, its output is not"
+    assert graph.view.producer("program") == "code"
     graph.check()
 
 
@@ -115,12 +116,12 @@ def test_outputs_are_produced_in_order_and_each_wakes_its_own_consumers() -> Non
     graph.add("of x", ["x"], [])
     graph.add("of y", ["y"], [])
     graph.start("two")
-    refused(graph, lambda: graph.produce("two", "y"), IllegalTransitionError)
+    refused(graph, lambda: graph.produce("two", "y"), GraphTransitionError)
     assert graph.produce("two", "x").ready == ("of x",)
-    refused(graph, lambda: graph.finish("two"), IllegalTransitionError)
-    assert graph.unset_outputs("two") == ("y",)
+    refused(graph, lambda: graph.finish("two"), GraphTransitionError)
+    assert graph.view.unset_outputs("two") == ("y",)
     assert graph.produce("two", "y").ready == ("of y",)
-    refused(graph, lambda: graph.produce("two", "y"), IllegalTransitionError)
+    refused(graph, lambda: graph.produce("two", "y"), GraphTransitionError)
 
 
 def test_a_failure_takes_everybody_who_waits_for_it_each_with_the_chain_of_causes() -> None:
@@ -140,14 +141,14 @@ def test_a_failure_takes_everybody_who_waits_for_it_each_with_the_chain_of_cause
         ("b", "its input x failed"),
         ("a", "the engine stopped answering"),
     ]
-    cause = graph.cause("w")
+    cause = graph.view.cause("w")
     assert cause is effects.variables_failed[-1].cause
     assert cause is not None
     assert cause.root.where == "a"
     assert str(cause) == (
         "c: its input y failed, because b: its input x failed, because a: the engine stopped answering"
     )
-    assert graph.call_state("other") is CallState.WAITING
+    assert graph.view.call_state("other") is CallState.WAITING
     graph.check()
 
 
@@ -160,8 +161,8 @@ def test_what_was_produced_before_the_failure_keeps_its_value() -> None:
     graph.produce("a", "x")
     effects = graph.fail("a", "preempted for good")
     assert [ended.call_id for ended in effects.ended] == ["a", "b"]
-    assert graph.variable_state("x") is VariableState.SET
-    assert graph.call_state("c") is CallState.READY
+    assert graph.view.variable_state("x") is VariableState.SET
+    assert graph.view.call_state("c") is CallState.READY
 
 
 def test_a_call_that_comes_after_the_failure_fails_at_once_and_so_do_those_that_wait_for_it() -> None:
@@ -176,7 +177,7 @@ def test_a_call_that_comes_after_the_failure_fails_at_once_and_so_do_those_that_
     assert [ended.call_id for ended in effects.ended] == ["late", "last"]
     assert effects.cut == (Link("z", "last"),)
     assert trail(effects.ended[-1].cause)[-1] == ("a", "it was cancelled")
-    assert graph.variable_state("y") is graph.variable_state("w") is VariableState.FAILED
+    assert graph.view.variable_state("y") is graph.view.variable_state("w") is VariableState.FAILED
     graph.check()
 
 
@@ -188,7 +189,7 @@ def test_a_cancelled_call_is_cancelled_and_its_consumers_fail() -> None:
         ("a", CallState.CANCELLED),
         ("b", CallState.FAILED),
     ]
-    assert graph.variable_state("never") is None, "nobody names it any more"
+    assert graph.view.variable_state("never") is None, "nobody names it any more"
 
 
 def test_a_variable_has_one_producer() -> None:
@@ -233,7 +234,7 @@ def test_a_call_id_is_free_again_when_its_call_has_ended() -> None:
     run(graph, "a", "x")
     refused(graph, lambda: graph.finish("a"), UnknownCallError)
     graph.add("a", [], ["y"])
-    assert graph.users("x") == (), "that was another call"
+    assert graph.view.users("x") == (), "that was another call"
     graph.forget("x")
     graph.check()
 
@@ -253,7 +254,7 @@ def test_what_is_forgotten_can_be_produced_again() -> None:
     assert error.users == ("b",)
     run(graph, "b")
     graph.forget("x")
-    assert graph.variables == 0
+    assert graph.view.variables == 0
     assert repr(graph) == "RequestGraph(variables=0, )"
 
 
@@ -262,7 +263,7 @@ def test_a_running_producer_keeps_its_outputs_from_being_forgotten() -> None:
     graph.add("a", [], ["x", "y"])
     graph.start("a")
     graph.produce("a", "x")
-    assert graph.users("x") == ("a",)
+    assert graph.view.users("x") == ("a",)
     refused(graph, lambda: graph.forget("x"), VariableInUseError)
 
 
@@ -285,17 +286,17 @@ def test_an_illegal_transition_raises_and_changes_nothing(event: Callable[[Reque
     graph.add("ready, no outputs", [], [])
     graph.add("running", [], ["z"])
     graph.start("running")
-    refused(graph, lambda: event(graph), IllegalTransitionError)
+    refused(graph, lambda: event(graph), GraphTransitionError)
 
 
 def test_what_is_not_there_is_unknown() -> None:
     graph = RequestGraph()
-    for event in (graph.start, graph.finish, graph.cancel, graph.rank, graph.unset_outputs):
+    for event in (graph.start, graph.finish, graph.cancel, graph.view.rank, graph.view.unset_outputs):
         refused(graph, partial(event, "nobody"), UnknownCallError)
-    refused(graph, lambda: graph.users("nothing"), UnknownVariableError)
-    assert graph.call_state("nobody") is None
-    assert graph.variable_state("nothing") is None
-    assert graph.cause("nothing") is None
+    refused(graph, lambda: graph.view.users("nothing"), UnknownVariableError)
+    assert graph.view.call_state("nobody") is None
+    assert graph.view.variable_state("nothing") is None
+    assert graph.view.cause("nothing") is None
 
 
 def test_the_tables_lead_from_the_first_state_to_every_other_and_never_out_of_the_last() -> None:
@@ -335,7 +336,7 @@ def test_a_call_that_comes_between_two_others_gets_a_rank_between_theirs() -> No
     graph.add("last", ["y", "z"], ["end"])
     graph.add("behind", ["end"], [])
     graph.add("between", ["x"], ["z"])
-    ranks = [graph.rank(call_id) for call_id in ("first", "between", "last", "behind")]
+    ranks = [graph.view.rank(call_id) for call_id in ("first", "between", "last", "behind")]
     assert all(rank < above for rank, above in pairwise(ranks))
     graph.check()
 
@@ -373,7 +374,7 @@ def test_a_long_chain_in_any_order_runs_and_fails_without_recursion() -> None:
     assert [cause.where for cause in last.furthest] == ["c5", "c4", "c3", "c2", "c1"]
     assert last.root.what == "no engine"
     assert repr(last) == "Cause('its input v4999 failed', 'c4999', ...)"
-    assert graph.waiting_calls == 0
+    assert graph.view.waiting_calls == 0
 
 
 # Against the model
@@ -504,7 +505,7 @@ class Session(RuleBasedStateMachine):
         for ended in effects.ended:
             self.caused(ended.cause)
         assert effects.variables_failed == tuple(
-            Failed(name, cause) for name, cause in effects.variables_failed if self.graph.cause(name) is cause
+            Failed(name, cause) for name, cause in effects.variables_failed if self.graph.view.cause(name) is cause
         )
 
     def caused(self, cause: Cause | None) -> None:
@@ -619,21 +620,21 @@ class Session(RuleBasedStateMachine):
         graph, model = self.graph, self.model
         graph.check()
         for name in VARIABLES:
-            assert graph.variable_state(name) == model.variable_state(name)
-            assert graph.producer(name) == model.owner.get(name)
+            assert graph.view.variable_state(name) == model.variable_state(name)
+            assert graph.view.producer(name) == model.owner.get(name)
         for call_id in CALLS:
-            assert graph.call_state(call_id) == model.call_state(call_id)
-            assert (call_id in graph) == (call_id in model.live)
-        counts = (graph.waiting_calls, graph.ready_calls, graph.running_calls)
+            assert graph.view.call_state(call_id) == model.call_state(call_id)
+            assert (call_id in graph.view) == (call_id in model.live)
+        counts = (graph.view.waiting_calls, graph.view.ready_calls, graph.view.running_calls)
         states = (CallState.WAITING, CallState.READY, CallState.RUNNING)
         assert counts == tuple(len(model.in_state(state)) for state in states)
-        assert graph.variables == sum(model.variable_state(name) is not None for name in VARIABLES)
+        assert graph.view.variables == sum(model.variable_state(name) is not None for name in VARIABLES)
         assert Counter(self.links(graph)) == model.links()
-        assert Counter((a, b) for a in model.live for b in graph.consumers(a)) == model.links()
-        assert all(graph.rank(producer) < graph.rank(consumer) for producer, consumer in self.links(graph))
+        assert Counter((a, b) for a in model.live for b in graph.view.consumers(a)) == model.links()
+        assert all(graph.view.rank(producer) < graph.view.rank(consumer) for producer, consumer in self.links(graph))
 
     def links(self, graph: RequestGraph) -> Iterator[tuple[str, str]]:
-        return ((producer, call_id) for call_id in self.model.live for producer in graph.producers(call_id))
+        return ((producer, call_id) for call_id in self.model.live for producer in graph.view.producers(call_id))
 
 
 TestSession = Session.TestCase

@@ -1,0 +1,107 @@
+"""The calls and variables of one request graph: the one owner of their nodes, which events change and a view reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from plait.policy.programs.request_graph_effects import Link
+from plait.policy.programs.request_graph_node import CallNode, VariableNode
+from plait.policy.programs.request_graph_state import (
+    CallEvent,
+    CallState,
+    UnknownCallError,
+    VariableEvent,
+    VariableState,
+)
+
+
+class GraphStore:
+    """Nodes by name, and how many calls are in each state. What goes in has been checked; readers change nothing.
+
+    `calls` have not ended; `variables` are those that somebody may still ask for.
+    """
+
+    __slots__ = ("calls", "counts", "variables")
+
+    def __init__(self) -> None:
+        self.calls: dict[str, CallNode] = {}
+        self.variables: dict[str, VariableNode] = {}
+        self.counts = dict.fromkeys((CallState.WAITING, CallState.READY, CallState.RUNNING), 0)
+
+    def call(self, call_id: str) -> CallNode:
+        """The node of a call; raises `UnknownCallError`."""
+        node = self.calls.get(call_id)
+        if node is None:
+            raise UnknownCallError(call_id)
+        return node
+
+    def variable(self, name: str) -> VariableNode:
+        """The node of a variable, made if nobody has named it yet."""
+        node = self.variables.get(name)
+        if node is None:
+            node = self.variables[name] = VariableNode(name)
+        return node
+
+    def producers(self, node: CallNode) -> Iterator[CallNode]:
+        """The calls whose outputs a call still waits for, once for each such variable."""
+        for variable in node.inputs:
+            if variable.state is VariableState.PENDING and variable.producer is not None:
+                yield self.calls[variable.producer]
+
+    def add(self, node: CallNode, inputs: Iterable[str], outputs: Iterable[str]) -> tuple[Link, ...]:
+        """A call comes in, waiting for those of its inputs that have no value; returns its links."""
+        node.inputs = tuple(self.variable(name) for name in inputs)
+        for variable in node.inputs:
+            variable.consumers[node] = None
+            node.missing += variable.state is not VariableState.SET
+        self.promise(node, outputs)
+        self.calls[node.call_id] = node
+        self.counts[node.state] += 1
+        before = [Link(producer.call_id, node.call_id) for producer in self.producers(node)]
+        return (*before, *(Link(node.call_id, consumer.call_id) for _, consumer in node.edges()))
+
+    def promise(self, node: CallNode, outputs: Iterable[str]) -> None:
+        """A call, which need not come in, is to produce these."""
+        node.outputs = tuple(self.variable(name) for name in outputs)
+        for variable in node.outputs:
+            variable.enter(VariableEvent.PROMISE)
+            variable.producer = node.call_id
+
+    def enter(self, node: CallNode, event: CallEvent) -> None:
+        """A call goes to the state after `event`, and stays; raises `GraphTransitionError`."""
+        before = node.state
+        node.enter(event)
+        self.counts[before] -= 1
+        self.counts[node.state] += 1
+
+    def end(self, node: CallNode, event: CallEvent) -> list[Link]:
+        """A call leaves with `event`; returns its links to those whose outputs it has been waiting for."""
+        before = node.state
+        node.enter(event)
+        self.counts[before] -= 1
+        del self.calls[node.call_id]
+        cut = [Link(producer.call_id, node.call_id) for producer in self.producers(node)]
+        for variable in node.inputs:
+            del variable.consumers[node]
+            if variable.state is VariableState.EMPTY and not variable.consumers:
+                del self.variables[variable.name]  # nobody names it any more
+        return cut
+
+    def forget(self, variable: str) -> None:
+        """Drop a variable that no call names."""
+        del self.variables[variable]
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        for state, count in self.counts.items():
+            assert count == sum(node.state is state for node in self.calls.values())
+        for call_id, node in self.calls.items():
+            assert node.call_id == call_id
+            node.check()
+        for name, variable in self.variables.items():
+            assert variable.name == name
+            variable.check()
+            assert all(self.calls[call.call_id] is call for call in variable.consumers)
+            if variable.state is VariableState.PENDING:
+                assert variable.producer is not None
+                assert variable in self.calls[variable.producer].unset

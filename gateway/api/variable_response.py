@@ -17,7 +17,7 @@ from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.recorded_answer import KEEP_ALIVE
 from plait.gateway.programs.session_errors import text_changed, variable_failed
 from plait.gateway.programs.sessions import Session
-from plait.policy.programs.objectives import Mark
+from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph_state import Cause
 
 Json = dict[str, Any]

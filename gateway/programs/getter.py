@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from plait.backends.errors import PlaitError
-from plait.policy.programs.objectives import Mark
+from plait.policy.programs.objectives_marks import Mark
 from plait.policy.types import Slo
 
 
@@ -30,3 +30,8 @@ class Getter:
     def jct_s(self) -> float | None:
         """The end-to-end time that was asked for, in seconds."""
         return self.mark.jct_s if isinstance(self.mark, Slo) else None
+
+    def left_s(self, now_s: float) -> float | None:
+        """What is left of it, in seconds; all of it before the job has begun."""
+        jct_s = self.jct_s
+        return jct_s if jct_s is None or self.since_s is None else jct_s - (now_s - self.since_s)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.sessions import Session
-from plait.policy.programs.objectives_slo import jct_shares, slo_of
+from plait.policy.programs.objectives_slo import slo_of
 from plait.policy.programs.objectives_stage import Stage
 from plait.policy.programs.variable_prefix import shared_segments
 from plait.policy.types import TaskGroup
@@ -19,7 +19,7 @@ Group = tuple[TaskGroup, float]
 
 def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
     """Each of the calls, which are ready, and what it runs with. Its times count from when it was."""
-    shares = _jct_shares(session, now_s) if calls and session.getters else {}
+    shares = _jct_shares(session, calls, now_s)
     group_of = cache(partial(_group, session))
     return [(call, _promised(session, call, group_of, shares.get(call.call_id))) for call in calls]
 
@@ -43,23 +43,15 @@ def _group(session: Session, stage: Stage) -> Group:
     return TaskGroup(name, len(members), shared_tokens), max(call.predicted_s for call in members)
 
 
-def _jct_shares(session: Session, now_s: float) -> dict[str, float]:
+def _jct_shares(session: Session, calls: Iterable[HeldCall], now_s: float) -> dict[str, float]:
     """What each call has of the end-to-end times that are asked for, the tightest of several; in seconds."""
 
-    def left_s(call_id: str) -> float:
+    def left_s(variable: str) -> float:
+        return min(left_s for getter in session.getters[variable] if (left_s := getter.left_s(now_s)) is not None)
+
+    def call_left_s(call_id: str) -> float:
         call = session.calls[call_id]
         elapsed_s = 0.0 if call.ready_s is None else now_s - call.ready_s
         return max(0.0, call.predicted_s - elapsed_s)
 
-    tightest: dict[str, float] = {}
-    for getter in [getter for waiting in session.getters.values() for getter in waiting]:
-        if getter.jct_s is None:
-            continue
-        if getter.since_s is None:
-            upstream = jct_shares(session.graph.view, getter.variable, 0.0, left_s)
-            getter.since_s = min((session.calls[call_id].arrived_s for call_id in upstream), default=None)
-        elapsed_s = 0.0 if getter.since_s is None else now_s - getter.since_s
-        shares = jct_shares(session.graph.view, getter.variable, getter.jct_s - elapsed_s, left_s)
-        for call_id, share_s in shares.items():
-            tightest[call_id] = min(share_s, tightest.get(call_id, share_s))
-    return tightest
+    return session.deductions.paths.shares((call.call_id for call in calls), left_s, call_left_s)

@@ -66,7 +66,7 @@ class Session:
         self.due_s = float("inf")  # when it is looked at next, to see whether it has expired
         self.ended = False
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph.view)
+        self.deductions = Deductions(self.graph.view, self._predicted_s)
         self.calls: dict[str, HeldCall] = {}
         self.outputs: dict[str, HeldCall | None] = {}
         self.values: dict[str, str] = {}
@@ -120,6 +120,17 @@ class Session:
         self._variables, self._waiting_calls = view.variables, view.waiting_calls
         self._held_bytes += more_bytes
 
+    def start_clocks(self) -> None:
+        """Have end-to-end times count from when the first of the calls came that are still to be run for them; one for
+        which no call is to be run does not count yet.
+        """
+        for variable, waiting in self.getters.items():
+            getters = [getter for getter in waiting if getter.jct_s is not None and getter.since_s is None]
+            if getters and self.state_of(variable) is VariableState.PENDING:
+                since_s = min(self.calls[call_id].arrived_s for call_id in self.deductions.paths.upstream(variable))
+                for getter in getters:
+                    getter.since_s = since_s
+
     def end(self) -> tuple[list[HeldCall], list[Getter]]:
         """Take the session from its tenant and let go of all that it holds; returns whom that concerns."""
         self.tenant.variables -= self._variables
@@ -130,9 +141,12 @@ class Session:
         for texts in (self.calls, self.outputs, self.values, self.getters):
             texts.clear()
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph.view)
+        self.deductions = Deductions(self.graph.view, self._predicted_s)
         self.ended = True
         return concerned
+
+    def _predicted_s(self, call_id: str) -> float:
+        return self.calls[call_id].predicted_s
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

@@ -33,13 +33,18 @@ class Offers:
         if not isinstance(need, Stage):
             self._throughput_links += links
             return
-        distances = self._links.setdefault(need.awaited, {})
-        distances[need.distance] = distances.get(need.distance, 0) + links
-        if not distances[need.distance]:
-            del distances[need.distance]
+        awaited, distance = need
+        distances = self._links.get(awaited)
+        if distances is None:
+            distances = self._links[awaited] = {}
+        count = distances.get(distance, 0) + links
+        if count:
+            distances[distance] = count
+        else:
+            del distances[distance]
             if not distances:
-                del self._links[need.awaited]
-        self._changed.append(need.awaited)
+                del self._links[awaited]
+        self._changed.append(awaited)
 
     def need(self) -> Need | None:
         """What the call is needed for: the smallest stage behind its consumers, where of each awaited call's the

@@ -78,6 +78,12 @@ class CallNode:
         """The outputs that it has still to produce, the next one first."""
         return self.outputs[self.produced :] if self.produced else self.outputs
 
+    def producers(self) -> Iterator[str]:
+        """The calls whose outputs this one still waits for, once for each such variable."""
+        for variable in self.inputs:
+            if variable.state is VariableState.PENDING and variable.producer is not None:
+                yield variable.producer
+
     def edges(self) -> Iterator[Edge]:
         """Each call that waits for an output of this one, with the variable between them."""
         return ((variable, consumer) for variable in self.unset for consumer in variable.consumers)

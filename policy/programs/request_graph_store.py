@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from plait.policy.programs.request_graph_effects import Link
 from plait.policy.programs.request_graph_node import CallNode, VariableNode
@@ -42,12 +42,6 @@ class GraphStore:
             node = self.variables[name] = VariableNode(name)
         return node
 
-    def producers(self, node: CallNode) -> Iterator[CallNode]:
-        """The calls whose outputs a call still waits for, once for each such variable."""
-        for variable in node.inputs:
-            if variable.state is VariableState.PENDING and variable.producer is not None:
-                yield self.calls[variable.producer]
-
     def add(self, node: CallNode, inputs: Iterable[str], outputs: Iterable[str]) -> tuple[Link, ...]:
         """A call comes in, waiting for those of its inputs that have no value; returns its links."""
         node.inputs = tuple(self.variable(name) for name in inputs)
@@ -57,7 +51,7 @@ class GraphStore:
         self.promise(node, outputs)
         self.calls[node.call_id] = node
         self.counts[node.state] += 1
-        before = [Link(producer.call_id, node.call_id) for producer in self.producers(node)]
+        before = [Link(producer, node.call_id) for producer in node.producers()]
         return (*before, *(Link(node.call_id, consumer.call_id) for _, consumer in node.edges()))
 
     def promise(self, node: CallNode, outputs: Iterable[str]) -> None:
@@ -80,7 +74,7 @@ class GraphStore:
         node.enter(event)
         self.counts[before] -= 1
         del self.calls[node.call_id]
-        cut = [Link(producer.call_id, node.call_id) for producer in self.producers(node)]
+        cut = [Link(producer, node.call_id) for producer in node.producers()]
         for variable in node.inputs:
             del variable.consumers[node]
             if variable.state is VariableState.EMPTY and not variable.consumers:

@@ -76,11 +76,11 @@ class RequestGraphView:
 
     def producers(self, call_id: str) -> Iterator[str]:
         """The calls whose outputs a call still waits for, once for each such variable."""
-        return (producer.call_id for producer in self._store.producers(self._store.call(call_id)))
+        return self._store.call(call_id).producers()
 
     def consumers(self, call_id: str) -> Iterator[str]:
         """The calls that wait for a call's unset outputs, once for each such variable (Parrot's GetConsumers)."""
-        return (consumer.call_id for _, consumer in self._store.call(call_id).edges())
+        return (call.call_id for variable in self._store.call(call_id).unset for call in variable.consumers)
 
     def unset_outputs(self, call_id: str) -> tuple[str, ...]:
         """What a call has still to produce, the next one first."""

@@ -14,7 +14,7 @@ from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.sessions import Session
 from plait.gateway.timer import Event
 from plait.gateway.transforms import parse
-from plait.policy.programs.objectives import Mark
+from plait.policy.programs.objectives_marks import Mark
 
 SECONDS_PER_TOKEN = 0.01
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.programs.objectives import NOTHING, Deduction, Deductions, Mark
+from plait.policy.programs.objectives import NOTHING, Deduction, Deductions
+from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.objectives_offers import Need, Offers
-from plait.policy.programs.objectives_slo import GROUP_STRETCH, LATENCY_SLO, jct_shares, slo_of
+from plait.policy.programs.objectives_slo import GROUP_STRETCH, LATENCY_SLO, slo_of
 from plait.policy.programs.objectives_stage import Stage
 from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_effects import Effects
@@ -29,7 +30,7 @@ class Application:
 
     def __init__(self, *calls: str) -> None:
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph.view)
+        self.deductions = Deductions(self.graph.view, lambda _call_id: 1.0)
         for call in calls:
             self.add(call)
 
@@ -269,7 +270,7 @@ class Tracked:
 
     def __init__(self) -> None:
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph.view)
+        self.deductions = Deductions(self.graph.view, lambda _call_id: 1.0)
         self.model = Model()
         self.before: dict[str, Deduction] = {}
 
@@ -489,45 +490,3 @@ def test_gets_with_figures_ask_for_the_tightest_of_each() -> None:
     assert app.deductions.asked("a") == Slo(ttft_s=1.0, tpot_s=0.1, jct_s=8.0)
     assert app.deductions.asked("b") is None
     assert app.deductions.of("a") == Deduction(LATENCY, 0)
-
-
-# Shares of an end-to-end JCT
-
-
-def test_a_jct_is_divided_in_proportion_to_predicted_times_on_the_critical_path() -> None:
-    app = Application("map 1:->p1", "map 2:->p2", "reduce:p1 p2->end", "beside:->other")
-    times_s = {"map 1": 1.0, "map 2": 4.0, "reduce": 4.0}
-    shares = jct_shares(app.graph.view, "end", 16.0, times_s.__getitem__)
-    assert shares == {"map 1": 8.0, "map 2": 8.0, "reduce": 8.0}, "the shorter map has as long as the longer one"
-
-
-def test_what_is_left_is_shared_by_what_is_left_to_do() -> None:
-    app = Application("a:->x", "b:x->y", "c:y->z")
-    app.run("a")
-    app.graph.start("b")
-    assert jct_shares(app.graph.view, "z", 6.0, {"b": 1.0, "c": 2.0}.__getitem__) == {"b": 2.0, "c": 4.0}
-    assert jct_shares(app.graph.view, "z", -1.0, {"b": 1.0, "c": 2.0}.__getitem__) == {"b": 0.0, "c": 0.0}
-    assert jct_shares(app.graph.view, "z", 6.0, lambda _call_id: 0.0) == {"b": 0.0, "c": 0.0}
-    for nobody_produces in ("x", "unheard of"):
-        assert jct_shares(app.graph.view, nobody_produces, 6.0, times_of_nobody) == {}
-
-
-def times_of_nobody(call_id: str) -> float:
-    raise AssertionError(call_id)
-
-
-@given(seed=st.integers(0, 2**32), calls=st.integers(1, 8), left_s=st.floats(0.1, 100.0))
-def test_shares_fit_on_every_path_and_fill_the_critical_one(seed: int, calls: int, left_s: float) -> None:
-    random = Random(seed)
-    graph = RequestGraph()
-    for call in random_dag(random, calls):
-        graph.add(*call)
-    times_s = {f"c{number}": random.uniform(0.1, 5.0) for number in range(calls)}
-    shares = jct_shares(graph.view, f"o{calls - 1}", left_s, times_s.__getitem__)
-    found = list(paths(graph, f"c{calls - 1}"))
-    assert shares.keys() == {call_id for path in found for call_id in path}
-    critical = max(found, key=lambda path: sum(times_s[call_id] for call_id in path))
-    scale = left_s / sum(times_s[call_id] for call_id in critical)
-    assert all(shares[call_id] >= scale * times_s[call_id] * (1 - 1e-9) for call_id in shares)
-    assert [shares[call_id] for call_id in critical] == pytest.approx([scale * times_s[c] for c in critical])
-    assert all(sum(shares[call_id] for call_id in path) <= left_s * (1 + 1e-9) for path in found)

@@ -1,0 +1,141 @@
+"""The longest predicted ways from a session's calls to awaited variables, and each call's share of a JCT by them.
+
+A job's end-to-end JCT is handed down to its calls (DESIGN 4.8). A call is due when what follows it on the longest way
+to the variable just fits into the rest: what is left is divided in proportion to predicted times on the critical path,
+and calls beside it get the slack that they have. A call's share begins when the last of its producers is due, so on no
+path do the shares add up to more than is left, and none is under the call's proportion.
+
+Only who waits follows anybody, and what a waiting call is predicted to take does not change. So the ways change with
+the calls and links alone, never as time goes by, and are kept from event to event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from plait.policy.programs.objectives_marks import Marks
+from plait.policy.programs.request_graph_effects import Link
+from plait.policy.programs.request_graph_view import RequestGraphView
+
+_NO_WAYS: Final[Mapping[str, float]] = {}
+
+
+class CriticalPaths:
+    """For each call and each timed variable behind it, the seconds that follow the call on the longest way there.
+
+    `predicted_s` is how long a call takes that waits. Events touch calls; these are renewed, consumers first, and then
+    the producers of each call that this has changed. That costs the calls and links on the ways that change.
+    """
+
+    __slots__ = ("_below_s", "_graph", "_marks", "_predicted_s", "_touched", "_waits")
+
+    def __init__(self, graph: RequestGraphView, marks: Marks, predicted_s: Callable[[str], float]) -> None:
+        self._graph = graph
+        self._marks = marks
+        self._predicted_s = predicted_s
+        self._below_s: dict[str, dict[str, float]] = {}  # by call and variable
+        self._waits: dict[str, int] = {}  # the links to producers of each call that has any
+        self._touched: set[str] = set()
+
+    def upstream(self, variable: str) -> Iterator[str]:
+        """The calls that a timed variable still needs; none if no call is to produce it."""
+        return (call_id for call_id, below_s in self._below_s.items() if variable in below_s)
+
+    def shares(
+        self, call_ids: Iterable[str], left_s: Callable[[str], float], call_left_s: Callable[[str], float]
+    ) -> dict[str, float]:
+        """The share of each of these calls, which are ready, in seconds from now: of several JCTs the tightest.
+
+        `left_s` is what is left until a timed variable is due; `call_left_s` is how long a call takes yet. Calls that
+        no timed variable needs have no share. O(calls that wait for no other, times the variables).
+        """
+        below_s = {call_id: self._below_s[call_id] for call_id in call_ids if call_id in self._below_s}
+        if not below_s:
+            return {}
+        critical_s = self._critical_s({variable for ways_s in below_s.values() for variable in ways_s}, call_left_s)
+        scale = {
+            variable: max(0.0, left_s(variable)) / length_s if length_s else 0.0
+            for variable, length_s in critical_s.items()
+        }
+        return {
+            call_id: min(scale[variable] * (critical_s[variable] - way_s) for variable, way_s in ways_s.items())
+            for call_id, ways_s in below_s.items()
+        }
+
+    def _critical_s(self, variables: Iterable[str], call_left_s: Callable[[str], float]) -> dict[str, float]:
+        """The length of each variable's critical path, which begins with a call that waits for no other."""
+        critical_s = dict.fromkeys(variables, 0.0)
+        for call_id, ways_s in self._below_s.items():
+            if call_id in self._waits:
+                continue
+            own_s = call_left_s(call_id)
+            for variable, way_s in ways_s.items():
+                if way_s + own_s > critical_s.get(variable, way_s + own_s):
+                    critical_s[variable] = way_s + own_s
+        return critical_s
+
+    def link(self, link: Link, count: int) -> None:
+        """A link has come (1) or gone (-1)."""
+        waits = self._waits.get(link.consumer, 0) + count
+        if waits:
+            self._waits[link.consumer] = waits
+        else:
+            del self._waits[link.consumer]
+        if count < 0:
+            self.touch(link.producer)
+
+    def touch(self, call_id: str) -> None:
+        """What a call makes or who takes it has changed: all its ways are to be looked at."""
+        if self._marks.timed or call_id in self._below_s:
+            self._touched.add(call_id)
+
+    def renew(self, call_id: str, moved: set[str]) -> bool:
+        """Bring a call's ways to the `moved` variables up to date, a touched call's all; returns whether any changed.
+
+        `moved` are the variables some way to which has changed; those to which one of this call's has are added.
+        """
+        if call_id in self._touched:
+            self._touched.remove(call_id)
+            after_s = self._ways_s(call_id, None)
+        elif moved and (self._marks.timed or self._below_s):
+            after_s = self._ways_s(call_id, moved)
+        else:
+            return False
+        before_s = self._below_s.get(call_id, _NO_WAYS)
+        changed = [name for name, way_s in after_s.items() if way_s != before_s.get(name)]
+        if not changed:
+            return False
+        ways_s = {name: way_s for name, way_s in {**before_s, **after_s}.items() if way_s is not None}
+        if ways_s:
+            self._below_s[call_id] = ways_s
+        else:
+            del self._below_s[call_id]
+        moved.update(changed)
+        return True
+
+    def drop(self, call_id: str) -> None:
+        """Forget a call that has ended."""
+        self._below_s.pop(call_id, None)
+        self._waits.pop(call_id, None)
+        self._touched.discard(call_id)
+
+    def _ways_s(self, call_id: str, variables: Iterable[str] | None) -> dict[str, float | None]:
+        """The seconds that follow a call on the longest way to each variable; None where there is no way."""
+        kept_s, predicted_s = self._below_s, self._predicted_s
+        behind = [(kept_s[call], predicted_s(call)) for call in self._graph.consumers(call_id) if call in kept_s]
+        own = [name for name in self._graph.unset_outputs(call_id) if name in self._marks.timed]
+        if variables is None:
+            variables = {*own, *self._below_s.get(call_id, ()), *(name for ways_s, _ in behind for name in ways_s)}
+        found: dict[str, float | None] = {}
+        for name in variables:
+            least_s = 0.0 if name in own else None
+            found[name] = max([ways_s[name] + own_s for ways_s, own_s in behind if name in ways_s], default=least_s)
+        return found
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert not self._touched
+        for call_id in (*self._below_s, *self._waits):
+            assert self._below_s.get(call_id, {}) == self._ways_s(call_id, None)
+            assert self._waits.get(call_id, 0) == len(tuple(self._graph.producers(call_id)))

@@ -1,0 +1,95 @@
+"""What a session's clients ask for: marks on the variables that they get, and annotations on calls (Parrot, 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from plait.policy.programs.request_graph_view import RequestGraphView
+from plait.policy.types import Objective, Slo
+
+Mark = Objective | Slo
+"""What a `get` asks for: an objective, or figures (Parrot, section 4.1)."""
+
+
+class Marks:
+    """The marks on variables that have no value yet, and the annotations of calls that have not ended.
+
+    `timed` are the variables for which somebody asks for an end-to-end time.
+    """
+
+    __slots__ = ("_annotations", "_by_variable", "_graph", "timed")
+
+    def __init__(self, graph: RequestGraphView) -> None:
+        self._graph = graph
+        self._by_variable: dict[str, list[Mark]] = {}
+        self._annotations: dict[str, Objective] = {}
+        self.timed: set[str] = set()
+
+    def __contains__(self, variable: object) -> bool:
+        """Whether somebody marks the variable."""
+        return variable in self._by_variable
+
+    def add(self, variable: str, mark: Mark) -> None:
+        """A client waits for a variable."""
+        self._by_variable.setdefault(variable, []).append(mark)
+        if _jct_s(mark) is not None:
+            self.timed.add(variable)
+
+    def remove(self, variable: str, mark: Mark) -> bool:
+        """A client waits no longer; returns whether it did."""
+        marks = self._by_variable.get(variable, [])
+        if mark not in marks:
+            return False
+        marks.remove(mark)
+        if not any(_jct_s(other) is not None for other in marks):
+            self.timed.discard(variable)
+        if not marks:
+            del self._by_variable[variable]
+        return True
+
+    def answer(self, variable: str) -> None:
+        """A variable is set or has failed: nobody waits for it any more."""
+        self._by_variable.pop(variable, None)
+        self.timed.discard(variable)
+
+    def annotate(self, call_id: str, objective: Objective | None) -> None:
+        """A call says itself what it is to be optimised for, or no longer does."""
+        if objective is None:
+            self._annotations.pop(call_id, None)
+        else:
+            self._annotations[call_id] = objective
+
+    def annotation(self, call_id: str) -> Objective | None:
+        """What a call says itself."""
+        return self._annotations.get(call_id)
+
+    def on(self, call_id: str) -> Iterator[Mark]:
+        """The marks on what a call has still to produce."""
+        for variable in self._graph.unset_outputs(call_id) if self._by_variable else ():
+            yield from self._by_variable.get(variable, ())
+
+    def asked(self, call_id: str) -> Slo | None:
+        """The explicit figures among them: of several, the tightest of each kind."""
+        slos = [mark for mark in self.on(call_id) if isinstance(mark, Slo)]
+        if not slos:
+            return None
+        return Slo(
+            ttft_s=_tightest(slo.ttft_s for slo in slos),
+            tpot_s=_tightest(slo.tpot_s for slo in slos),
+            jct_s=_tightest(slo.jct_s for slo in slos),
+        )
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert all(self._by_variable.values()), "an empty list was left behind"
+        assert all(call_id in self._graph for call_id in self._annotations)
+        timed = {name for name, marks in self._by_variable.items() if any(_jct_s(mark) is not None for mark in marks)}
+        assert self.timed == timed
+
+
+def _jct_s(mark: Mark) -> float | None:
+    return mark.jct_s if isinstance(mark, Slo) else None
+
+
+def _tightest(seconds: Iterable[float | None]) -> float | None:
+    return min((given for given in seconds if given is not None), default=None)

@@ -1,0 +1,82 @@
+"""What each call of a session is needed for: a stage of an application, throughput, or nothing (Parrot, 5.2)."""
+
+from __future__ import annotations
+
+from plait.policy.programs.objectives_marks import Marks
+from plait.policy.programs.objectives_offers import Need, Offers
+from plait.policy.programs.objectives_stage import Stage
+from plait.policy.programs.request_graph_effects import Link
+from plait.policy.programs.request_graph_view import RequestGraphView
+from plait.policy.types import Objective
+
+
+class Needs:
+    """The needs that calls have, and what their consumers offer them. Consumers are renewed before producers."""
+
+    __slots__ = ("_graph", "_marks", "_needs", "_offers")
+
+    def __init__(self, graph: RequestGraphView, marks: Marks) -> None:
+        self._graph = graph
+        self._marks = marks
+        self._needs: dict[str, Need] = {}
+        self._offers: dict[str, Offers] = {}
+
+    def of(self, call_id: str) -> Need | None:
+        """What a call is needed for."""
+        return self._needs.get(call_id)
+
+    def stage(self, call_id: str) -> Stage | None:
+        """The stage that a call is in: it needs one, and does not say itself that it wants throughput."""
+        need = self._needs.get(call_id)
+        return need if isinstance(need, Stage) and self._marks.annotation(call_id) is not Objective.THROUGHPUT else None
+
+    def link(self, link: Link, count: int) -> None:
+        """A link has come (1) or gone (-1)."""
+        need = self._needs.get(link.consumer)
+        if need is not None:
+            self._offer(link.producer, need, count)
+
+    def renew(self, call_id: str) -> bool:
+        """Bring a call's need up to date, and what it offers to its producers; returns whether it has changed."""
+        before, need = self._needs.get(call_id), self._need_of(call_id)
+        if need == before:
+            return False
+        if need is None:
+            del self._needs[call_id]
+        else:
+            self._needs[call_id] = need
+        for producer in self._graph.producers(call_id):
+            if before is not None:
+                self._offer(producer, before, -1)
+            if need is not None:
+                self._offer(producer, need, 1)
+        return True
+
+    def drop(self, call_id: str) -> None:
+        """Forget a call that has ended."""
+        self._needs.pop(call_id, None)
+        self._offers.pop(call_id, None)
+
+    def _offer(self, call_id: str, need: Need, links: int) -> None:
+        offers = self._offers.get(call_id)
+        if offers is None:
+            offers = self._offers[call_id] = Offers()
+        offers.change(need, links)
+        if not offers:
+            del self._offers[call_id]
+
+    def _need_of(self, call_id: str) -> Need | None:
+        own, marks = self._marks.annotation(call_id), tuple(self._marks.on(call_id))
+        if own is Objective.LATENCY or any(mark is not Objective.THROUGHPUT for mark in marks):
+            return Stage(call_id, 0)
+        offers = self._offers.get(call_id)
+        need = None if offers is None else offers.need()
+        return need if need is not None or not (own or marks) else Objective.THROUGHPUT
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        for call_id in (*self._needs, *self._offers):
+            assert self._needs.get(call_id) == self._need_of(call_id)
+        for call_id, offers in self._offers.items():
+            needs = [self._needs.get(consumer) for consumer in self._graph.consumers(call_id)]
+            assert offers.counted() == {need: needs.count(need) for need in needs if need is not None}

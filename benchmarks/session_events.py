@@ -113,7 +113,7 @@ class Run:
         arrivals = (self._get, self._add) if gets_first else (self._add, self._get)
         for arrive in arrivals:
             arrive()
-        self._timed("set_value", self.executor.set_value, self.session, "task", "a task", self.now_s)
+        self._timed("set_value", self.executor.variables.set_value, self.session, "task", "a task", self.now_s)
         while self.ready:
             call = self.calls[self.ready.pop(self.dice.randrange(len(self.ready)))]
             self._timed("start", self.executor.start, call, self.now_s)
@@ -132,7 +132,7 @@ class Run:
     def _get(self) -> None:
         for number, variable in enumerate(self.program.awaited):
             getter = Getter(variable, self._on_value, self._on_failed, Slo(jct_s=JCT_S + number))
-            self._timed("get", self.executor.get, self.session, getter, self.now_s)
+            self._timed("get", self.executor.variables.get, self.session, getter, self.now_s)
 
     def _on_value(self, _value: str) -> None:
         self.answered += 1

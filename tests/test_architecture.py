@@ -152,3 +152,26 @@ def test_broad_handlers_are_found(handler: str, monkeypatch: pytest.MonkeyPatch)
     source = f"def f():\n    try:\n        pass\n    {handler}\n        pass\n    except OSError:\n        pass"
     monkeypatch.setitem(globals(), "tree_of", lambda _file: ast.parse(source))
     assert list(broad_handlers(ROOT / "policy" / "example.py")) == ["policy/example.py: f"]
+
+
+def definitions(file: Path) -> Iterator[str]:
+    """The names that a module's classes, functions and constants have."""
+    for node in tree_of(file).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Annotations", "EngineAnnotations", "EngineCall", "Asked", "Submission", "IllegalTransitionError"),
+        *("NAME_PATTERN", "RECENT_ITERATIONS", "SESSION_ID_PATTERN", "_now_s", "loop_time_s"),
+    ],
+)
+def test_one_name_means_one_thing(name: str) -> None:
+    """Each of these has meant several."""
+    found = [path_of(file) for package in SHIPPED for file in sources(package) if name in definitions(file)]
+    assert len(found) <= 1, found

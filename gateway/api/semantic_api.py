@@ -28,12 +28,8 @@ from plait.gateway.programs.prompt_outline import outline_of
 from plait.gateway.programs.sessions import Session
 from plait.gateway.programs.submission import SessionId, Submission, VariableName
 from plait.gateway.programs.submitted_call import SubmittedCall
-<<<<<<< HEAD
 from plait.gateway.timer import loop_time_s
-from plait.policy.programs.objectives import Mark
-=======
 from plait.policy.programs.objectives_marks import Mark
->>>>>>> 32920fb (Keep the ways of end-to-end times from event to event)
 from plait.policy.programs.request_graph import CLIENT
 from plait.policy.types import Objective, Slo
 

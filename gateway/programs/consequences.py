@@ -53,7 +53,7 @@ class Consequences:
             self.drop(call)
         session.account()
         calls = [*self._gathering.joined(session, changed), *self._ready(session, effects, now_s)]
-        ready = promised(session, calls, now_s)
+        ready = self._promised(session, calls, now_s)
         self._answer_getters(session, effects)
         for call, cause in ended:
             if cause is not None:
@@ -65,7 +65,7 @@ class Consequences:
 
     def run(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> None:
         """Have ready calls run with what they are promised; they gather no longer."""
-        self._tell_ready(promised(session, calls, now_s))
+        self._tell_ready(self._promised(session, calls, now_s))
 
     def marked(self, session: Session, changed: Iterable[str], now_s: float) -> None:
         """Calls whose deductions have `changed` know what they are for: those that gathered run."""
@@ -126,6 +126,11 @@ class Consequences:
         gathers = self._gathering.takes
         return [call for call in calls if call.call_id != effects.added or not gathers(session, call, now_s)]
 
+    def _promised(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
+        if calls:
+            session.start_clocks()
+        return promised(session, calls, now_s)
+
     def _tell_ready(self, ready: Iterable[tuple[HeldCall, ReadyCall]]) -> None:
         for call, start in ready:
             if call in self.homes:
@@ -133,11 +138,11 @@ class Consequences:
 
 
 def _is_unwanted(session: Session, call: HeldCall) -> bool:
-    graph, getters = session.graph, session.getters
+    view, getters = session.graph.view, session.getters
     return not (
         call.clients
-        or any(graph.consumers(call.call_id))
-        or any(name in getters for name in graph.unset_outputs(call.call_id))
+        or any(view.consumers(call.call_id))
+        or any(name in getters for name in view.unset_outputs(call.call_id))
     )
 
 

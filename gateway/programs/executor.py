@@ -56,7 +56,7 @@ class Executor:
             raise refused(error) from error
         call.arrived_s = now_s
         session.outputs |= dict.fromkeys(names, call)
-        if call.call_id not in session.graph:
+        if call.call_id not in session.graph.view:
             self._after.apply(session, effects, now_s)
             raise input_failed(effects.ended[0].cause or Cause("an input failed", call.call_id))
         self._after.predict(call)

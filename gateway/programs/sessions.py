@@ -105,7 +105,7 @@ class Session:
     def forget_failed(self, inputs: Iterable[str], outputs: Sequence[str]) -> None:
         """A variable that has failed may be made anew, unless the call that is to do so cannot be added anyway."""
         failed = {name for name in outputs if self.state_of(name) is VariableState.FAILED}
-        others = [self.graph.producer(name) for name in outputs if name not in failed]
+        others = [self.graph.view.producer(name) for name in outputs if name not in failed]
         if len(failed) + len(others) == len(outputs) and not any(others) and failed.isdisjoint(inputs):
             for name in failed:
                 self.graph.forget(name)
@@ -250,10 +250,10 @@ class Sessions:
 
     def check_call(self, session: Session, call: HeldCall, outputs: Iterable[str]) -> None:
         """Raise what forbids a call that makes `outputs`, if anything does."""
-        states = [session.graph.variable_state(name) for name in call.inputs]
+        states = [session.graph.view.variable_state(name) for name in call.inputs]
         problem = self.check_room(
             session,
-            variables=states.count(None) + sum(session.graph.variable_state(name) is None for name in outputs),
+            variables=states.count(None) + sum(session.graph.view.variable_state(name) is None for name in outputs),
             waiting_calls=int(any(state is not VariableState.SET for state in states)),
             held_bytes=call.held_bytes,
         )

@@ -29,7 +29,7 @@ class Variables:
     def set_value(self, session: Session, variable: str, value: str, now_s: float) -> None:
         """The client gives a variable its value. Raises `ConflictError` if it has a producer, and limits."""
         size_bytes, problem = self._sessions.check_value(session, value)
-        new = variable not in session.outputs and session.graph.variable_state(variable) is None
+        new = variable not in session.outputs and session.graph.view.variable_state(variable) is None
         problem = problem or self._sessions.check_room(session, variables=int(new))
         if problem is not None:
             raise problem
@@ -50,7 +50,7 @@ class Variables:
         if variable in session.values:
             getter.on_value(session.values[variable])
             return
-        cause = session.graph.cause(variable)
+        cause = session.graph.view.cause(variable)
         if cause is not None:
             getter.on_failed(variable_failed(variable, cause))
             return

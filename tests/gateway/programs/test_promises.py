@@ -139,7 +139,7 @@ def test_at_every_event_a_ready_call_has_the_tightest_of_its_shares(seed: int) -
     core, random, now_s = Core(), Random(seed), 0.0
     calls = layers(core, random)
     gets = [core.get(random.choice(calls).outputs[0].variable, Slo(jct_s=random.uniform(1, 60))) for _ in range(4)]
-    core.executor.set_value(core.session(), "begin", "", now_s)
+    core.executor.variables.set_value(core.session(), "begin", "", now_s)
     running: list[HeldCall] = []
     while any(not waiting.told for waiting in gets):
         now_s += random.uniform(0.0, 2.0)

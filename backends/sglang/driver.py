@@ -155,7 +155,7 @@ class Driver:
     # What is asked from outside.
 
     def report(self, since: int | None, epoch: str | None) -> CacheState:
-        """The report of DESIGN 4.7 since a cursor of `epoch`."""
+        """The cache-state report since a cursor of `epoch`."""
         self._events.drain()
         waiting = self._scheduler.waiting_queue
         return self._reporter.report(

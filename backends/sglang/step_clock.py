@@ -1,7 +1,8 @@
 """The time that decisions are made by: one rank's, sent to all of them with a step's requests.
 
-Under tensor parallelism every rank runs a scheduler of its own, and all have to decide alike (DESIGN 4.8). So no rank
-plans by its clock: the leading one says what time it is and how long iterations took, and all go by what it said.
+Under tensor parallelism every rank runs a scheduler of its own, and all have to decide alike. So no rank plans by its
+clock: the leading one says what time it is and how long iterations took, and all go by what it said. See
+docs/design/clocks.md.
 """
 
 from __future__ import annotations

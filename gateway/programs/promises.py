@@ -1,4 +1,7 @@
-"""What calls are promised at the moment that they are ready, from what is deduced for them (DESIGN 4.4 and 4.8)."""
+"""What calls are promised at the moment that they are ready, from what is deduced for them.
+
+See docs/design/request-graph.md and docs/design/clocks.md.
+"""
 
 from __future__ import annotations
 

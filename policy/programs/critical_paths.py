@@ -1,9 +1,9 @@
 """The longest predicted ways from a session's calls to awaited variables, and each call's share of a JCT by them.
 
-A job's end-to-end JCT is handed down to its calls (DESIGN 4.8). A call is due when what follows it on the longest way
-to the variable just fits into the rest: what is left is divided in proportion to predicted times on the critical path,
-and calls beside it get the slack that they have. A call's share begins when the last of its producers is due, so on no
-path do the shares add up to more than is left, and none is under the call's proportion.
+A job's end-to-end JCT is handed down to its calls (docs/design/clocks.md). A call is due when what follows it on the
+longest way to the variable just fits into the rest: what is left is divided in proportion to predicted times on the
+critical path, and calls beside it get the slack that they have. A call's share begins when the last of its producers is
+due, so on no path do the shares add up to more than is left, and none is under the call's proportion.
 
 Only who waits follows anybody, and what a waiting call is predicted to take does not change. So the ways change with
 the calls and links alone, never as time goes by, and are kept from event to event.

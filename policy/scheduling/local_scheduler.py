@@ -1,7 +1,7 @@
-"""The local scheduler: which calls of one engine compute how many tokens in its next iteration (DESIGN 4.5).
+"""The local scheduler: which calls of one engine compute how many tokens in its next iteration.
 
 One pure object that every engine adapter drives with `plan`; `SCHEDULERS` has them by name. `slo` is all of it; the
-others run calls in an order, as other engines do.
+others run calls in an order, as other engines do. See docs/design/local-scheduler.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a local scheduler is asked and what it answers: the calls of one engine, the engine's facts, and a plan.
 
-Every engine adapter drives a `LocalScheduler` with `plan`, once an iteration (DESIGN 4.5).
+Every engine adapter drives a `LocalScheduler` with `plan`, once an iteration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from plait.policy.cost_model import CostModel
 from plait.policy.types import Objective, Slo
 
 RECENT_ITERATIONS = 128
-"""DESIGN 4.5: what an engine has lately been doing is taken over these: T_max, L_c, and what it reports of itself."""
+"""What an engine has lately been doing is taken over these: T_max, L_c, and what it reports of itself
+(docs/design/local-scheduler.md).
+"""
 
 
 @dataclass(slots=True, eq=False)

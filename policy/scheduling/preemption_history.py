@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from plait.policy.scheduling.plan import LocalCall
 
 PREEMPTION_ITERATIONS = 1024
-"""DESIGN 4.5: P and P_max are taken over these; rarer than iterations, so over more of them."""
+"""P and P_max are taken over these; rarer than iterations, so over more of them (docs/design/local-scheduler.md)."""
 
 
 class PreemptionHistory:

@@ -11,7 +11,7 @@ from plait.policy.scheduling.moment import Moment
 from plait.policy.scheduling.plan import EngineFacts
 
 WINDOW_S = 0.75
-"""Gamma, of DESIGN 4.5: the paper only calls it small."""
+"""Gamma (docs/design/local-scheduler.md): the paper only calls it small."""
 
 WINDOW_CALLS = 32
 """Ours: calls compared with each other at most, so that a plan's time does not grow with the square of the queue."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from plait.policy.types import Slo
 
 LONG_TOKENS = 4096
-"""DESIGN 4.5: uncached tokens from which on a prompt is long; AccelGen calls prompts of 4K tokens and more long."""
+"""Uncached tokens from which on a prompt is long: AccelGen calls prompts of 4K tokens and more long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

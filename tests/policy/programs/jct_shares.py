@@ -13,7 +13,7 @@ def jct_shares(
     graph: RequestGraphView, variable: str, left_s: float, predicted_s: Callable[[str], float]
 ) -> dict[str, float]:
     """Each upstream call's share, in seconds from when it is ready, of what is `left_s` of a JCT until `variable` has
-    its value; empty if no call is to produce it (DESIGN 4.8). O(calls + edges) upstream.
+    its value; empty if no call is to produce it (docs/design/clocks.md). O(calls + edges) upstream.
 
     `predicted_s` is how long a call takes, or for a running one how long it takes yet. A call is due when what follows
     it on the longest way to the variable just fits into the rest: `left_s` is divided in proportion to predicted times

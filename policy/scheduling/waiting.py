@@ -29,7 +29,7 @@ Ranked = tuple[float, Candidate]
 
 
 @dataclass(slots=True)
-class Timed:
+class TimedCalls:
     """Every waiting call, in the order of arrival: `entries` can still meet their SLO, `best_effort` have none."""
 
     entries: list[Entry] = field(default_factory=list)
@@ -60,9 +60,9 @@ def sort_waiting(moment: Moment, batch: Batch, long_slots: int) -> Sorted:
     return divide(timed, moment, batch, long_slots, moment.pace.longest_s)
 
 
-def time_waiting(moment: Moment, batch: Batch, near_s: float) -> Timed:
+def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
     """Time the waiting calls. Only a call with less than `near_s` of T_r, or with output, can have missed its SLO."""
-    timed = Timed()
+    timed = TimedCalls()
     entries, missed, best_effort = timed.entries, timed.missed, timed.best_effort
     now_s, objectives, cached_tokens = moment.now_s, moment.objectives, moment.facts.cached_tokens
     timing = objectives.timer(now_s, moment.pace)
@@ -92,7 +92,7 @@ def _soonest_s(moment: Moment, batch: Batch, tokens: int, cached_tokens: int) ->
     return (moment.empty_budget if alone else batch.budget).time_s(tokens, cached_tokens)
 
 
-def divide(timed: Timed, moment: Moment, batch: Batch, long_slots: int, urgent_s: float) -> Sorted:
+def divide(timed: TimedCalls, moment: Moment, batch: Batch, long_slots: int, urgent_s: float) -> Sorted:
     """Make candidates of the first entries: no plan admits or looks at more of them. Up to `urgent_s` is urgent."""
     found = Sorted(best_effort=timed.best_effort)
     if timed.missed:

@@ -219,8 +219,9 @@ def test_decodes_wait_for_a_first_token_that_is_in_time_only_without_them() -> N
     assert names(engine.plan(scheduler, 0.03))[:3] == [("plain", 1), ("loose", 1), ("tight", 1)], "not twice in a row"
 
 
-def test_decodes_do_not_wait_in_vain_nor_without_need() -> None:
-    calls = [decode("plain"), *(decode(f"tight-{n}", slo=Slo(tpot_s=0.03)) for n in range(5))]
+@pytest.mark.parametrize("tpot_s", [0.03, 0.035], ids=["the prompt is cut", "the prompt fits"])
+def test_decodes_do_not_wait_in_vain_nor_without_need(tpot_s: float) -> None:
+    calls = [decode("plain"), *(decode(f"tight-{n}", slo=Slo(tpot_s=tpot_s)) for n in range(5))]
     engine = FakeEngine(running=calls, waiting=[prompt("urgent", 200, 0.0302)])
     assert ("plain", 1) in names(engine.plan(slo_scheduler())), "the others cannot wait, and it is too late with them"
     engine = FakeEngine(running=calls[:1], waiting=[prompt("urgent", 200, 0.0302)])

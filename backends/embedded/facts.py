@@ -15,8 +15,9 @@ class EmbeddedFacts:
         """The most new tokens one iteration may compute."""
         self.max_running_calls = max_running_calls
         """The most calls that may run at once."""
-        self._blocks = blocks
         self._cache = blocks.cache
+        self._matched = blocks.matched
+        self._block_tokens = blocks.block_tokens
 
     @property
     def free_blocks(self) -> int:
@@ -26,15 +27,14 @@ class EmbeddedFacts:
     def cached_tokens(self, call: LocalCall) -> int:
         """Tokens of a waiting call that are in the cache now; its last token is always computed."""
         assert isinstance(call, EmbeddedCall)
-        return self._blocks.matched(call) * self._blocks.block_tokens
+        return self._matched(call) * self._block_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """Free blocks that computing `new_tokens` more of a call takes, cached ones it would pin included."""
         assert isinstance(call, EmbeddedCall)
         if call.blocks:
-            return self._blocks.blocks_for(call.computed_tokens + new_tokens) - len(call.blocks)
-        matched = self._blocks.matched(call)
-        return self._blocks.blocks_for(new_tokens) + self._cache.idle(call.chain.hashes, matched)
+            return -(-(call.computed_tokens + new_tokens) // self._block_tokens) - len(call.blocks)
+        return -(-new_tokens // self._block_tokens) + self._cache.idle(call.chain.hashes, self._matched(call))
 
     def blocks_freed(self, call: LocalCall) -> int:
         """Blocks that preempting a running call would set free."""

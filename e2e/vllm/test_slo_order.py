@@ -157,7 +157,8 @@ def test_they_share_the_step_with_a_long_prompt(promised: Round) -> None:
 
 def test_they_decode_while_the_long_prompts_are_computed(promised: Round) -> None:
     shared = [step for step in promised.steps if step.context_tokens and step.decoding_calls]
-    assert max(step.decoding_calls for step in shared) == len(SHORT)
+    most = max(step.decoding_calls for step in shared)
+    assert most in {len(SHORT), len(SHORT) + 1}, "beside them perhaps the first long one, while the second is computed"
 
 
 def test_nothing_is_computed_twice(unpromised: Round, promised: Round) -> None:

@@ -1,0 +1,55 @@
+"""README and docs: their configurations parse, their commands are ones that Plait takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from plait.backends.vllm.launch import serve_command
+from plait.gateway.cli import LAUNCHERS, parse
+from plait.gateway.config_file import parse_config
+from tests.source_tree import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(language: str) -> list[tuple[Path, str]]:
+    """Each block of a language, with its page."""
+    texts = ((page, page.read_text(encoding="utf-8")) for page in PAGES)
+    return [
+        (page, match["text"]) for page, text in texts for match in BLOCK.finditer(text) if match["language"] == language
+    ]
+
+
+def commands(name: str) -> list[list[str]]:
+    """The arguments of each line that runs a command; a line may go on behind a backslash."""
+    lines = (line for _, text in blocks("") for line in text.replace("\\\n", " ").splitlines())
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith(f"{name} ")]
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("toml"), ids=lambda value: getattr(value, "name", ""))
+def test_a_configuration_parses(page: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in re.findall(r"\$\{(\w+)\}", text):
+        monkeypatch.setenv(name, "a-key")
+    assert parse_config(tomllib.loads(text), str(page)).engines
+
+
+def test_every_command_of_ours_is_taken() -> None:
+    found = commands("plait")
+    assert len(found) >= 2
+    for arguments in found:
+        if arguments[0] in LAUNCHERS:
+            assert serve_command(arguments[1:])
+        else:
+            assert parse(arguments).run
+
+
+def test_every_target_that_is_named_is_there() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {arguments[0] for arguments in commands("make")}
+    assert {"demo", "test"} <= named <= targets

@@ -1,4 +1,4 @@
-"""A chained call on its way through the gateway: a task from the moment that its inputs have values."""
+"""A chained call on its way through the gateway. It becomes a task when its inputs have values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class BrokenCallError(Exception):
-    """The call has ended without its value because of `cause`; `error` is for clients that do not know it yet."""
+    """The call ended without its value because of `cause`. `error` goes to clients that have not seen it yet."""
 
     def __init__(self, cause: FailureCause, error: PlaitError | None = None) -> None:
         super().__init__(cause.message)
@@ -37,7 +37,7 @@ class BrokenCallError(Exception):
 
 
 class Generated(NamedTuple):
-    """A text, which engine generated it, and the value that was made of it."""
+    """A generated text, the engine that generated it, and the variable's value after the transform."""
 
     engine_id: str
     text: str
@@ -46,7 +46,7 @@ class Generated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallRunner:
-    """What calls run with. `tasks` are those of the calls that run, so that the gateway can end them."""
+    """The parts of the gateway that a call needs. `tasks` has a task a running call; the gateway ends them at stop."""
 
     executor: Executor
     reader: CallReader
@@ -56,7 +56,7 @@ class CallRunner:
 
 
 class ChainedCall(ABC):
-    """Runs one call and tells the executor how it ended: whatever happens, that happens once."""
+    """Runs one call. It tells the executor exactly once how the call ended."""
 
     def __init__(self, runner: CallRunner, session: Session) -> None:
         self.runner = runner
@@ -71,14 +71,14 @@ class ChainedCall(ABC):
 
     @abstractmethod
     def take_back(self) -> bool:
-        """Take back what came of a failed delivery, so that the call can be delivered again; False if it was seen."""
+        """Discard a failed delivery's answer, so that the call can be retried; False if a client has seen it."""
 
     @abstractmethod
     def on_failed(self, error: PlaitError) -> None:
-        """The call has ended without an answer of an engine, which its clients may wait for."""
+        """The call ended without an engine's answer. Its clients may still wait for one."""
 
     def on_ready(self, ready: ReadyCall) -> None:
-        """Its inputs have values: it gets a task."""
+        """Start the call's task: its inputs have values."""
         if self.call.inputs:
             self.runner.metrics.held(ready.ready_s - self.call.arrived_s)
         self._task = asyncio.create_task(self._run(ready), name=f"call-{self.call.call_id}")
@@ -86,7 +86,7 @@ class ChainedCall(ABC):
         self._task.add_done_callback(self.runner.tasks.discard)
 
     def on_broken(self, error: PlaitError) -> None:
-        """It has ended without its own doing."""
+        """The call ended for a reason outside it: an input failed, it was cancelled, or its session ended."""
         self._end(FailureCause(message=error.message), error)
         if self._task is not None:
             self._task.cancel()
@@ -107,10 +107,11 @@ class ChainedCall(ABC):
         return Generated(engine_id, text, value)
 
     async def deliver(self, delivery: Delivery, send: Send) -> str:
-        """Have the call answered in full, and return the engine's id. Raises `BrokenCallError` or `PlaitError`.
+        """Deliver the call until an engine answers it in full; return that engine's id.
 
-        When an engine fails it, it goes to another one, or to the same where there is no other, as often as is
-        configured and as long as nobody has seen what came of it.
+        A call that an engine failed is retried on another engine, or on the same one if there is no other. It gets at
+        most `max_attempts`, and no retry once a client has seen part of its answer. Raises `BrokenCallError` or
+        `PlaitError`.
         """
         attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Outcome]()
         while True:
@@ -144,12 +145,12 @@ class ChainedCall(ABC):
         except asyncio.CancelledError:
             self._end(FailureCause(message="the gateway has stopped"), EngineError("The gateway has stopped."))
             raise
-        finally:  # without effect but after what nobody has foreseen
+        finally:  # `_end` has no effect here unless an unforeseen exception is on its way
             unforeseen = EngineError("The call was given up because of an internal error.")
             self._end(FailureCause(message="an internal error"), unforeseen)
 
     def _end(self, cause: FailureCause | None, error: PlaitError | None) -> None:
-        """Tell the executor and the clients; the first to know counts."""
+        """Tell the executor and the clients how the call ended. Only the first call has an effect."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -171,7 +172,7 @@ class ChainedCall(ABC):
 
 
 def _broken(outcome: Outcome) -> BrokenCallError:
-    """For a call that no further engine is to have."""
+    """The error of a call that is not retried."""
     engine_id, problem = outcome.engine_id, outcome.problem
     if isinstance(problem, EngineError):
         return BrokenCallError(FailureCause(engine=engine_id, message=problem.message), problem)

@@ -1,6 +1,8 @@
-"""Chained calls over HTTP: requests with `plait-inputs` or `plait-output` are held, woken, captured and answered.
+"""Chained calls over HTTP: requests with `plait-inputs` or `plait-output`.
 
-The shell of `executor`. A call is an object without a task while it waits; its client's request waits for the answer.
+A request is held until its inputs have values. Then its call runs, its text becomes the output's value, and the client
+gets the answer. This is the asyncio shell of `executor`. A held call has no task. Its client's request waits for the
+answer.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ EXPIRE_INTERVAL_S = 1.0
 
 
 class HeldRequest(NamedTuple):
-    """What a client sent."""
+    """A client's request, parsed, with its annotations."""
 
     incoming: Incoming
     request: ChatRequest | CompletionRequest
@@ -52,10 +54,10 @@ class AnsweredCall(ChainedCall):
         self._asked: HeldRequest | None = asked
 
     async def run(self, ready: ReadyCall) -> None:
-        """Put the values into the prompt, and then as any call."""
+        """Put the values into the prompt, then deliver the call."""
         runner, call, asked = self.runner, self.call, self._asked
         assert asked is not None, "a call runs once"
-        self._asked = None  # the call is remembered longer than its body is needed
+        self._asked = None  # the call is kept longer than its body is needed
         body, request = fill_in(asked.incoming.body, asked.request, ready.values)
         incoming = replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
         promised = msgspec.structs.replace(asked.annotations, slo=ready.slo or Slo(), objective=ready.objective)
@@ -68,15 +70,15 @@ class AnsweredCall(ChainedCall):
             await self.deliver(delivery, self.answer.send)
 
     def take_back(self) -> bool:
-        """Unless a client has been sent some of it."""
+        """Discard the answer, unless a client has been sent some of it."""
         return self.answer.take_back()
 
     def on_failed(self, error: PlaitError) -> None:
-        """Its clients get the error."""
+        """Send the error to the clients."""
         self.answer.fail(error)
 
     def _keep_answer(self) -> None:
-        """For a repetition, while values do not need the room."""
+        """Keep the answer for a repeated request, while values leave room for it."""
         if not self.runner.executor.keeps(self.session, self.answer.size_bytes):
             self.answer.drop()
 
@@ -93,11 +95,11 @@ class ChainedCalls:
         self._expiry: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Begin to end the sessions that have been idle for too long."""
+        """Start the task that ends sessions past their time to live."""
         self._expiry = asyncio.create_task(self._expire(), name="sessions-expire")
 
     async def close(self) -> None:
-        """End every session and what runs in it."""
+        """End every session and its running calls."""
         if self._expiry is not None:
             self._expiry.cancel()
         tasks = list(self.runner.tasks)
@@ -127,11 +129,11 @@ class ChainedCalls:
         try:
             await unless_gone(receive, owner.answer.follow(send, headers, keep_alive_s))
         finally:
-            if not owner.answer.ended:  # the client has gone, or the gateway stops
+            if not owner.answer.ended:  # the client has gone, or the gateway is stopping
                 self.executor.leave(owner.call, loop_time_s())
 
     def _owner(self, session: Session, asked: HeldRequest) -> AnsweredCall:
-        """Of the new call of a request, or of the call that the request repeats."""
+        """The owner of a request's new call, or of the call that the request repeats."""
         owner = AnsweredCall(self.runner, session, asked)
         owner.call = _held_call(session, owner, asked)
         first = self.executor.repeated(session, owner.call)
@@ -174,7 +176,7 @@ def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> Hel
 
 
 def _fingerprint(asked: HeldRequest) -> bytes:
-    """Equal for a request and its repetition; headers that say nothing about the call may differ."""
+    """A digest that is equal for a request and its repetition. It leaves out headers that are not annotations."""
     digest = sha256(repr((asked.incoming.path, asked.annotations)).encode())
     digest.update(asked.incoming.body)
     return digest.digest()

@@ -1,4 +1,4 @@
-"""What follows from a change of a session's graph: who is told, who may run, who is not wanted any more."""
+"""The consequences of a change in a session's graph: getters are answered, calls run, and unwanted calls end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from plait.policy.programs.request_graph_state import Cause
 from plait.policy.programs.variable_prefix import NO_OUTLINE
 
 Prediction = Callable[[str, int, int | None], float]
-"""Seconds that a call takes alone, from its model, its prompt tokens and its limit of output tokens."""
+"""Predicts the seconds that a call takes alone on an engine: model, prompt tokens, output limit (None: no limit)."""
 
 
 class Consequences:
-    """Part of the executor. `homes` has the session of each call that has not ended."""
+    """Part of the executor. `homes` maps each call that has not ended to its session."""
 
     def __init__(self, predicted_s: Prediction, gather_s: float, at: At) -> None:
         self.homes: dict[HeldCall, Session] = {}
@@ -34,12 +34,12 @@ class Consequences:
         self._cancelling = False
 
     def predict(self, call: HeldCall, input_characters: int = 0) -> None:
-        """Weigh a call whose inputs, as far as they are known, are so long."""
+        """Set the call's `predicted_s`. `input_characters` is the length of the inputs that are known by now."""
         tokens = call.prompt_tokens + input_characters // CHARACTERS_PER_TOKEN
         call.predicted_s = self._predicted_s(call.model, tokens, call.output_tokens)
 
     def apply(self, session: Session, effects: Effects, now_s: float) -> None:
-        """Bring everything up to date with the graph, and then tell those whom it concerns."""
+        """Bring the session up to date with the graph, then notify getters and call owners."""
         session.touched_s = now_s
         changed = session.deductions.apply(effects)
         added = session.calls.get(effects.added or "")
@@ -64,18 +64,18 @@ class Consequences:
             self.cancel_unwanted([call for call in producers if call is not None], now_s)
 
     def run(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> None:
-        """Have ready calls run with what they are promised; they gather no longer."""
+        """Start ready calls with their objectives. They are no longer gathering."""
         self._tell_ready(self._promised(session, calls, now_s))
 
     def marked(self, session: Session, changed: Iterable[str], now_s: float) -> None:
-        """Calls whose deductions have `changed` know what they are for: those that gathered run."""
+        """Run the gathering calls among `changed`: their objective is deduced now."""
         self.run(session, self._gathering.joined(session, changed), now_s)
 
     def cancel_unwanted(self, calls: Iterable[HeldCall], now_s: float) -> None:
-        """Cancel those of `calls` that nobody waits for, and so on upstream: no client, no call, no get."""
+        """Cancel each of `calls` that no client, call or getter waits for, then look at its producers."""
         self._to_look_at += calls
         if self._cancelling:
-            return  # what is cancelled below brings its producers here: a loop, as chains may be long
+            return  # a cancelled call adds its producers to the list: a loop, not recursion, as chains may be long
         self._cancelling = True
         try:
             while self._to_look_at:
@@ -88,7 +88,7 @@ class Consequences:
             self._cancelling = False
 
     def drop(self, call: HeldCall) -> None:
-        """A call has ended."""
+        """Forget a call that has ended."""
         session = self.homes.pop(call)
         del session.calls[call.call_id]
         session.account(-call.held_bytes)
@@ -97,7 +97,7 @@ class Consequences:
         self._gathering.drop(call)
 
     def lose(self, calls: Sequence[HeldCall]) -> None:
-        """Calls have ended with their session."""
+        """Forget calls that ended with their session."""
         for call in calls:
             del self.homes[call]
             self._gathering.drop(call)
@@ -117,7 +117,7 @@ class Consequences:
                 getter.on_failed(answer)
 
     def _ready(self, session: Session, effects: Effects, now_s: float) -> list[HeldCall]:
-        """The calls that may be started, and do not gather; they count from now on (docs/design/clocks.md)."""
+        """The calls that may start now and do not gather. Their times count from now on (docs/design/clocks.md)."""
         calls = [session.calls[call_id] for call_id in effects.ready]
         for call in calls:
             call.ready_s = now_s

@@ -1,9 +1,9 @@
-"""The executor of semantic variables: runs each call of a session the moment that its inputs have values (Parrot, 5.1).
+"""The executor of semantic variables: runs each call of a session as soon as its inputs have values (Parrot, 5.1).
 
-A synchronous core. Events come in with their time (`now_s`, any monotonic clock); whoever waits is told through
-`CallOwner` and `Getter`, after the state is what it will be, and may call back. asyncio is its shell in the gateway
-(`chained_calls`); a simulator can drive it in virtual time. What has happened to a call that has ended already, or
-whose session has, is no event: it changes nothing.
+A synchronous core. Each event carries its time (`now_s`, any monotonic clock). The executor updates its state first and
+then calls `CallOwner` and `Getter`. They may call the executor again. In the gateway its asyncio shell is
+`chained_calls`. A simulator can drive it in virtual time. Events of a call that has ended, or whose session has ended,
+change nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from plait.policy.programs.request_graph_state import Cause, GraphError
 
 
 class Executor:
-    """The sessions' calls and variables. `predicted_s` weighs calls against each other, for what they are promised.
+    """The sessions' calls and variables. `predicted_s` predicts how long a call takes, for its share of an objective.
 
-    `at` has an event happen at a time.
+    `at` schedules an event at a time.
     """
 
     def __init__(self, limits: SessionsConfig, predicted_s: Prediction, at: At) -> None:
@@ -34,17 +34,17 @@ class Executor:
     # A call's way.
 
     def repeated(self, session: Session, call: HeldCall) -> HeldCall | None:
-        """The call that `call` repeats: it has the same fingerprint, and makes the variable or has made it."""
+        """The call that `call` repeats: the producer of the same variable, with the same fingerprint."""
         output = call.output
         first = None if output is None else session.outputs.get(output.variable)
         return None if first is None or call.fingerprint is None or first.fingerprint != call.fingerprint else first
 
     def add(self, session: Session, call: HeldCall, now_s: float) -> None:
-        """A call arrives. Its owner is told when it is ready, which may be at once.
+        """A call arrives. Its owner's `on_ready` is called once it is ready, possibly at once.
 
-        A failed variable that it is to make is made anew. Raises `ConflictError` for a second producer or a cycle,
-        `LimitError` or `ValueTooLargeError` for what goes beyond the tenant's limits, and `FailedDependencyError` if
-        an input has failed.
+        A call may produce a variable that has failed; the variable starts again. Raises `ConflictError` for a second
+        producer or a cycle, `LimitError` or `ValueTooLargeError` for a call beyond the tenant's limits, and
+        `FailedDependencyError` if an input has failed.
         """
         names = [output.variable for output in call.outputs]
         self.sessions.check_call(session, call, names)
@@ -72,18 +72,18 @@ class Executor:
             self._after.apply(session, session.graph.start(call.call_id), now_s)
 
     def generated(self, call: HeldCall, text: str) -> None:
-        """More text of what the call makes now; those who want to see it grow get it, unless it is transformed."""
+        """More text of the call's current output. Streaming getters receive it, unless the output has a transform."""
         call.pieces.append(text)
         self._show(call, text)
 
     def begin_anew(self, call: HeldCall) -> None:
-        """What was generated of the call's current output is void: it will be generated again."""
+        """Discard the text of the call's current output: it will be generated again."""
         if call.pieces:
             call.pieces.clear()
             self._show(call, None)
 
     def produce(self, call: HeldCall, value: str, now_s: float) -> None:
-        """A running call's current output has its value. Raises `ValueTooLargeError`."""
+        """Set a running call's current output to its value. Raises `ValueTooLargeError`."""
         session, output = self._after.homes.get(call), call.output
         if session is None:
             return
@@ -99,13 +99,13 @@ class Executor:
         self._after.apply(session, effects, now_s)
 
     def finish(self, call: HeldCall, now_s: float) -> None:
-        """A running call has made all that it makes."""
+        """A running call has produced all of its outputs."""
         session = self._after.homes.get(call)
         if session is not None:
             self._after.apply(session, session.graph.finish(call.call_id), now_s)
 
     def fail(self, call: HeldCall, what: FailureCause | str, now_s: float) -> None:
-        """A call has ended without all of its outputs, because of `what`; its owner knows and is not told."""
+        """A call ended without all of its outputs, because of `what`. Its owner knows already and gets no callback."""
         session = self._after.homes.get(call)
         if session is not None:
             effects = session.graph.fail(call.call_id, what)
@@ -113,8 +113,9 @@ class Executor:
             self._after.apply(session, effects, now_s)
 
     def keeps(self, session: Session, size_bytes: int) -> bool:
-        """Whether an answer of this size may be kept for a repetition, and counts from now on: only while the tenant's
-        sessions hold less than half of what they may.
+        """Whether an answer of this size may be kept for a repeated request. If so, it is added to the held bytes.
+
+        An answer is kept only if the tenant's sessions then hold at most half of `max_held_bytes`.
         """
         if session.ended or session.tenant.held_bytes + size_bytes > self.sessions.limits.max_held_bytes // 2:
             return False
@@ -122,14 +123,14 @@ class Executor:
         return True
 
     def leave(self, call: HeldCall, now_s: float) -> None:
-        """One of a call's clients has gone: what nobody else waits for is cancelled."""
+        """One of a call's clients has gone. Cancel the call if nobody else waits for it."""
         call.clients -= 1
         self._after.cancel_unwanted([call], now_s)
 
     # Sessions.
 
     def end(self, session: Session, why: str) -> None:
-        """End a session: what runs or waits in it is told, and its memory is free."""
+        """End a session: fail its calls and getters, and free its memory."""
         if session.ended:
             return
         error = SessionEndedError(f"The session '{session.session_id}' {why}.")
@@ -141,7 +142,7 @@ class Executor:
             getter.on_failed(error)
 
     def expire(self, now_s: float) -> int:
-        """End the sessions that have been idle for too long; returns how many. Called now and then."""
+        """End the sessions past their time to live; returns how many. Called periodically."""
         expired = self.sessions.idle(now_s)
         for session in expired:
             self.end(session, "has expired")
@@ -153,7 +154,7 @@ class Executor:
         assert self._after.homes == {call: session for session in self.sessions for call in session.calls.values()}
 
     def _show(self, call: HeldCall, text: str | None) -> None:
-        """Tell those who watch the current output, unless it is transformed, of more text (None: it begins anew)."""
+        """Stream text to the current output's getters, unless it has a transform (None: the text begins again)."""
         session = self._after.homes.get(call)
         if session is not None and call.output is not None and call.output.transform is None:
             for getter in session.getters.get(call.output.variable, ()):

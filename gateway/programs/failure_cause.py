@@ -1,4 +1,4 @@
-"""Why a call has failed, link by link: what an error object carries as its `causes`."""
+"""Why a call failed, as a chain of causes: the `causes` of an error object."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import msgspec
 
 
 class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
-    """One link of a chain of causes, as far as it is known: the id of a `call`, the `engine` that failed it, the
-    `transform` that refused its text, the `variable` that has failed with it, and a `message` for people.
+    """One link of a chain of causes. Fields that are not known are None.
+
+    `call` is the call's id, `engine` the engine that failed it, `transform` the transform that refused its text, and
+    `variable` the variable that failed with it. `message` is for people.
     """
 
     call: str | None = None

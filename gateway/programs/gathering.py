@@ -1,7 +1,8 @@
 """The gathering moment: a call that could run at once waits a little for the rest of its program.
 
-An application fires all its calls together, but the first of them is ready before anything is known of those behind it,
-and so of what it is for: the head of the critical path would run as if nobody waited for it.
+An application sends all its calls together. The first call is ready before the gateway knows the calls that depend on
+it, so its objective cannot be deduced yet. Without the wait, the head of the critical path would run as if nobody
+waited for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from plait.policy.types import Slo
 
 
 class Gathering:
-    """The calls of an executor that gather. `end` is called for each whose `moment_s` is over (0: none gathers)."""
+    """The calls that gather. `end` is called for each call when its `moment_s` is over (0: no call gathers)."""
 
     def __init__(self, moment_s: float, at: At, end: Callable[[Session, list[HeldCall], float], None]) -> None:
         self._moment_s = moment_s
@@ -26,8 +27,9 @@ class Gathering:
         self._calls: set[HeldCall] = set()
 
     def takes(self, session: Session, call: HeldCall, now_s: float) -> bool:
-        """Whether a call that is ready as it arrives gathers from now on: others can take what it makes, and nobody has
-        said what it is to be optimised for.
+        """Whether a call that is ready on arrival gathers; if so, it starts to.
+
+        It gathers if it has outputs, and no objective is given or deduced for it.
         """
         if not self._moment_s or not call.outputs or call.objective is not None or call.slo not in (None, Slo()):
             return False
@@ -38,7 +40,7 @@ class Gathering:
         return True
 
     def joined(self, session: Session, changed: Iterable[str]) -> list[HeldCall]:
-        """Those of a session's calls with a `changed` deduction that gathered: they know now, and gather no longer."""
+        """The session's gathering calls whose deduction `changed`. They stop gathering."""
         if not self._calls:
             return []
         joined = [call for call_id in changed if (call := session.calls.get(call_id)) in self._calls]
@@ -46,7 +48,7 @@ class Gathering:
         return joined
 
     def drop(self, call: HeldCall) -> None:
-        """A call has ended, whether it gathered or not."""
+        """Forget a call that has ended, whether it gathered or not."""
         self._calls.discard(call)
 
     def _over(self, session: Session, call: HeldCall, now_s: float) -> None:

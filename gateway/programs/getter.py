@@ -12,11 +12,11 @@ from plait.policy.types import Slo
 
 @dataclass(slots=True, eq=False)
 class Getter:
-    """One wait for one variable: `mark` is what the caller asks for (None: nothing).
+    """One wait for one variable. `mark` is the objective that the caller asks for (None: none).
 
-    One of `on_value` and `on_failed` is called, once, unless the getter is released before; `on_delta` is given the
-    text as it is generated, if that is the value, and None where all of it is void and comes anew. `since_s` is when
-    the job began that an end-to-end time counts from.
+    One of `on_value` and `on_failed` is called, once, unless the getter is released before. `on_delta` receives the
+    text as it is generated, if the variable has no transform. It receives None when the text begins again. `since_s` is
+    when the job began; the JCT counts from there.
     """
 
     variable: str
@@ -28,10 +28,10 @@ class Getter:
 
     @property
     def jct_s(self) -> float | None:
-        """The end-to-end time that was asked for, in seconds."""
+        """The JCT that was asked for, in seconds; None if none was."""
         return self.mark.jct_s if isinstance(self.mark, Slo) else None
 
     def left_s(self, now_s: float) -> float | None:
-        """What is left of it, in seconds; all of it before the job has begun."""
+        """The seconds left of the JCT; all of it before the job has begun."""
         jct_s = self.jct_s
         return jct_s if jct_s is None or self.since_s is None else jct_s - (now_s - self.since_s)

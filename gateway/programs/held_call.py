@@ -1,4 +1,4 @@
-"""A call of a session as its executor sees it: what it takes, what it makes, and whom to tell about it."""
+"""A call of a session as its executor sees it: inputs, outputs, and the owner that runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.policy.types import Objective, Slo, TaskGroup
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A variable that a call gives its value, and what is made of the completion on the way; None: nothing."""
+    """A variable that a call produces, and the transform from the completion's text to its value (None: none)."""
 
     variable: str
     transform: Transform | None = None
@@ -26,7 +26,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCall:
-    """What a call runs with: its inputs' values and what it is promised, from `ready_s` on (docs/design/clocks.md).
+    """A ready call's input values and its objectives, whose times count from `ready_s` (docs/design/clocks.md).
 
     `group` is the task group that it is placed with.
     """
@@ -39,7 +39,7 @@ class ReadyCall:
 
 
 class CallOwner(Protocol):
-    """Whoever runs a call. Each method is called once at most, and may call the executor in turn."""
+    """The owner runs a call. Each method is called at most once, and may call the executor."""
 
     def on_ready(self, ready: ReadyCall) -> None:
         """The call's inputs have values: it may be started."""
@@ -50,12 +50,12 @@ class CallOwner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class HeldCall:
-    """One call. `outputs` are in the order in which it makes them; `slo` and `objective` are its own annotations.
+    """One call. `outputs` are in the order in which it produces them. `slo` and `objective` are its own annotations.
 
-    `prompt_tokens`, without its inputs, and `output_tokens` (None: not limited) are guesses that weigh it against
-    others; `outline` is what is known of its prompt until it has ended. `held_bytes` is what it keeps in memory;
-    `fingerprint` is equal for a request and its repetition, None if it may not be repeated. `clients` have asked for it
-    and are there; `pieces` are the current output's text so far.
+    `prompt_tokens` (without the inputs) and `output_tokens` (None: no limit) are guesses, for `predicted_s`. `outline`
+    is the outline of its prompt, kept until the call ends. `held_bytes` is the memory that it holds. `fingerprint` is
+    equal for a request and its repetition; None if it may not be repeated. `clients` counts the clients that asked for
+    it and have not gone. `pieces` is the current output's text so far.
     """
 
     call_id: str
@@ -79,7 +79,7 @@ class HeldCall:
 
     @property
     def output(self) -> Output | None:
-        """What it makes now, or will next."""
+        """The output that it produces now or next; None after the last."""
         return self.outputs[self.produced] if self.produced < len(self.outputs) else None
 
     @property

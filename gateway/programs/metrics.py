@@ -1,4 +1,4 @@
-"""What Prometheus is told of programs: sessions and their variables, how long calls are held, retries."""
+"""Prometheus metrics of programs: sessions and their variables, how long calls are held, retries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOLD_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 
 
 
 class ProgramMetrics:
-    """What chained calls count as they happen."""
+    """Counters and histograms that chained calls update."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._hold = Histogram(
@@ -36,7 +36,7 @@ class ProgramMetrics:
         self._hold.observe(hold_s)
 
     def tried_again(self, model: str, engine_id: str) -> None:
-        """A chained call that an engine has failed is about to be tried again."""
+        """A chained call that an engine failed is about to be retried."""
         self._retries.labels(model, engine_id).inc()
 
 
@@ -47,7 +47,7 @@ class SessionCollector(Collector):
         self._executor = executor
 
     def collect(self) -> Iterator[Metric]:
-        """Gauges over all tenants, and how many variables were set or failed."""
+        """Gauges over all tenants, and the number of variables set and failed."""
         tenants = self._executor.sessions.tenants.values()
         gauges: dict[str, tuple[str, int]] = {
             "sessions": ("Sessions", len(self._executor.sessions)),

@@ -1,4 +1,4 @@
-"""What calls are promised at the moment that they are ready, from what is deduced for them.
+"""The objectives that ready calls run with, from their annotations and deductions.
 
 See docs/design/request-graph.md and docs/design/clocks.md.
 """
@@ -21,7 +21,7 @@ Group = tuple[TaskGroup, float]
 
 
 def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
-    """Each of the calls, which are ready, and what it runs with. Its times count from when it was."""
+    """Each ready call with its values and objectives. Its times count from when it became ready."""
     shares = _jct_shares(session, calls, now_s)
     group_of = cache(partial(_group, session))
     return [(call, _promised(session, call, group_of, shares.get(call.call_id))) for call in calls]
@@ -38,7 +38,7 @@ def _promised(session: Session, call: HeldCall, group_of: Callable[[Stage], Grou
 
 
 def _group(session: Session, stage: Stage) -> Group:
-    """The task group of a stage, one of whose calls is ready: all that they share has values by now."""
+    """The task group of a stage. One of its calls is ready, so every variable that its calls share has a value."""
     members = [session.calls[call_id] for call_id in session.deductions.members(stage)]
     shared = shared_segments(call.outline for call in members)
     shared_tokens = members[0].outline.tokens(shared, lambda name: len(session.values[name]) // CHARACTERS_PER_TOKEN)
@@ -47,7 +47,7 @@ def _group(session: Session, stage: Stage) -> Group:
 
 
 def _jct_shares(session: Session, calls: Iterable[HeldCall], now_s: float) -> dict[str, float]:
-    """What each call has of the end-to-end times that are asked for, the tightest of several; in seconds."""
+    """Each call's share, in seconds, of the JCTs that getters ask for; the tightest of several."""
 
     def left_s(variable: str) -> float:
         return min(left_s for getter in session.getters[variable] if (left_s := getter.left_s(now_s)) is not None)

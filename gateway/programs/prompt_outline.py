@@ -1,7 +1,7 @@
 """Outlines of held calls' prompts: constant texts and the variables between them, before anything is rendered.
 
-What is keyed is what a client wrote, not what the chat template makes of it: of two prompts of one model, equal
-messages are equal text. Lengths are guesses, as texts that are not tokenized yet are sized everywhere.
+An outline holds the client's text, not the rendered chat template: for one model, equal messages render to equal text.
+Lengths are guesses from the number of characters, because the texts are not tokenized yet.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from plait.policy.programs.variable_prefix import Constant, Outline, Segment
 
 
 def outline_of(request: ChatRequest | CompletionRequest, inputs: Iterable[str]) -> Outline:
-    """The outline of a request in whose texts `{{name}}` stands for the value of each of `inputs`; a segment ends at a
-    variable, and where a message does. Raises `CallerError` for a prompt that is none.
+    """The outline of a request, where `{{name}}` in a text is the variable of that name, for each of `inputs`.
+
+    A segment ends at a variable and at the end of a message. Raises `CallerError` for an invalid prompt.
     """
     return Outline.of(_segments(request, frozenset(inputs)), root_hash(request.model, request.cache_salt or ""))
 
 
 def _segments(request: ChatRequest | CompletionRequest, inputs: frozenset[str]) -> Iterator[Segment]:
-    """Of several prompts, the first one's, which is what a call is placed by."""
+    """The segments of the request's first prompt: a call is placed by that one."""
     if isinstance(request, CompletionRequest):
         prompt = request.prompts()[0]
         yield from _split(prompt if isinstance(prompt, str) else _text(prompt), inputs)
         return
-    if request.tools or request.chat_template or request.chat_template_kwargs:  # which may stand before any message
+    if request.tools or request.chat_template or request.chat_template_kwargs:  # may be rendered before any message
         yield _constant(_text((request.tools, request.chat_template, request.chat_template_kwargs)))
     for message in request.messages:
         yield from _split(_text(message), inputs)
@@ -52,5 +53,5 @@ def _constant(text: str) -> Constant:
 
 
 def _text(value: object) -> str:
-    """As JSON, in which placeholders stand as they were written."""
+    """The value as JSON. Placeholders are unchanged in it."""
     return msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""The answer to a chained call, recorded as it comes: the call can outlive its client, and be asked for again."""
+"""The recorded answer to a chained call. The call can outlive its client; a repeated request gets the same answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from plait.backends.errors import PlaitError
 from plait.gateway.asgi import Headers
 
 KEEP_ALIVE = b": waiting\n\n"
-"""A comment in a stream of server-sent events: clients skip it."""
+"""A comment in a stream of server-sent events. Clients skip it."""
 
 
 class RecordedAnswer:
-    """One answer as ASGI messages. `send` is what its writer calls; any number of clients `follow` it.
+    """One answer as ASGI messages. Its writer calls `send`; any number of clients `follow` it.
 
-    A failure, which is a status of 500 or above, is held back from them until `fail` says that it stands.
+    An answer with a status of 500 or above is a failure. Clients do not get it until `fail` makes it final.
     """
 
     __slots__ = ("_ended", "_error", "_held_back", "_messages", "_seen", "_waiting", "size_bytes")
@@ -24,14 +24,14 @@ class RecordedAnswer:
     def __init__(self) -> None:
         self.size_bytes = 0
         self._held_back = False
-        self._seen = False  # by any client, more of it than comments
+        self._seen = False  # whether a client got more of it than comments
         self._messages: list[Message] = []
         self._ended = False
         self._error: PlaitError | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
     async def send(self, message: Message) -> None:
-        """ASGI's send: takes a message of the response; does not wait for any client."""
+        """ASGI's send: record a message of the response. It does not wait for any client."""
         self._messages.append(message)
         if message["type"] == "http.response.start":
             self._held_back = message["status"] >= 500
@@ -41,14 +41,14 @@ class RecordedAnswer:
         self._wake()
 
     def fail(self, error: PlaitError) -> None:
-        """There will be no more. An answer that has ended stays as it is."""
+        """End the answer with an error. An answer that has ended already stays as it is."""
         if not self._ended:
             self._ended, self._error = True, error
         self._held_back = False
         self._wake()
 
     def take_back(self) -> bool:
-        """Forget what was recorded, so that it can be recorded anew; False if a client has been sent some of it."""
+        """Discard the recording, so that it can start again; False if a client has been sent some of it."""
         if self._seen:
             return False
         self._messages.clear()
@@ -57,7 +57,7 @@ class RecordedAnswer:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether the answer is complete or failed."""
         return self._ended
 
     @property
@@ -66,14 +66,14 @@ class RecordedAnswer:
         return bool(self._messages) or not self._ended or self._error is not None
 
     def drop(self) -> None:
-        """Forget what was recorded. Those who follow it already still read to its end."""
+        """Forget the recording. Clients that follow it already still read it to its end."""
         self._messages = []
 
     async def follow(self, send: Send, headers: Headers, keep_alive_s: float | None = None) -> None:
-        """Pass the answer on as it comes. Raises `PlaitError` while nothing has been sent.
+        """Send the answer on as it comes. Raises `PlaitError` only while nothing has been sent.
 
-        With `keep_alive_s`, a stream is asked for: while nothing comes, it is begun with `headers`, and a comment sent
-        each time.
+        `keep_alive_s` is given for a stream. Whenever nothing has come for that long, a comment is sent; before the
+        first one, the response starts with `headers`.
         """
         messages, index, begun, refused = self._messages, 0, False, False
         try:
@@ -97,7 +97,7 @@ class RecordedAnswer:
             await send({"type": "http.response.body", "body": _event(error.body())})
 
     async def _arrival(self, messages: list[Message], index: int) -> None:
-        """Return when message number `index` is there; raises what the answer failed with."""
+        """Return when message number `index` has come; raises the error that the answer failed with."""
         while len(messages) <= index or self._held_back:
             if self._error is not None:
                 raise self._error

@@ -1,4 +1,4 @@
-"""What a session refuses and how it tells of failures: graph errors and chains of causes as OpenAI error objects."""
+"""A session's errors as OpenAI error objects: refused calls, failed variables, and their chains of causes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from plait.policy.programs.request_graph_state import (
 )
 
 SHOWN_CAUSES = 2 * (FURTHEST_CAUSES - 1)
-"""Of a longer chain the middle is left out: it may be as long as the session's graph is deep. The half at its far end
-takes one cause more than is shown, which says what the first one shown was to make.
+"""The longest chain that is shown in full. A longer one loses its middle: a chain can be as long as the graph is deep.
+
+The far half needs one cause more than it shows: that cause names the variable of the first one shown.
 """
 
 
 def failure_causes(cause: Cause, variable: str | None = None) -> list[FailureCause]:
-    """A chain of causes, the nearest first and the root last; `variable` is what has failed with the nearest."""
+    """A chain of causes, the nearest first and the root last. `variable` failed with the nearest one."""
     if cause.length <= SHOWN_CAUSES:
         return _linked(list(cause), variable)
     shown = SHOWN_CAUSES // 2
@@ -35,26 +36,26 @@ def failure_causes(cause: Cause, variable: str | None = None) -> list[FailureCau
 
 
 def input_failed(cause: Cause) -> FailedDependencyError:
-    """For a call whose cause this is: it will never run."""
+    """The error of a call that will never run because of this cause."""
     causes = failure_causes(cause)
     return FailedDependencyError(f"This call cannot run: {chain_text(causes)}.", causes, code="input_failed")
 
 
 def cancelled(call_id: str, cause: Cause) -> FailedDependencyError:
-    """For a call that was cancelled on its own account."""
+    """The error of a call that was cancelled itself, not because an input failed."""
     causes = failure_causes(cause)
     return FailedDependencyError(f"The call {call_id} was cancelled: {chain_text(causes)}.", causes, code="cancelled")
 
 
 def variable_failed(variable: str, cause: Cause) -> FailedDependencyError:
-    """For whoever waits for the variable."""
+    """The error for getters of the variable."""
     causes = failure_causes(cause, variable)
     message = f"The variable '{variable}' has failed: {chain_text(causes)}."
     return FailedDependencyError(message, causes, code="variable_failed", param="semantic_var_id")
 
 
 def text_changed(variable: str) -> EngineError:
-    """For whoever has been shown the beginning of a text that was begun anew, and is another now."""
+    """The error for a getter that has streamed a text's beginning, if a retry then generates a different text."""
     message = (
         f"The engine that generated '{variable}' has failed, and the text that another engine generates differs from "
         "what was streamed; get the variable again."
@@ -63,7 +64,7 @@ def text_changed(variable: str) -> EngineError:
 
 
 def refused(error: GraphError) -> PlaitError:
-    """For an event that contradicts the graph."""
+    """The error for a request that contradicts the graph."""
     match error:
         case DoubleProducerError():
             message = f"The variable '{error.variable}' is produced by {error.first} already."
@@ -75,12 +76,12 @@ def refused(error: GraphError) -> PlaitError:
 
 
 def too_many(what: str, limit: int, code: str) -> PlaitError:
-    """For what goes beyond one of the tenant's limits."""
+    """The error for a request beyond one of the tenant's limits."""
     return LimitError(f"There are {limit:,} {what} already, the most that a tenant may have at once.", code=code)
 
 
 def _linked(chain: Sequence[Cause], variable: str | None) -> list[FailureCause]:
-    """Each link with the variable that has failed with it, which is the input that the link before it lacks."""
+    """Each link with the variable that failed with it: the input that the link before it lacks."""
     linked = []
     for link in chain:
         known = link.what if isinstance(link.what, FailureCause) else FailureCause(message=str(link.what))

@@ -1,6 +1,6 @@
-"""Sessions: whose they are, what they hold, how much a tenant may have at once, and when one has been idle too long.
+"""Sessions: their tenants, contents, limits and time to live.
 
-Synchronous, and driven by the time that it is told: the gateway's clock or a simulator's.
+Synchronous. The time is an argument: the gateway's clock or a simulator's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plait.policy.programs.request_graph_state import CallState, VariableState
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """What the sessions of one API key hold together."""
+    """The sessions of one API key, and their sums."""
 
     name: str
     sessions: dict[str, Session] = field(default_factory=dict)
@@ -32,11 +32,11 @@ class Tenant:
 
 
 class Session:
-    """One session: its graph, what is deduced from it, and the texts.
+    """One session: its graph, the deductions from it, and the texts.
 
-    `calls` are those that have not ended, by id. `outputs` are the variables that have a producer, each with the call
-    that makes or has made it, so that its repetition is known (None: the client set it, or it has failed). `getters`
-    wait for variables.
+    `calls` holds the calls that have not ended, by id. `outputs` maps each variable with a producer to the call that
+    produces it, so that a repeated call is recognised (None: the client set it, or it failed). `getters` holds the
+    getters that wait for each variable.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Session:
         self.session_id = session_id
         self.ttl_s = ttl_s
         self.created_s = self.touched_s = now_s
-        self.due_s = float("inf")  # when it is looked at next, to see whether it has expired
+        self.due_s = float("inf")  # the next time to check whether it has expired
         self.ended = False
         self.graph = RequestGraph()
         self.deductions = Deductions(self.graph.view, self._predicted_s)
@@ -78,16 +78,16 @@ class Session:
 
     @property
     def expires_s(self) -> float:
-        """When it ends if nothing happens in it until then."""
+        """The time at which it expires if nothing happens in it until then."""
         return self.touched_s + self.ttl_s
 
     @property
     def active(self) -> bool:
-        """Whether a call runs, or somebody waits for a variable: it does not expire meanwhile."""
+        """Whether a call is ready or running, or a getter waits. An active session does not expire."""
         return bool(self.getters or self.graph.view.ready_calls or self.graph.view.running_calls)
 
     def state_of(self, variable: str) -> VariableState:
-        """A variable's state; one that nobody has named is empty."""
+        """A variable's state. A variable that nobody has named is empty."""
         return self.graph.view.variable_state(variable) or VariableState.EMPTY
 
     def variables(self) -> Iterator[str]:
@@ -97,13 +97,17 @@ class Session:
         yield from (name for name in awaited if name not in self.outputs)
 
     def unused_id(self, call_id: str) -> str:
-        """`call_id`, or if a call of that id has not ended, one that begins with it."""
+        """`call_id`; while another call has that id, `call_id` with a number behind it."""
         if call_id not in self.calls:
             return call_id
         return next(numbered for n in count(2) if (numbered := f"{call_id}-{n}") not in self.calls)
 
     def forget_failed(self, inputs: Iterable[str], outputs: Sequence[str]) -> None:
-        """A variable that has failed may be made anew, unless the call that is to do so cannot be added anyway."""
+        """Forget the failed variables among a new call's `outputs`, so that the call can produce them again.
+
+        Does nothing if the call would be refused anyway: another output has a producer, an output is named twice, or
+        a failed output is also an input.
+        """
         failed = {name for name in outputs if self.state_of(name) is VariableState.FAILED}
         others = [self.graph.view.producer(name) for name in outputs if name not in failed]
         if len(failed) + len(others) == len(outputs) and not any(others) and failed.isdisjoint(inputs):
@@ -112,7 +116,7 @@ class Session:
                 del self.outputs[name]
 
     def account(self, more_bytes: int = 0) -> None:
-        """Bring the tenant's sums up to date; the texts and bodies that are held have grown by `more_bytes`."""
+        """Bring the tenant's sums up to date. The held texts and bodies have grown by `more_bytes`."""
         view, tenant = self.graph.view, self.tenant
         tenant.variables += view.variables - self._variables
         tenant.waiting_calls += view.waiting_calls - self._waiting_calls
@@ -121,8 +125,9 @@ class Session:
         self._held_bytes += more_bytes
 
     def start_clocks(self) -> None:
-        """Have end-to-end times count from when the first of the calls came that are still to be run for them; one for
-        which no call is to be run does not count yet.
+        """Start the JCT clock of each getter whose variable now has a producer.
+
+        The JCT counts from the first arrival among the unfinished calls that the variable needs.
         """
         for variable, waiting in self.getters.items():
             getters = [getter for getter in waiting if getter.jct_s is not None and getter.since_s is None]
@@ -132,7 +137,7 @@ class Session:
                     getter.since_s = since_s
 
     def end(self) -> tuple[list[HeldCall], list[Getter]]:
-        """Take the session from its tenant and let go of all that it holds; returns whom that concerns."""
+        """Remove the session from its tenant and forget its contents; returns its calls and getters."""
         self.tenant.variables -= self._variables
         self.tenant.waiting_calls -= self._waiting_calls
         self.tenant.held_bytes -= self._held_bytes
@@ -172,12 +177,12 @@ class Sessions:
     def __init__(self, limits: SessionsConfig) -> None:
         self.limits = limits
         self.tenants: dict[str, Tenant] = {}
-        self._due: list[tuple[float, int, Session]] = []  # and entries that are outdated
+        self._due: list[tuple[float, int, Session]] = []  # a heap; some entries are outdated
         self._order = count()
         self._count = 0
 
     def open(self, tenant: str, session_id: str, now_s: float, ttl_s: float | None = None) -> Session:
-        """The tenant's session of this id, made if there is none; `ttl_s` replaces what it has."""
+        """The tenant's session of this id; created if there is none. `ttl_s` replaces its time to live."""
         owner = self.tenants.get(tenant) or Tenant(tenant)
         session = owner.sessions.get(session_id)
         if session is None:
@@ -207,7 +212,7 @@ class Sessions:
         return session
 
     def end(self, session: Session) -> tuple[list[HeldCall], list[Getter]]:
-        """Forget a session and what it counts for; returns the calls and gets that it had."""
+        """Forget a session; returns its calls and getters."""
         concerned = session.end()
         self._count -= 1
         if not session.tenant.sessions:
@@ -218,7 +223,7 @@ class Sessions:
         return concerned
 
     def idle(self, now_s: float) -> list[Session]:
-        """The sessions that expire now. Each is looked at about once in its time to live."""
+        """The sessions that expire now. Each session is checked about once in its time to live."""
         expired = []
         while self._due and self._due[0][0] <= now_s:
             due_s, _, session = heapq.heappop(self._due)
@@ -235,7 +240,7 @@ class Sessions:
     def check_room(
         self, session: Session, *, variables: int = 0, waiting_calls: int = 0, held_bytes: int = 0
     ) -> PlaitError | None:
-        """What forbids so much more in this session, if anything does."""
+        """The error if the tenant's limits do not allow this much more; None if they do."""
         limits, tenant = self.limits, session.tenant
         if variables and tenant.variables + variables > limits.max_variables:
             return too_many("semantic variables", limits.max_variables, "too_many_variables")
@@ -249,7 +254,7 @@ class Sessions:
         return None
 
     def check_call(self, session: Session, call: HeldCall, outputs: Iterable[str]) -> None:
-        """Raise what forbids a call that makes `outputs`, if anything does."""
+        """Raise if the tenant's limits do not allow a call that produces `outputs`."""
         states = [session.graph.view.variable_state(name) for name in call.inputs]
         problem = self.check_room(
             session,
@@ -261,7 +266,7 @@ class Sessions:
             raise problem
 
     def check_value(self, session: Session, value: str) -> tuple[int, PlaitError | None]:
-        """A value's length in bytes of UTF-8, and what forbids to hold it, if anything does."""
+        """A value's length in bytes of UTF-8, and the error if the limits do not allow it."""
         size_bytes = len(value) if value.isascii() else len(value.encode())
         if size_bytes > self.limits.max_value_bytes:
             message = f"The value has {size_bytes:,} bytes, more than the {self.limits.max_value_bytes:,} allowed."

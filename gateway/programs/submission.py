@@ -1,7 +1,7 @@
 """A submitted prompt: constant texts, inputs and outputs in order, run as fill / generate / fill / generate.
 
-Parrot's interface for whole prompts (sections 4.1 and 7), and the same over the messages of a chat: each output is
-generated behind all that stands before it, on the engine that has this in its cache already.
+This is Parrot's interface for whole prompts (sections 4.1 and 7), also over the messages of a chat. Each output is
+generated from the text before it, on the engine that already has that text in its cache.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Fields = dict[str, msgspec.Raw]
 
 
 class Placeholder(msgspec.Struct, frozen=True):
-    """What `{{name}}` in the prompt stands for: an output of this call if `in_out`, else an input.
+    """The meaning of `{{name}}` in the prompt: an output of this call if `in_out`, else an input.
 
-    `params` are the request fields of this output only; `transforms` is a chain as text, or a list.
+    `params` are request fields for this output only. `transforms` is a chain, as text or as a list.
     """
 
     name: VariableName
@@ -45,7 +45,7 @@ class Placeholder(msgspec.Struct, frozen=True):
         return self.semantic_var_id or self.name
 
     def output(self) -> Output:
-        """The variable with what is made of the completion; raises `TransformSpecError`."""
+        """The variable and its transform; raises `TransformSpecError`."""
         return Output(self.variable, parse(self.transforms) if self.transforms else None)
 
 
@@ -63,19 +63,19 @@ class SubmitBody(msgspec.Struct, frozen=True):
 
 _DECODER = msgspec.json.Decoder(SubmitBody)
 _FIELDS_DECODER = msgspec.json.Decoder(Fields)
-# Ours, or set for each step.
+# Plait's own fields, and fields that are set for each step.
 _NOT_FORWARDED = frozenset(
     (*SubmitBody.__struct_fields__, "stream", "stream_options", "n", "add_generation_prompt", "continue_final_message")
 )
 
 
 _ANY_PROMPT: Mapping[str, Any] = {"prompt": "", "messages": [{"role": "user", "content": ""}]}
-"""Stands for one where only the other fields are looked at."""
+"""A dummy prompt, used where only the other fields matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One output: the name of its placeholder, which turn that stands in and where, and its own request fields."""
+    """One output: its placeholder's name, its turn's number, its position in that turn, and its own request fields."""
 
     name: str
     output: Output
@@ -85,7 +85,7 @@ class Step:
 
 
 class Submission:
-    """A submitted prompt, checked. Raises `CallerError` for one that cannot be run whatever its inputs are."""
+    """A checked submitted prompt. Raises `CallerError` for a prompt that cannot run with any inputs."""
 
     def __init__(self, raw: bytes) -> None:
         self.body = decode_body(raw, _DECODER)
@@ -105,7 +105,7 @@ class Submission:
 
     @property
     def characters(self) -> int:
-        """How long the prompt is before its places are filled."""
+        """The prompt's length before its placeholders are filled."""
         return sum(len(text) for turn in self._turns for text in message_texts(turn.message))
 
     @property
@@ -116,8 +116,8 @@ class Submission:
     def request(
         self, step: Step, values: Mapping[str, str], generated: Mapping[str, str]
     ) -> tuple[bytes, ChatRequest | CompletionRequest]:
-        """The request for one output: `values` by variable, and the texts `generated` for the outputs before it by the
-        names of their placeholders.
+        """The request for one output. `values` are by variable; the texts `generated` for earlier outputs are by
+        placeholder name.
         """
         named = {name: values[one.variable] for name, one in self._placeholders.items() if one.variable in values}
         *before, turn = self._turns[: step.turn + 1]
@@ -132,14 +132,14 @@ class Submission:
         return self._request(step, {"messages": messages, **going_on})
 
     def unfilled(self, step: Step) -> ChatRequest | CompletionRequest:
-        """The request for one output before there are any values: `{{name}}` stands for the variable of that name."""
+        """The request for one output before there are values: each placeholder becomes `{{name}}` of its variable."""
         places = {name: f"{{{{{one.variable}}}}}" for name, one in self._placeholders.items()}
         values = {one.variable: places[name] for name, one in self._placeholders.items()}
         return self.request(step, values, places)[1]
 
     @property
     def opening(self) -> ChatRequest | CompletionRequest:
-        """The request for the first output before there is any value: `{{name}}` stands for a variable."""
+        """The request for the first output before there are values: each input becomes `{{name}}` of its variable."""
         return self.request(self.steps[0], {name: f"{{{{{name}}}}}" for name in self.inputs}, {})[1]
 
     def _request(self, step: Step, prompt: Mapping[str, Any]) -> tuple[bytes, ChatRequest | CompletionRequest]:
@@ -171,8 +171,10 @@ class Submission:
 
 
 def _messages(body: SubmitBody, outputs: Collection[str]) -> list[Message]:
-    """The prompt as messages: of a single text, what stands before the first output is the user's, the rest the
-    model's; a raw prompt is one text without a role.
+    """The prompt as messages.
+
+    A single text is split at its first output: the user's message, then the model's. A raw prompt (`chat` false) is one
+    text without a role.
     """
     if (body.prompt is None) == (body.messages is None):
         raise CallerError("A submission has either a 'prompt' or 'messages'.", param="prompt")

@@ -1,4 +1,4 @@
-"""A submitted call on its way: one delivery for each output, each behind the one before on the same engine."""
+"""A submitted call on its way: one delivery an output, in order, on the same engine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.types import Slo
 
 SHORTEST_JCT_S = 0.001
-"""What a step is promised of a time that has passed already."""
+"""A step's JCT if the call's time is used up already."""
 
 
 class HeldSubmission(NamedTuple):
-    """What a client sent."""
+    """A client's submission, parsed, with its annotations."""
 
     incoming: Incoming
     submission: Submission
@@ -31,7 +31,7 @@ class HeldSubmission(NamedTuple):
 
 
 class SubmittedCall(ChainedCall):
-    """A call whose client does not wait for it: its outputs are got by name."""
+    """A call whose client does not wait for it. Clients get its outputs by name."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class SubmittedCall(ChainedCall):
         )
 
     async def run(self, ready: ReadyCall) -> None:
-        """Fill, generate, and so on."""
+        """For each output: fill the prompt, then generate."""
         assert self._asked is not None, "a call runs once"
-        (sent, submission, annotations), self._asked = self._asked, None  # which is remembered for longer
+        (sent, submission, annotations), self._asked = self._asked, None  # the call is kept longer than its body
         values, texts, engine_id = dict(ready.values), dict[str, str](), None
         for number, step in enumerate(submission.steps):
             body, request = submission.request(step, values, texts)
@@ -68,7 +68,7 @@ class SubmittedCall(ChainedCall):
             engine_id, texts[step.name], values[step.output.variable] = generated
 
     def take_back(self) -> bool:
-        """Nobody has seen more of the answer than who watches a variable, and is told if it becomes another."""
+        """Always possible: only streaming getters have seen text, and they get an error if the new text differs."""
         return True
 
     def on_failed(self, error: PlaitError) -> None:
@@ -76,7 +76,7 @@ class SubmittedCall(ChainedCall):
 
 
 def _promised(annotations: Annotations, ready: ReadyCall, steps_left: int, now_s: float) -> Annotations:
-    """Each step has TTFT and TPOT of its own, and an equal share of what is left of the call's time."""
+    """Each step has the call's TTFT and TPOT for itself, and an equal share of the call's remaining JCT."""
     slo = ready.slo or Slo()
     if slo.jct_s is not None:
         left_s = slo.jct_s - (now_s - ready.ready_s)
@@ -85,4 +85,4 @@ def _promised(annotations: Annotations, ready: ReadyCall, steps_left: int, now_s
 
 
 async def _nobody(_message: Message) -> None:
-    """ASGI's send, where no client is."""
+    """ASGI's send for a call without a client."""

@@ -1,4 +1,4 @@
-"""Semantic variables in prompts: `{{name}}` becomes the variable's text, where the name is one that may be replaced."""
+"""Semantic variables in prompts: `{{name}}` becomes the variable's text, for the names that are given."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PLACEHOLDER = re.compile(rf"\{{\{{\s*({VARIABLE_NAME})\s*\}}\}}")
 def fill_in(
     body: bytes, request: ChatRequest | CompletionRequest, values: Mapping[str, str]
 ) -> tuple[bytes, ChatRequest | CompletionRequest]:
-    """A request's body and the request itself with `values` in the contents of its messages, or in its prompt.
+    """A request's body and the request itself, with `values` in the contents of its messages or in its prompt.
 
-    Every other field stays as it was written, and what a value holds is not looked into again.
+    Every other field stays as the client wrote it. Placeholders inside a value are not replaced.
     """
     if not values:
         return body, request
@@ -35,7 +35,7 @@ def fill_in(
 
 
 def replaced(text: str, values: Mapping[str, str]) -> str:
-    """A text with its placeholders replaced; those of other names stay."""
+    """A text with its placeholders replaced. Placeholders of other names stay."""
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text) if "{{" in text else text
 
 
@@ -65,14 +65,14 @@ def _part(part: Any, values: Mapping[str, str]) -> Any:
 
 
 def _text_key(part: Any) -> str | None:
-    """Where a part has its text; None if it is of another kind."""
+    """The key that holds a part's text; None for a part that is not text."""
     kind = part.get("type", "text") if isinstance(part, dict) else None
     key = TEXT_KEYS.get(kind) if isinstance(kind, str) else None
     return key if key is not None and isinstance(part.get(key), str) else None
 
 
 def _texts(prompt: Any, values: Mapping[str, str]) -> Any:
-    """A prompt, or several; token ids are no text."""
+    """One prompt or several, filled. Token ids stay as they are."""
     if isinstance(prompt, list):
         return [_texts(item, values) if isinstance(item, str) else item for item in prompt]
     return replaced(prompt, values) if isinstance(prompt, str) else prompt

@@ -1,4 +1,4 @@
-"""A turn of a submitted prompt: one message of a chat, or all of a raw prompt, with places for texts to come."""
+"""A turn of a submitted prompt: one message of a chat, or a whole raw prompt, with its placeholders."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from plait.backends.errors import CallerError
 from plait.gateway.programs.substitution import PLACEHOLDER, filled_message, message_texts
 
 Message = Mapping[str, Any]
-"""A message of a chat as it was sent, or a raw prompt as the content of one without a role."""
+"""A chat message as it was sent, or a raw prompt as the content of a message without a role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message, and at which placeholders in its content text is generated: their names, by where they begin there.
+    """A message, and the placeholders in it where text is generated: `outputs` maps their positions to their names.
 
-    Every other placeholder stands for its variable's value, that of an output included.
+    Every other placeholder is replaced by its variable's value, also if the variable is an output.
     """
 
     message: Message
     outputs: Mapping[int, str]
 
     def filled(self, values: Mapping[str, str], generated: Mapping[str, str]) -> Message:
-        """The whole message with `values` and `generated` texts by the names of their placeholders."""
+        """The whole message, filled with `values` and `generated` texts, both by placeholder name."""
         if not self.outputs:
             return filled_message(self.message, values)
         return {**self.message, "content": self.begun(None, values, generated)}
 
     def begun(self, end: int | None, values: Mapping[str, str], generated: Mapping[str, str]) -> str:
-        """Its text up to the output that begins at `end`; where outputs stand before that, the model's own words."""
+        """The filled text up to the output that begins at `end` (None: all of it).
+
+        Earlier outputs are filled with the model's own text, before transforms.
+        """
 
         def text(match: re.Match[str]) -> str:
             output = self.outputs.get(match.start())
@@ -41,9 +44,9 @@ class Turn:
 
 
 def turns(messages: Iterable[Message], outputs: Collection[str]) -> Iterator[Turn]:
-    """The turns of a prompt in which each of `outputs` is generated where it stands first.
+    """The turns of a prompt. Each of `outputs` is generated at its first placeholder.
 
-    Raises `CallerError` for an output that stands where no text of the model's does.
+    Raises `CallerError` for an output outside the assistant's messages, or in one part of a message's content.
     """
     generated = set[str]()
     for index, message in enumerate(messages):

@@ -1,4 +1,4 @@
-"""The variables of sessions: set by clients, waited for by getters."""
+"""The variables of sessions: clients set them, getters wait for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plait.policy.programs.request_graph_state import GraphError
 
 
 class Variables:
-    """Part of the executor: what clients do with variables."""
+    """The part of the executor with which clients set and get variables."""
 
     def __init__(self, sessions: Sessions, consequences: Consequences) -> None:
         self._sessions = sessions
@@ -23,11 +23,13 @@ class Variables:
 
     @property
     def failed_so_far(self) -> int:
-        """How many have failed."""
+        """How many variables have failed."""
         return self._after.variables_failed
 
     def set_value(self, session: Session, variable: str, value: str, now_s: float) -> None:
-        """The client gives a variable its value. Raises `ConflictError` if it has a producer, and limits."""
+        """Set a variable's value for a client. Raises `ConflictError` if it has a producer, `LimitError` or
+        `ValueTooLargeError` beyond the tenant's limits.
+        """
         size_bytes, problem = self._sessions.check_value(session, value)
         new = variable not in session.outputs and session.graph.view.variable_state(variable) is None
         problem = problem or self._sessions.check_room(session, variables=int(new))
@@ -44,7 +46,7 @@ class Variables:
         self._after.apply(session, effects, now_s)
 
     def get(self, session: Session, getter: Getter, now_s: float) -> None:
-        """Somebody waits for a variable, which nobody may have named yet; what is there already is told at once."""
+        """Add a getter. A variable that is set or failed answers it at once. The variable may be unknown so far."""
         session.touched_s = now_s
         variable = getter.variable
         if variable in session.values:
@@ -64,7 +66,7 @@ class Variables:
             getter.on_delta(call.text)
 
     def release(self, session: Session, getter: Getter, now_s: float) -> None:
-        """Somebody waits no longer. No effect once the getter has been answered."""
+        """Remove a getter. No effect once the getter has been answered."""
         getters = session.getters.get(getter.variable, [])
         if getter not in getters:
             return

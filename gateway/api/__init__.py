@@ -1,1 +1,1 @@
-"""The routes: what a client may ask, who may ask it, and the shape of what is answered."""
+"""The HTTP routes, their API keys, and the form of their answers."""

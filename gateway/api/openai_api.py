@@ -1,6 +1,6 @@
-"""`/v1/chat/completions` and `/v1/completions`: a request is a call of its own, or one that is chained to others.
+"""`/v1/chat/completions` and `/v1/completions`: a request is one call, alone or chained to others.
 
-A plain ASGI callable, since these two routes are the data path; everything else is served by Starlette (`app`).
+A plain ASGI callable, since these two routes are the data path. Starlette serves all other routes (`app`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CompletionApi:
     max_body_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one POST; every failure before the first byte becomes an OpenAI error object."""
+        """Answer one POST. Every failure before the first byte becomes an OpenAI error object."""
         headers: Headers = scope["headers"]
         arrived_s = loop_time_s()
         request_id = header(headers, b"x-request-id") or uuid.uuid4().hex

@@ -53,14 +53,14 @@ class VariableBody(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a get asks for, in milliseconds."""
+    """The objectives of a get, in milliseconds."""
 
     ttft_ms: Milliseconds | None = None
     tpot_ms: Milliseconds | None = None
     jct_ms: Milliseconds | None = None
 
     def slo(self) -> Slo:
-        """The same in seconds."""
+        """The same objectives, in seconds."""
         figures = (self.ttft_ms, self.tpot_ms, self.jct_ms)
         return Slo(*(None if figure is None else figure / 1e3 for figure in figures))
 
@@ -76,7 +76,7 @@ class GetBody(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> Mark | None:
-        """What the variable is to be optimised for."""
+        """The objective that the get asks for; None if it asks for none."""
         mark = self.criteria.slo() if isinstance(self.criteria, Figures) else self.criteria
         return None if mark == Slo() else mark
 
@@ -88,7 +88,7 @@ _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
 
 
 class SemanticApi:
-    """The routes, over the chained calls of the gateway. Errors are raised; the application answers them."""
+    """The routes, over the gateway's chained calls. They raise errors, and the application answers with them."""
 
     def __init__(self, chained: ChainedCalls, keys: KeyRing, max_body_bytes: int, keep_alive_s: float) -> None:
         self._chained = chained
@@ -168,8 +168,9 @@ class SemanticApi:
     def _submitted(
         self, session: Session, incoming: Incoming, submission: Submission, annotations: Annotations
     ) -> HeldCall:
-        """The new call of a submission, or the one that it repeats. One whose inputs have failed has failed with them,
-        as those will be told who get its outputs.
+        """The new call of a submission, or the call that it repeats.
+
+        If an input has failed, the call has failed too. Getters of its outputs get that error; the submission does not.
         """
         owner = SubmittedCall(self._chained.runner, session, incoming, submission, annotations)
         call = owner.call = HeldCall(
@@ -194,7 +195,7 @@ class SemanticApi:
         return call
 
     async def _read(self, request: Request, kind: type[BodyT]) -> tuple[str, BodyT]:
-        """Who asks, and for what."""
+        """The request's tenant and its decoded body."""
         headers = request.scope["headers"]
         tenant = self._keys.check(headers)
         raw = await read_body(request.receive, headers, self._max_body_bytes)

@@ -1,27 +1,27 @@
-"""What a stream has shown of a text that may begin anew: from then on only what goes beyond it is news."""
+"""The text that a stream has sent already. After a retry the text begins again, and only what goes beyond is sent."""
 
 from __future__ import annotations
 
 
 class TextChangedError(Exception):
-    """The text is another than was shown."""
+    """The text differs from the text that was shown."""
 
 
 class ShownText:
-    """The text of one stream. A text that begins anew has to repeat what was shown, before there is more to show."""
+    """The text of one stream. A text that begins again must first repeat the text that was shown."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
-        self._shown = ""  # what has to be repeated
-        self._repeated = 0  # how many of its characters have been
+        self._shown = ""  # the text that must be repeated
+        self._repeated = 0  # how many of its characters were repeated so far
 
     def begin_anew(self) -> None:
-        """The text comes again from its beginning."""
+        """The text begins again."""
         self._shown = "".join(self._pieces)
         self._repeated = 0
 
     def news(self, text: str) -> str:
-        """What is to be shown of more text, often all of it. Raises `TextChangedError`."""
+        """The part of the next piece `text` that was not shown yet, often all of it. Raises `TextChangedError`."""
         due = self._shown[self._repeated : self._repeated + len(text)]
         if not text.startswith(due):
             raise TextChangedError
@@ -32,7 +32,7 @@ class ShownText:
         return news
 
     def rest(self, value: str) -> str:
-        """What is to be shown of the whole text beyond what was. Raises `TextChangedError`."""
+        """The part of the whole text that was not shown yet. Raises `TextChangedError`."""
         shown = "".join(self._pieces)
         if not value.startswith(shown):
             raise TextChangedError

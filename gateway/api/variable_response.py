@@ -1,4 +1,4 @@
-"""The answer to a `get`: a variable's value once it is there, whole or as it is generated."""
+"""The answer to a `get`: a variable's value, whole once it is set, or streamed as it is generated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 class VariableResponse(Response):
-    """Waits `timeout_s` for a variable of a session; `mark` is what it should be optimised for."""
+    """Waits up to `timeout_s` for a variable of a session. `mark` is the objective that the get asks for."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class VariableResponse(Response):
         self._session = session
         self._timeout_s = timeout_s
         self._keep_alive_s = keep_alive_s  # None: not streamed
-        self._deltas: asyncio.Queue[str | None] = asyncio.Queue()  # None: the text begins anew; the last one is empty
+        self._deltas: asyncio.Queue[str | None] = asyncio.Queue()  # None: the text begins again; "": the end
         self._value: str | None = None
         self._error: PlaitError | None = None
         on_delta = None if keep_alive_s is None else self._deltas.put_nowait
         self._getter = Getter(variable, self._on_value, self._on_failed, mark, on_delta)
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait, and answer; raises `PlaitError` before the first byte."""
+        """Wait, then answer. Raises `PlaitError` only before the first byte."""
         now_s = asyncio.get_running_loop().time
         self._executor.variables.get(self._session, self._getter, now_s())
         try:
@@ -95,7 +95,7 @@ class VariableResponse(Response):
         await send({"type": "http.response.body", "body": last})
 
     async def _send_deltas(self, send: Send) -> None:
-        """Send what is generated until that has ended, and what of the value was not to be seen before."""
+        """Send the text as it is generated, then the part of the value that was not sent yet."""
         shown = ShownText()
         while (delta := await self._next_delta(send)) != "":
             if delta is None:
@@ -106,7 +106,7 @@ class VariableResponse(Response):
             await self._send_delta(send, shown.rest(self._value))
 
     async def _next_delta(self, send: Send) -> str | None:
-        """What comes next, and a comment each time that nothing has come for too long."""
+        """The next delta. Sends a comment whenever none has come for `keep_alive_s`."""
         while True:
             try:
                 async with asyncio.timeout(self._keep_alive_s):
@@ -129,7 +129,7 @@ class VariableResponse(Response):
 
 
 def described(session_id: str, variable: str, state: str, value: str | None, cause: Cause | None = None) -> Json:
-    """A variable as the API shows it; `cause` is why it has failed, if it has."""
+    """A variable as the API shows it. `cause` is the cause of its failure, if it has failed."""
     return {
         "object": "semantic_variable",
         "semantic_var_id": variable,
@@ -141,7 +141,7 @@ def described(session_id: str, variable: str, state: str, value: str | None, cau
 
 
 def described_failure(variable: str, cause: Cause | None) -> Json | None:
-    """The error object that whoever gets the variable is answered with; None if it has not failed."""
+    """The error object that a get of the variable returns; None if the variable has not failed."""
     return None if cause is None else variable_failed(variable, cause).error_object
 
 

@@ -1,1 +1,1 @@
-"""One call's way: read, tokenized, placed, relayed, counted."""
+"""The path of one call: read, tokenized, placed, relayed, counted."""

@@ -1,7 +1,7 @@
-"""What a caller says about a call beyond OpenAI's fields: `plait-...` headers, or the same keys in the body's `plait`.
+"""A call's annotations beyond OpenAI's fields: `plait-...` headers, or the same keys in the body's `plait`.
 
-Every annotation is optional and every one is checked: a value that is not understood, a name that is not known and two
-sources that disagree are the caller's error, never ignored.
+Every annotation is optional, and every one is checked. An invalid value, an unknown name or two sources that disagree
+are the caller's error; they are never ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from plait.policy.types import Objective, Slo
 _HEADER_PREFIX = "plait-"
 _BODY_PREFIX = "plait."
 _PREFIXES = (b"plait-", b"x-slo-")
-# The Kubernetes inference gateway's names. Other x-slo- headers are not ours to judge.
+# The Kubernetes inference gateway's names. Other x-slo- headers are ignored.
 _ALIASES = {b"x-slo-ttft-ms": "slo-ttft-ms", b"x-slo-tpot-ms": "slo-tpot-ms"}
 
 _SESSION = re.compile(SESSION_ID)
@@ -32,14 +32,14 @@ _PRIORITIES = range(-(2**31), 2**31)
 
 
 class OutputVariable(msgspec.Struct, frozen=True):
-    """The semantic variable that takes a call's text, and the transform applied to it on the way, uninterpreted."""
+    """The semantic variable that gets a call's text, and the transform's specification, not parsed yet."""
 
     name: str
     transform: str | None = None
 
 
 class Annotations(msgspec.Struct, frozen=True):
-    """What one call was annotated with; where nothing was said, None or empty, and priority 0 (lower runs first)."""
+    """One call's annotations. A missing one is None or empty; a missing priority is 0 (lower runs first)."""
 
     session: str | None = None
     inputs: tuple[str, ...] = ()
@@ -57,9 +57,9 @@ def read_annotations(
 ) -> Annotations:
     """The annotations of a request; the shared `NO_ANNOTATIONS` when it has none.
 
-    `headers` are ASGI's, with lower-case names; `body_annotations` is the body's `plait` object, where null stands for
-    not given. The same annotation may come from several places if they agree. Raises `CallerError`, whose `param` is
-    the header (`plait-priority`) or the place in the body (`plait.priority`).
+    `headers` are ASGI's, with lower-case names. `body_annotations` is the body's `plait` object; a null in it means not
+    given. The same annotation may come from several places if they agree. Raises `CallerError`, whose `param` is the
+    header (`plait-priority`) or the place in the body (`plait.priority`).
     """
     given = [header for header in headers if header[0].startswith(_PREFIXES)]
     if not given and not body_annotations:
@@ -78,7 +78,7 @@ def read_annotations(
 
 
 def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str, str, object]]:
-    """Each annotation as the place it was found, its key and its text."""
+    """Each annotation as a triple: where it was found, its key, its text."""
     for raw_name, raw_value in headers:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         if raw_name.startswith(b"plait-"):
@@ -88,7 +88,7 @@ def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str,
 
 
 def _from_body(body: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
-    """Each annotation as the place it was found, its key and its JSON value."""
+    """Each annotation as a triple: where it was found, its key, its JSON value."""
     for key, value in body.items():
         known = _known(key, _BODY_PREFIX)
         if value is not None:
@@ -105,7 +105,7 @@ def _known(key: str, prefix: str) -> str:
 
 
 def _merged(given: Sequence[tuple[str, str, object]]) -> dict[str, Any]:
-    """Each key's value, which all places that give it have to agree on."""
+    """Each key's value. Raises `CallerError` if two places disagree."""
     values: dict[str, Any] = {}
     first: dict[str, tuple[str, object]] = {}
     for place, key, raw in given:
@@ -143,7 +143,7 @@ def _inputs(raw: object) -> tuple[str, ...] | None:
 
 
 def _output(raw: object) -> OutputVariable | None:
-    """`name` or `name; transform=text`, where the text is the rest, whatever it holds."""
+    """Reads `name` or `name; transform=text`. The text is all of the rest, semicolons included."""
     if not isinstance(raw, str):
         return None
     name, semicolon, parameter = raw.partition(";")
@@ -158,13 +158,13 @@ def _objective(raw: object) -> Objective | None:
 
 
 def _seconds(raw: object) -> float | None:
-    """Milliseconds, as text or a number, in seconds."""
+    """Milliseconds, as text or a number, converted to seconds."""
     value = float(raw) if isinstance(raw, str) and _NUMBER.fullmatch(raw) else raw
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
         seconds = value / 1000
-    except OverflowError:  # an integer beyond the floats
+    except OverflowError:  # an integer too large for a float
         return None
     return seconds if 0 < seconds < float("inf") else None
 
@@ -177,7 +177,7 @@ def _priority(raw: object) -> int | None:
 _MILLISECONDS = "a number of milliseconds above 0"
 _VARIABLE_RULE = "a letter or _, then at most 63 letters, digits or _"
 
-# Reads a stripped text or a JSON value, None where it is not acceptable; and what is, in words.
+# For each key: the function that reads a stripped text or a JSON value (None: not acceptable), and the accepted form.
 _READERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "session": (_session, "1 to 128 letters, digits or any of . _ : -"),
     "inputs": (_inputs, f"variable names separated by commas (each {_VARIABLE_RULE})"),
@@ -191,7 +191,7 @@ _READERS: dict[str, tuple[Callable[[object], Any], str]] = {
 
 
 def _shown(value: object) -> str:
-    """A caller's value as an error shows it: short ASCII, whatever it holds."""
+    """A caller's value as an error message shows it: short and ASCII."""
     if isinstance(value, str):
         return json.dumps(value if len(value) <= 80 else f"{value[:80]}...")
     if isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""From a request to a call that can be placed: tokenized, hashed, checked against the model's context."""
+"""Turns a request into a call that can be placed: tokenized, hashed, checked against the model's context."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TEXT_PATH = "/v1/completions"
 KINDS: dict[str, type[ChatRequest | CompletionRequest]] = {CHAT_PATH: ChatRequest, TEXT_PATH: CompletionRequest}
 
 OFF_LOOP_BYTES = 16 * 1024
-"""Bodies above this are tokenized in a thread: at some 4,000 tokens everybody else would wait for 2 ms or more."""
+"""Larger bodies are tokenized in a thread: some 4,000 tokens would block the event loop for 2 ms or more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request as it came in; `tenant` is whose key it showed, `arrived_s` the zero of its call."""
+    """A request as it came in. `tenant` is the owner of its API key. The call's times count from `arrived_s`."""
 
     path: str
     headers: Headers
@@ -38,7 +38,7 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class CallReader:
-    """Reads requests for one fleet; with `isolate_tenants` each tenant has cached prefixes of its own."""
+    """Reads requests for one fleet. With `isolate_tenants`, tenants do not share cached prefixes."""
 
     router: Router
     prompts: PromptReader
@@ -51,10 +51,10 @@ class CallReader:
         annotations: Annotations,
         group: TaskGroup | None = None,
     ) -> Delivery:
-        """The call, as part of its task `group`, ready to be delivered. What the group shares comes guessed from the
-        length of texts, and goes on in the call's own tokens.
+        """The call, as part of its task `group`, ready to be delivered.
 
-        Raises `CallerError` for one that no engine can take.
+        The group's shared tokens come as a guess from the length of texts. They are scaled by this call's real tokens.
+        Raises `CallerError` for a call that no engine can take.
         """
         self.router.models.check(request.model)
         cache_salt = self._cache_salt(request, incoming.tenant)
@@ -81,7 +81,7 @@ class CallReader:
         return Delivery(call, incoming.path, incoming.headers, outgoing, incoming.arrived_s, annotations.session)
 
     def predicted_s(self, model: str, prompt_tokens: int, output_tokens: int | None) -> float:
-        """Seconds that a call would take alone on an engine of the model, nothing of its prompt cached."""
+        """Seconds that a call would take alone on an engine of the model, with nothing of its prompt cached."""
         engine = next((engine for engine in self.router.engines.values() if model in engine.models), None)
         if engine is None:
             return 0.0
@@ -90,7 +90,7 @@ class CallReader:
         return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
 
     def _cache_salt(self, request: ChatRequest | CompletionRequest, tenant: str) -> str | None:
-        """What keeps this call's cached prefixes apart from others': the client's own salt, behind its tenant's."""
+        """The salt that separates this call's cached prefixes from others': the tenant, then the client's own salt."""
         if not self.isolate_tenants:
             return request.cache_salt
         return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
@@ -107,6 +107,6 @@ class CallReader:
 
 
 def _measured(group: TaskGroup, prompt_tokens: int, body_bytes: int) -> TaskGroup:
-    """The group with what it shares in tokens of a prompt whose body is so long."""
+    """The group with its shared tokens scaled by a real prompt's tokens per byte of its body."""
     tokens_per_guess = prompt_tokens * CHARACTERS_PER_TOKEN / body_bytes
     return replace(group, shared_tokens=int(group.shared_tokens * tokens_per_guess))

@@ -33,9 +33,10 @@ _EXCERPT_CHARACTERS = 300
 
 
 class TextTap:
-    """Reads one answer that has one choice; `on_text` is given its text as it comes.
+    """Reads one answer that has one choice. `on_text` receives its text as it comes.
 
-    `engine_failed` once the answer holds an error that is the engine's, which vLLM tells of in mid-stream by a status.
+    `engine_failed` is True once the answer holds an error that is the engine's fault: a code of 500 or above, which
+    vLLM sends in mid-stream.
     """
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
@@ -46,18 +47,18 @@ class TextTap:
 
     @property
     def problem(self) -> str | None:
-        """Why the answer, which has ended, has no text to go on with; None if it has."""
+        """Why the ended answer has no usable text; None if it has one."""
         return self._problem or (None if self._found else "its answer has no text")
 
     def feed(self, events: bytes) -> None:
-        """Whole events of a stream."""
+        """Read whole events of a stream."""
         for line in events.splitlines():
             data = line.removeprefix(b"data:").strip()
             if data and len(data) < len(line) and data != b"[DONE]":
                 self.whole(data)
 
     def whole(self, body: bytes) -> None:
-        """A response that is not streamed, or the data of one event."""
+        """Read a response that is not streamed, or the data of one event."""
         try:
             decoded = _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -76,7 +77,7 @@ class TextTap:
 
 
 def refusal(body: bytes) -> str:
-    """What an engine says in a response that is no completion."""
+    """The engine's message in a response that is not a completion."""
     try:
         error = _DECODER.decode(body).error
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""How texts are sized before they are tokenized: English, by most vocabularies. It only weighs calls."""
+"""A guess at a text's tokens before it is tokenized: English text in most vocabularies. It only weighs calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told of calls: tokens, times, outcomes, and how well cache predictions match reports."""
+"""Prometheus metrics of calls: tokens, times, outcomes, and how well cache predictions match reports."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class CallMetrics:
-    """What calls count as they are placed and end.
+    """Counters and histograms that are updated when calls are placed and when they end.
 
-    `outcome` of a call: `ok`, `refused`, `engine_error`, `unreachable`, `client_gone`.
+    A call's `outcome` is `ok`, `refused`, `engine_error`, `unreachable` or `client_gone`.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

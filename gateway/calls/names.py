@@ -1,4 +1,4 @@
-"""The names that clients choose, of sessions and of semantic variables: regular expressions of whole names."""
+"""Regular expressions for the names that clients choose. Each matches a whole name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The body an engine gets: the client's, byte for byte, but for the few fields that Plait adds or takes out.
+"""The body that an engine gets: the client's, except for the few fields that Plait adds or removes.
 
-An engine with our plugin is told what the call was promised and what is expected in its cache, and gets token ids where
-its route takes them, so that a prompt is not tokenized twice. Any other engine sees what the client sent.
+An engine with our plugin also gets the call's objectives and the cached tokens that Plait expects. It gets token ids
+where its route takes them, so that a prompt is not tokenized twice. Any other engine gets the client's fields.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Fields = dict[str, msgspec.Raw]
 
 @dataclass(frozen=True, slots=True)
 class OutgoingBody:
-    """A request's body, and what is to change in it whichever engine it goes to.
+    """A request's body, and the changes to it that do not depend on the engine.
 
-    `prompt_ids` are the prompts' token ids where the route can take them; `cache_salt` keeps tenants' caches apart.
+    `prompt_ids` are the prompts' token ids where the route can take them. `cache_salt` separates the tenants' caches.
     """
 
     original: bytes
@@ -34,7 +34,7 @@ class OutgoingBody:
 
     @property
     def withholds_usage(self) -> bool:
-        """Whether the stream's usage is asked for on the gateway's account only."""
+        """Whether the gateway asks for the stream's usage and the client did not."""
         return bool(self.request.stream) and not self.request.wants_usage_event
 
     def for_engine(self, kind: EngineKind | None, call: Call, placement: Placement, age_s: float) -> bytes:
@@ -58,7 +58,7 @@ class OutgoingBody:
 
 
 def engine_annotations(call: Call, placement: Placement, age_s: float) -> EngineAnnotations:
-    """What an engine's scheduler is told of a call that has been here for `age_s`."""
+    """The annotations that an engine's scheduler gets. The call came `age_s` seconds ago."""
     return EngineAnnotations(
         age_s=age_s,
         slo=call.slo,
@@ -69,7 +69,7 @@ def engine_annotations(call: Call, placement: Placement, age_s: float) -> Engine
 
 
 def _merged(present: msgspec.Raw | None, more: dict[str, Any]) -> msgspec.Raw:
-    """An object field with keys added; what the client had there stays."""
+    """An object field with `more` keys added. The client's other keys stay."""
     fields = msgspec.json.decode(present, type=Fields | None) if present is not None else None
     return _raw({**(fields or {}), **more})
 

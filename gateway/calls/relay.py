@@ -1,7 +1,7 @@
 """The relay: sends a call to the engine it was placed on and streams the answer back as it comes.
 
-Bytes go through as they are; the usage is read on the way. Every way a call can end (answered, refused by its engine,
-engine lost, client gone, gateway stopping) leaves through `_Attempt.close`, which settles or releases it exactly once.
+The answer's bytes are not changed. The usage is read on the way. However a call ends (answered, refused by its engine,
+engine lost, client gone, gateway stopping), `Relay._close` settles or releases it exactly once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import Call
 
-# Of a request: ours to set, one hop's business, or not the engine's; of a response, likewise.
+# Headers of a request, and below of a response, that are not passed on: Plait sets them, they belong to one hop, or
+# they are not for the other side.
 _NOT_FORWARDED = frozenset(
     (
         b"host", b"content-length", b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te",
@@ -40,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineLink:
-    """How an engine is reached: its connections, and the key it wants."""
+    """The way to reach an engine: its connections and its API key."""
 
     client: HttpClient
     authorization: bytes | None = None
@@ -48,11 +49,11 @@ class EngineLink:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A request to be placed and sent. `arrived_s` is the call's zero: its arrival, or when it was ready.
+    """A request to be placed and sent. The call's times count from `arrived_s`: its arrival, or when it was ready.
 
-    `session` is echoed. `text` reads the completion's text, where somebody wants it. A call that `continues_on` an
-    engine has most of its prompt in that engine's cache; one that `avoids` engines has failed there, and goes to them
-    only where there is no other.
+    `session` is echoed in a header. `text` reads the completion's text, if it is needed. The engine `continues_on` has
+    most of the prompt in its cache. The call failed on the engines in `avoids`; it goes there only if there is no other
+    engine.
     """
 
     call: Call
@@ -71,10 +72,10 @@ Problem = EngineError | str | None
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a delivered call ended: `problem` is None if the engine answered it in full, with a text where one is read.
+    """How a delivered call ended.
 
-    It is an error where the engine is at fault, so that another may do better. The client `is_told` of it, unless
-    nothing was sent at all.
+    `problem` is None if the engine answered in full, with a text where one is read. It is an `EngineError` if the
+    engine is at fault, so that another engine may succeed. `is_told` is False if the client was sent nothing at all.
     """
 
     engine_id: str
@@ -84,7 +85,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Attempt:
-    """One call on one engine, and how it ended: `delivered` once the engine has taken it."""
+    """One call on one engine, and how it ended. `delivered` is True once the engine has accepted it."""
 
     booking: Booking
     outcome: str = "client_gone"
@@ -92,12 +93,12 @@ class _Attempt:
     delivered: bool = False
 
     def engine_error(self, problem: str) -> EngineError:
-        """For what the engine has said itself."""
+        """The error for a problem that the engine reported."""
         return EngineError(f"engine {self.booking.placement.engine_id}: {problem}")
 
 
 class Relay:
-    """Delivers calls over `links`, by engine id; with `forward_client_key` an engine sees the client's bearer token."""
+    """Delivers calls over `links`, by engine id. With `forward_client_key`, engines get the client's bearer token."""
 
     def __init__(
         self, router: Router, links: Mapping[str, EngineLink], metrics: CallMetrics, *, forward_client_key: bool
@@ -108,16 +109,16 @@ class Relay:
         self._forward_client_key = forward_client_key
 
     async def deliver(self, delivery: Delivery, receive: Receive, send: Send) -> None:
-        """Place, send, stream back. Raises `PlaitError` only while nothing has been sent to the client."""
+        """Place the call, send it, stream the answer back. Raises `PlaitError` only before the first byte."""
         outcome = await unless_gone(receive, self.run(delivery, send))
         if isinstance(outcome.problem, EngineError) and not outcome.is_told:
             raise outcome.problem
 
     async def run(self, delivery: Delivery, send: Send) -> Outcome:
-        """As `deliver`, for a call that is not its client's alone: `send` goes on whoever leaves.
+        """As `deliver`, but the call does not end when a client goes.
 
-        Tries engines until one takes the call: one that cannot be reached is set aside and has run nothing. Raises
-        `PlaitError` if none is left.
+        Tries engines until one accepts the call. An engine that cannot be reached has run nothing; it is set aside.
+        Raises `PlaitError` if no engine is left.
         """
         for _ in range(len(self._links)):
             placement = self._router.select(delivery.call, prefer=delivery.continues_on, avoid=delivery.avoids)
@@ -138,7 +139,7 @@ class Relay:
         raise NoEngineError(f"No engine that serves '{delivery.call.model}' can be reached.", retry_after_s=1.0)
 
     async def _attempt(self, attempt: _Attempt, delivery: Delivery, send: Send) -> Problem:
-        """One engine's answer to the client; returns why it is not a whole completion, if it is not."""
+        """Send one engine's answer to the client; returns why it is not a whole completion, or None if it is."""
         placement = attempt.booking.placement
         link, kind = self._links[placement.engine_id], self._router.engines[placement.engine_id].kind
         body = delivery.body.for_engine(kind, delivery.call, placement, loop_time_s() - delivery.arrived_s)
@@ -167,7 +168,7 @@ class Relay:
     async def _stream(
         self, attempt: _Attempt, delivery: Delivery, piece: bytes, response: Response, send: Send
     ) -> Problem:
-        """Pass whole events on; an engine lost on the way becomes an error event, and then the stream ends."""
+        """Pass whole events on. If the engine is lost on the way, an error event ends the stream."""
         tap, text = UsageTap(withhold=delivery.body.withholds_usage), delivery.text
         try:
             while piece:
@@ -189,7 +190,7 @@ class Relay:
         return _text_problem(attempt, delivery)
 
     def _close(self, attempt: _Attempt, delivery: Delivery) -> None:
-        """Settle or release the booking, count it, log it."""
+        """Settle or release the booking; count the call and log it."""
         booking, usage, now_s = attempt.booking, attempt.usage, loop_time_s()
         if usage is not None and attempt.outcome == "ok":
             self._router.settle(booking, usage, now_s)
@@ -226,7 +227,7 @@ class Relay:
 
 
 def _text_problem(attempt: _Attempt, delivery: Delivery) -> Problem:
-    """Why an answer that has come in full has no text, where one is read."""
+    """Why a complete answer has no text; None if it has one or none is read."""
     text = delivery.text
     if text is None or text.problem is None:
         return None

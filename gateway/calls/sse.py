@@ -1,7 +1,7 @@
-"""Server-sent events on their way through: the usage is read out of the stream, the bytes stay the engine's.
+"""Reads the usage out of a stream of server-sent events. The bytes stay the engine's.
 
-Pure: bytes in, bytes out. Where the gateway asked for the usage on its own account, the event that carries nothing else
-is withheld, since the client did not ask for it.
+Pure: bytes in, bytes out. If the gateway asked for the usage and the client did not, the event that carries only the
+usage is withheld.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 class UsageTap:
-    """Reads one stream. `usage` is what the engine reported so far; `withhold` drops the usage-only event."""
+    """Reads one stream. `usage` is the latest usage that the engine reported. `withhold` drops the usage-only event."""
 
     def __init__(self, *, withhold: bool) -> None:
         self.usage: CallUsage | None = None
@@ -44,7 +44,7 @@ class UsageTap:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take what arrived and return the events that are whole now: a stream can then be ended between two events."""
+        """Take a chunk and return the events that are complete now. So a stream can be ended between two events."""
         buffer = self._rest + chunk if self._rest else chunk
         end = _end_of_last_event(buffer)
         whole, self._rest = (buffer, b"") if end == len(buffer) else (buffer[:end], buffer[end:])
@@ -53,18 +53,18 @@ class UsageTap:
         return b"".join(map(self._pass, _events(whole)))
 
     def end(self) -> bytes:
-        """The stream is over: what came behind its last whole event."""
+        """End the stream; returns the bytes behind its last whole event."""
         rest, self._rest = self._rest, b""
         return rest
 
     def _pass(self, event: bytes) -> bytes:
-        """What goes out of an event."""
+        """The bytes of an event that go to the client."""
         if not (self._read(event) and self._withhold):
             return event
-        return event[: len(event) - len(event.lstrip(b"\r\n"))]  # blank lines before it are not its own
+        return event[: len(event) - len(event.lstrip(b"\r\n"))]  # blank lines before it belong to the event before
 
     def _read(self, event: bytes) -> bool:
-        """Note the event's usage; True if it carries nothing else."""
+        """Record the event's usage; True if it carries only that."""
         body = _decode(event.partition(b"data:")[2])
         if body is None or body.usage is None:
             return False
@@ -81,7 +81,7 @@ def body_usage(body: bytes) -> CallUsage | None:
 def _decode(data: bytes) -> _Body | None:
     try:
         return _DECODER.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # not ours to judge: it goes to the client as it is
+    except (msgspec.DecodeError, UnicodeDecodeError):  # it goes to the client unchanged
         return None
 
 
@@ -95,7 +95,7 @@ def _events(buffer: bytes) -> list[bytes]:
     for match in _END_OF_EVENT.finditer(buffer):
         events.append(buffer[start : match.end()])
         start = match.end()
-    if start < len(buffer):  # a blank line more than it takes to end the last one
+    if start < len(buffer):  # an extra blank line behind the last event
         events.append(buffer[start:])
     return events
 

@@ -1,4 +1,4 @@
-"""Requests to prompts: the token ids an engine would compute, as chained hashes of tree blocks."""
+"""Tokenizes requests: the token ids that an engine would compute, and their chained hashes of tree blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plait.policy.prefix.block_hash import chain, root_hash
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """`tokens` counts all prompts of the request, `block_hashes` are the first one's; `exact` if as the engine's."""
+    """`tokens` counts all prompts; `block_hashes` are of the first one. `exact`: the ids are the engine's own."""
 
     tokens: int
     block_hashes: array[int]
@@ -34,9 +34,9 @@ class PromptReader:
         }
 
     def read(self, request: ChatRequest | CompletionRequest, cache_salt: str | None) -> TokenizedPrompt:
-        """Raises `CallerError` for messages that the chat template refuses.
+        """Tokenize a request's prompts. Raises `CallerError` for messages that the chat template refuses.
 
-        Content that is not text has no token ids here: such a prompt has no prefix to match, and is still served.
+        Content that is not text has no token ids here. Such a prompt is served without a prefix to match.
         """
         tokenizer = self._tokenizer(request.model)
         try:

@@ -1,1 +1,1 @@
-"""The engines as the gateway knows them: the router owns their state, the monitor keeps it fresh."""
+"""The engines as the gateway knows them. The router owns their state, and the monitor keeps it up to date."""

@@ -30,15 +30,15 @@ BOOKING_TRANSITIONS: dict[BookingState, frozenset[BookingState]] = {
 
 
 class BookingTransitionError(RuntimeError):
-    """A call was settled, released or started twice; nothing was changed."""
+    """A call was settled, released or started twice. Nothing was changed."""
 
 
 @dataclass(slots=True, eq=False)
 class Booking:
-    """What was decided for a call, and what has to be undone or corrected when it ends.
+    """The decision for a call, and the bookkeeping to undo or correct when it ends.
 
-    `taken_tokens` of the engine's free room were booked with it, after its report number `report_number`. `work` is
-    the call's share of the engine's outstanding work. `victims` are the prefixes that it is expected to push out.
+    `taken_tokens` were taken from the engine's free tokens, as of its report number `report_number`. `work` is the
+    call's share of the engine's outstanding work. `victims` are the prefixes that it is expected to evict.
     """
 
     call: Call
@@ -62,7 +62,7 @@ class Booking:
 
 @dataclass(frozen=True, slots=True)
 class CallUsage:
-    """What the engine reported for a call that ended; `cached_tokens` is None where it does not say."""
+    """The engine's token counts of a call that ended. `cached_tokens` is None if the engine does not report them."""
 
     prompt_tokens: int
     output_tokens: int

@@ -1,6 +1,6 @@
 """One engine of the fleet: its view for the policies, its health, its reports, and the calls that are booked on it.
 
-Part of the router's state: only the router calls what changes something here.
+Part of the router's state: only the router calls the methods that change it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from plait.policy.types import Call, Placement
 
 @dataclass(slots=True, eq=False)
 class FleetEngine:
-    """`kv_tokens` bounds what is believed resident while the engine does not report; None: not known.
+    """One engine. `kv_tokens` bounds its estimated cache while the engine does not report; None: not known.
 
-    `models` are those it serves, each with its context in tokens if known. `reports` is None while it is not known
-    whether the engine reports its cache; `last_report` is the latest. `unconfirmed` are prefixes of calls that have
-    ended, each with the time, until a report that was asked for later confirms them.
+    `models` maps each model that it serves to its context in tokens, if known. `reports` says whether the engine
+    reports its cache; None: not known yet. `last_report` is the latest report. `unconfirmed` holds the prefixes of
+    ended calls, each with its end, until a report that was requested later confirms them.
     """
 
     view: EngineView
@@ -44,7 +44,7 @@ class FleetEngine:
 
     @property
     def is_up(self) -> bool:
-        """Whether it takes calls."""
+        """Whether the engine takes calls."""
         return self.health.state is HealthState.UP
 
     def serves(self, model: str) -> bool:
@@ -76,14 +76,14 @@ class FleetEngine:
         self._end_expectation(booking)
 
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
-        """Real lengths replace the predicted ones."""
+        """The call ended; the engine's token counts replace the predicted ones."""
         booking.enter(BookingState.SETTLED)
         cached = booking.placement.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
         self.view.ledger.settle(booking.entry, max(0, usage.prompt_tokens - cached), usage.output_tokens)
         self._leave(booking, now_s, stored=True)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool) -> None:
-        """A call that was not delivered is taken back as if it had never been booked."""
+        """The call ended without usage. If it was not delivered, its booking is undone."""
         booking.enter(BookingState.RELEASED)
         view = self.view
         if not delivered:
@@ -96,9 +96,9 @@ class FleetEngine:
     # Reports.
 
     def report(self, state: CacheState, requested_s: float) -> None:
-        """Apply a cache-state report that was asked for at `requested_s`.
+        """Apply a cache-state report that was requested at `requested_s`.
 
-        Raises ValueError, and takes the engine as one that does not report, if its blocks are not the tree's.
+        Raises ValueError if the engine's blocks differ from the tree's. Its cache is estimated from then on.
         """
         if state.granularity_tokens != self.block_tokens:
             self.no_reports()
@@ -122,7 +122,7 @@ class FleetEngine:
             residency.unbook(self.unconfirmed.popleft()[1])
 
     def no_reports(self) -> None:
-        """The engine has no cache-state endpoint: what it holds is estimated from what was placed there."""
+        """The engine has no usable cache-state report. Its cache is estimated from the calls placed there."""
         self.reports, self.cursor, self.epoch, self.kind = False, None, None, None
         self.view.free_tokens = self.last_report = None
         self.view.kv_tokens = self.kv_tokens
@@ -131,7 +131,7 @@ class FleetEngine:
             self._assume_stored(self.unconfirmed.popleft()[1])
 
     def age(self, now_s: float) -> None:
-        """Let calls older than the window go."""
+        """Drop placements older than the window."""
         for entry in self.view.ledger.age(now_s):
             self.view.residency.unshare(entry.leaf)
 
@@ -143,7 +143,7 @@ class FleetEngine:
         assert self.view.outstanding == self.view.work.calls >= 0
 
     def _leave(self, booking: Booking, now_s: float, *, stored: bool) -> None:
-        """The call no longer runs. Its blocks stay expected until a report that was asked for later confirms them."""
+        """The call no longer runs. Its blocks stay expected until a report that was requested later confirms them."""
         view = self.view
         view.outstanding -= 1
         view.work.remove(booking.work)
@@ -157,7 +157,7 @@ class FleetEngine:
             self._assume_stored(booking.leaf)
 
     def _end_expectation(self, booking: Booking) -> None:
-        """The call found its room, which reports tell of, or needs none any more."""
+        """End the expected evictions: the prompt is computed, so reports show them now, or the call has ended."""
         self.view.residency.end_expectation(booking.victims)
         booking.victims = []
 

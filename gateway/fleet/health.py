@@ -1,7 +1,7 @@
-"""Passive health: an engine that cannot be connected to is set aside, probed with growing pauses, and taken back.
+"""Passive health: an engine that cannot be connected to is set aside, and probed until it answers.
 
-Pure: events in, the next probe's delay out; the poller does the probing. An engine starts out untried, so no call goes
-to it before its first probe told which models it serves.
+Pure: events in, the next probe's delay out. The monitor does the probing. An engine starts untried: it gets no calls
+until its first probe has found out which models it serves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class HealthState(StrEnum):
 
 
 class HealthEvent(StrEnum):
-    """What can be learned about an engine."""
+    """The two results of contacting an engine."""
 
     ANSWERED = "answered"
     UNREACHABLE = "unreachable"
@@ -37,7 +37,7 @@ TRANSITIONS: dict[tuple[HealthState, HealthEvent], HealthState] = {
 
 @dataclass(slots=True)
 class Health:
-    """One engine's health; probes are `interval_s` apart at first, then twice as far each time, up to a maximum."""
+    """One engine's health. Probes are `interval_s` apart at first; the pause doubles up to `max_interval_s`."""
 
     interval_s: float = 1.0
     max_interval_s: float = 30.0
@@ -51,7 +51,7 @@ class Health:
         return min(self.max_interval_s, self.interval_s * float(1 << doublings))
 
     def on(self, event: HealthEvent) -> bool:
-        """Take an event; True if the state changed."""
+        """Apply an event; True if the state changed."""
         before, self.state = self.state, TRANSITIONS[self.state, event]
         self.failures = 0 if event is HealthEvent.ANSWERED else self.failures + 1
         return self.state is not before

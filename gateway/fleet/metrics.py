@@ -1,4 +1,4 @@
-"""What Prometheus is told of the fleet: each engine as the router knows it, and the prefix tree."""
+"""Prometheus metrics of the fleet: each engine as the router knows it, and the prefix tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Reading = Callable[[FleetEngine], float | None]
 
 
 def _reported(read: Callable[[CacheState], float]) -> Reading:
-    """A figure out of the engine's latest report."""
+    """A figure from the engine's latest report."""
     return lambda engine: None if engine.last_report is None else read(engine.last_report)
 
 
@@ -57,7 +57,7 @@ class FleetCollector(Collector):
         self._router = router
 
     def collect(self) -> Iterator[Metric]:
-        """One gauge a figure, with a sample an engine."""
+        """One gauge for each figure, with one sample for each engine."""
         engines = self._router.engines
         for name, (text, read) in ENGINE_GAUGES.items():
             gauge = GaugeMetricFamily(f"plait_engine_{name}", text, labels=["engine"])

@@ -1,7 +1,8 @@
 """Keeps the router informed of its engines: which models they serve, what their caches hold, whether they answer.
 
-One task an engine. A probe reads `/v1/models`; while it succeeds, the cache-state report is long-polled, which also is
-the sign of life. An engine without such a report is probed instead and its cache is estimated.
+One task an engine. A probe reads `/v1/models`. While probes succeed, the task long-polls the cache-state report, and
+each report also shows that the engine is alive. An engine without a report is probed instead, and its cache is
+estimated.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from plait.gateway.timer import loop_time_s
 AGE_INTERVAL_S = 1.0
 
 MIN_REPORT_INTERVAL_S = 0.02
-"""A busy engine has news at every iteration: above 50 reports a second they would cost more than they tell."""
+"""A busy engine has news at every iteration. This limits it to 50 reports a second; more are not worth their cost."""
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +37,7 @@ class _ModelList(msgspec.Struct):
 
 
 class Monitor:
-    """Probes and polls `engines` until closed; contexts configured for a model override what engines say."""
+    """Probes and polls `engines` until closed. A context configured for a model overrides the engines' own."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Monitor:
             task.add_done_callback(_log_failure)
 
     async def close(self) -> None:
-        """Stop watching."""
+        """Stop probing and polling."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -101,7 +102,7 @@ class Monitor:
     async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient) -> bool:
         """Fetch and apply one report; False if the engine has none that can be used."""
         known = self._router.engines[engine.name]
-        is_news = known.reports is not False  # what is wrong with an engine's reports is said once, not at every probe
+        is_news = known.reports is not False  # log a problem with reports once, not at every probe
         requested_s = loop_time_s()
         query: dict[str, str | int] = {"wait_ms": self._upstream.report_wait_ms}
         if known.cursor is not None and known.epoch is not None:
@@ -129,7 +130,7 @@ class Monitor:
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """A task of the monitor that ends by itself is a defect of ours: it must not go unseen."""
+    """Log a monitor task that ended by itself: that is a defect in Plait."""
     if not task.cancelled() and task.exception() is not None:
         log.error("monitor failed", task=task.get_name(), exc_info=task.exception())
 

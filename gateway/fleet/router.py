@@ -1,9 +1,9 @@
 """The router: sole owner of mutable scheduling state. Select an engine, book the call there, settle it, release it.
 
-A synchronous core: events come in with their time (`now_s`, any monotonic clock), nothing here waits or does I/O, so
-between reading the state and booking the decision nothing can happen. asyncio is its shell in the gateway; the
-simulator drives the same object in virtual time. `select` changes nothing; what `book` did, exactly one of `settle`
-and `release` ends.
+A synchronous core. Each event carries its time (`now_s`, any monotonic clock). Nothing here waits or does I/O, so
+nothing can happen between reading the state and booking the decision. In the gateway, asyncio drives it. The simulator
+drives the same object in virtual time. `select` changes nothing. Each `book` is ended by exactly one `settle` or
+`release`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from plait.policy.types import Call, Placement
 class Router:
     """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`.
 
-    `models` says which models it serves, the `expected_models` among them.
+    `models` knows which models the fleet serves. It treats `expected_models` as models of the fleet from the start.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Router:
     def select(self, call: Call, *, prefer: str | None = None, avoid: Collection[str] = ()) -> Placement:
         """Choose an engine; raises `ModelNotFoundError` or `NoEngineError`. Changes nothing.
 
-        A call that continues another prefers the engine where that ran, and goes there while it takes calls. A call
-        that has to `avoid` engines is placed by itself, and on one of them only if there is no other.
+        A call that continues another goes to the engine that ran the other (`prefer`), while that engine takes calls. A
+        call with engines to `avoid` is placed without its task group, and on one of them only if there is no other.
         """
         assert call.block_tokens == self.block_tokens
         engines, reservation = self.models.eligible(call.model), self.reservations.of(call)
@@ -75,8 +75,8 @@ class Router:
         return self._select(call, Situation(path, engines, turn, reservation))
 
     def book(self, call: Call, placement: Placement, now_s: float) -> Booking:
-        """Enter the decision: the prompt's blocks are expected on the engine, its work is in the window, and what was
-        decided for the rest of its task group is reserved.
+        """Enter the decision: the engine is expected to hold the prompt's blocks, the call's work is in the window, and
+        the places chosen for the rest of its task group are reserved.
         """
         leaf = self.tree.insert(call.block_hashes)
         booking = self.engines[placement.engine_id].book(call, placement, leaf, now_s)
@@ -89,14 +89,14 @@ class Router:
         self.engines[booking.placement.engine_id].first_token(booking, now_s)
 
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
-        """The call ended and the engine said what it took: real lengths replace the predicted ones."""
+        """The call ended with usage: the engine's token counts replace the predicted ones."""
         self.engines[booking.placement.engine_id].settle(booking, usage, now_s)
         self.reservations.leave(booking.call)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool) -> None:
-        """The call ended without a word on what it took: aborted, failed, or (not `delivered`) never begun.
+        """The call ended without usage: aborted, failed, or (not `delivered`) never begun.
 
-        A call that was not delivered is taken back as if it had never been booked.
+        The booking of a call that was not delivered is undone.
         """
         self.engines[booking.placement.engine_id].release(booking, now_s, delivered=delivered)
         self.reservations.leave(booking.call)
@@ -106,40 +106,43 @@ class Router:
     def add_engine(
         self, engine_id: str, cost_model: CostModel, *, kv_tokens: int | None = None, health: Health | None = None
     ) -> None:
-        """A new engine, untried; `kv_tokens` bounds what is believed resident on one that does not report."""
+        """Add a new engine, untried. `kv_tokens` bounds its estimated cache while it does not report."""
         ledger = LoadLedger(cost_model, self._window_s, self._prior_output_tokens)
         view = EngineView(engine_id, cost_model, ledger, Residency(engine_id, self.tree), kv_tokens=kv_tokens)
         self.engines[engine_id] = FleetEngine(view, health or Health(), self.block_tokens, kv_tokens)
 
     def engine_answered(self, engine_id: str, models: Mapping[str, int | None]) -> bool:
-        """A probe succeeded: the models served, with their context in tokens if known; True if the engine came up."""
+        """A probe succeeded. `models` has the served models with their contexts in tokens. True if the state changed.
+
+        A context is None if it is not known.
+        """
         engine = self.engines[engine_id]
         changed = engine.health.on(HealthEvent.ANSWERED)
-        if changed or engine.models != models:  # every report is an answer: most of them tell nothing new
+        if changed or engine.models != models:  # every report comes here, and most change nothing
             engine.models = dict(models)
             self._fleet_changed()
         return changed
 
     def engine_unreachable(self, engine_id: str) -> bool:
-        """A connection or a probe failed: no more calls until a probe succeeds; True if it was up until now."""
+        """A connection or a probe failed. The engine gets no calls until a probe succeeds. True if it was not down."""
         changed = self.engines[engine_id].health.on(HealthEvent.UNREACHABLE)
         if changed:
             self._fleet_changed()
         return changed
 
     def report(self, engine_id: str, state: CacheState, requested_s: float) -> None:
-        """Apply a cache-state report that was asked for at `requested_s`.
+        """Apply a cache-state report that was requested at `requested_s`.
 
-        Raises ValueError, and takes the engine as one that does not report, if its blocks are not the tree's.
+        Raises ValueError if the engine's blocks differ from the tree's. Its cache is estimated from then on.
         """
         self.engines[engine_id].report(state, requested_s)
 
     def no_reports(self, engine_id: str) -> None:
-        """The engine has no cache-state endpoint: what it holds is estimated from what was placed there."""
+        """The engine has no usable cache-state report. Its cache is estimated from the calls placed there."""
         self.engines[engine_id].no_reports()
 
     def age(self, now_s: float) -> None:
-        """Let calls older than the window go, and reservations. Called every second or so, off the path of any call."""
+        """Drop placements and reservations older than the window. Called about once a second, apart from any call."""
         for engine in self.engines.values():
             engine.age(now_s)
         self.reservations.age(now_s)

@@ -1,4 +1,4 @@
-"""Which models the fleet serves, and by which engines."""
+"""The models that the fleet serves, and the engines that serve each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from plait.policy.placement.engine_view import EngineView
 
 
 class ServedModels:
-    """Read from the fleet's `engines`, and brought up to date by `refresh`.
+    """Read from the fleet's `engines`. `refresh` brings it up to date.
 
-    `expected` models are to be served although no engine has told so yet: while none does, that is a fault of the
-    fleet, not of the caller.
+    `expected` models are configured ones. While no engine serves such a model, a call for it is the fleet's fault, not
+    the caller's.
     """
 
     def __init__(self, engines: Mapping[str, FleetEngine], expected: Collection[str]) -> None:
@@ -23,22 +23,22 @@ class ServedModels:
 
     @property
     def names(self) -> set[str]:
-        """Every model that some engine of the fleet is known to serve, up or not."""
+        """Every model that an engine of the fleet is known to serve, up or not."""
         return {model for engine in self._engines.values() for model in engine.models}
 
     def refresh(self) -> None:
-        """An engine has come up or gone down, or serves other models."""
+        """Update the lists: an engine came up, went down, or serves other models."""
         self._eligible = {
             model: [engine.view for engine in self._engines.values() if engine.serves(model)] for model in self.names
         }
 
     def eligible(self, model: str) -> list[EngineView]:
-        """The engines that are up and serve `model`, at least one; raises as `check` does."""
+        """The engines that are up and serve `model`, at least one. Raises as `check` does."""
         self.check(model)
         return self._eligible[model]
 
     def eligible_ids(self) -> dict[str, list[str]]:
-        """Of each model the engines that are up and serve it."""
+        """For each model, the engines that are up and serve it."""
         return {model: [view.engine_id for view in views] for model, views in self._eligible.items()}
 
     def serving(self, model: str) -> int:
@@ -46,7 +46,7 @@ class ServedModels:
         return len(self._eligible.get(model, ()))
 
     def context_tokens(self, model: str) -> int | None:
-        """The longest context that an engine offers for `model`; None if one does not say."""
+        """The longest context that an engine offers for `model`; None if an engine's context is not known."""
         offers = [engine.models[model] for engine in self._engines.values() if model in engine.models]
         known = [offer for offer in offers if offer is not None]
         return max(known) if known and len(known) == len(offers) else None

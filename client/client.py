@@ -1,4 +1,4 @@
-"""The connection to a gateway, from which sessions are opened."""
+"""The client of a gateway. It opens sessions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
 
 class Client:
-    """A gateway's address and what to present there. It holds connections, so one serves a whole program.
+    """A gateway's address and API key. It holds connections, so use one client for a whole program.
 
-    `base_url` is the one that the OpenAI SDK is given, with `/v1` at its end. `model` serves the semantic functions
-    that name none. `timeout_s` bounds each request except for the time that a `get` waits for its value. `max_retries`
-    is how often a request is sent again when it could not be sent, was answered 502, 503, 504, or 429 with a
-    `retry-after`, or lost its answer; what is not the same when it is done twice is not repeated. `tls` is as `verify`
-    in httpx.
+    `base_url` is the same as for the OpenAI SDK, with `/v1` at its end. `model` is the model of semantic functions that
+    name none. `timeout_s` bounds each request, not counting the time that a `get` waits for its value. `max_retries` is
+    how often a request is retried: if it could not be sent, if its answer was lost, or after a 502, 503, 504, or a 429
+    with `retry-after`. A request that is not idempotent is not retried once it may have arrived. `tls` is `verify` in
+    httpx.
 
-    Close it with `close`, or with `aclose` if anything asynchronous was done; as a context it does so by itself. Its
+    Close it with `close`, or with `aclose` after asynchronous use. A `with` or `async with` block closes it. Its
     asynchronous half belongs to one event loop.
     """
 
@@ -41,7 +41,7 @@ class Client:
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url is {base_url!r}; expected http://HOST:PORT/v1")
-        # One context for both, since the system's certificates take a while to load.
+        # Both transports share one context, since loading the system's certificates takes a while.
         endpoint = Endpoint(base_url, api_key, timeout_s, httpx.create_ssl_context() if tls is True else tls)
         self._connection = Connection(
             BlockingTransport(endpoint), AsyncTransport(endpoint), Retries(max_retries), model
@@ -50,7 +50,7 @@ class Client:
     def session(self, session_id: str | None = None, *, ttl_s: float | None = None) -> Session:
         """A session, to be entered with `with` or `async with`.
 
-        With an id, calls of other clients can take part in it; the gateway keeps it for `ttl_s` seconds at the most.
+        Other clients can take part in it if they know its id. It ends after `ttl_s` seconds without activity.
         """
         return Session(self._connection, session_id, ttl_s)
 

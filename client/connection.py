@@ -1,4 +1,4 @@
-"""How a gateway is reached: what every session of a client shares."""
+"""The connection to a gateway, which all sessions of a client share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plait.client.transport import AsyncTransport, BlockingTransport
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Two transports to one gateway. `model` serves the semantic functions that name none."""
+    """The two transports to one gateway. `model` is the model of semantic functions that name none."""
 
     blocking: BlockingTransport
     asynchronous: AsyncTransport

@@ -1,4 +1,4 @@
-"""What can go wrong between a program and the gateway, as exceptions: every one is a `ClientError`."""
+"""The client's exceptions. Each is a `ClientError`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _EXCERPT_CHARACTERS = 300
 
 
 class ClientError(Exception):
-    """The root. An exception's `__cause__` is what it was made of, where there is such a thing."""
+    """The base of the client's exceptions. `__cause__` is the underlying exception, if there is one."""
 
 
 class TemplateError(ClientError, ValueError):
-    """A semantic function is not written as it has to be, or is called with arguments that it cannot take."""
+    """A semantic function's definition is invalid, or it is called with arguments that it cannot take."""
 
 
 class ConnectionFailedError(ClientError, ConnectionError):
-    """The gateway gave no answer, or broke one off; `__cause__` says how. What was sent may have arrived."""
+    """The gateway gave no answer, or its answer broke off. `__cause__` says how. The request may have arrived."""
 
 
 class AnswerError(ClientError):
-    """The gateway answered with an error, or in the middle of a stream with an error event (whose `status` is None).
+    """The gateway answered with an error, or sent an error event in mid-stream (then `status` is None).
 
-    `kind` is OpenAI's error type, `param` names the field at fault, `code` is machine-readable; `request_id` finds the
-    request in the gateway's log. `causes` are those of a failed input, from the nearest back to the root.
+    `kind` is OpenAI's error type. `param` names the field at fault. `code` is machine-readable. `request_id` is the
+    request's id in the gateway's log. `causes` is the chain of causes of a failed input, the nearest first.
     """
 
     def __init__(
@@ -53,8 +53,9 @@ class AnswerError(ClientError):
 
 
 class VariableFailedError(ClientError):
-    """A variable will never have a value. `causes` goes from the call that should have produced it back to the root; of
-    a long chain the gateway leaves the middle out.
+    """A variable will never have a value. `causes` goes from its producer back to the root.
+
+    The gateway leaves out the middle of a long chain.
     """
 
     def __init__(self, variable: str, causes: Sequence[FailureCause]) -> None:
@@ -64,7 +65,7 @@ class VariableFailedError(ClientError):
 
 
 class GetTimeoutError(ClientError, TimeoutError):
-    """The value did not come in time. Nothing is lost: the call goes on, and the variable can be got again."""
+    """The value did not come in time. The call goes on, and the variable can be got again."""
 
     def __init__(self, variable: str, timeout_s: float) -> None:
         super().__init__(f"{variable} has no value after {timeout_s:g} s")
@@ -81,7 +82,7 @@ class _ErrorObject(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """OpenAI's shape of an error."""
+    """An error in OpenAI's form."""
 
     error: _ErrorObject
 
@@ -100,7 +101,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 def answer_error(response: httpx.Response) -> AnswerError:
-    """The error in an answer that was read to its end; a proxy's page counts as one without a code."""
+    """The error in an answer that was read to its end. An answer in another form (a proxy's page) has no code."""
     request_id = response.headers.get("x-request-id")
     try:
         body = msgspec.json.decode(response.content, type=ErrorBody)

@@ -1,4 +1,4 @@
-"""Why a variable has failed, link by link, as the gateway says it in an error object."""
+"""Why a variable failed, as a chain of causes: the `causes` of the gateway's error object."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is asked of the gateway and how often, without a socket: generators that the two transports drive.
+"""Requests and their retries as generators, without a socket. The two transports drive them.
 
-A flow yields requests, is sent their answers, and returns what they come to; a failed transport is thrown into it.
-Beside requests it yields pauses. So retries and long waits are written once, for blocking and for asynchronous use.
+A flow yields requests and pauses. The transport sends it each answer, or throws the transport's error into it. In the
+end the flow returns its result. So retries and long waits are written once, for blocking and asynchronous use.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _TOO_MANY = 429
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One HTTP request below the base URL; `wait_s` is how long its answer may take beyond the client's time-out.
+    """One HTTP request below the base URL. Its answer may take `wait_s` longer than the client's time-out.
 
-    `repeatable` says that it may be sent again when its answer was lost; if it is then refused with the code
-    `done_code`, the first one had arrived.
+    A `repeatable` request may be retried when its answer was lost. If the retry is refused with the code `done_code`,
+    the first request had arrived.
     """
 
     method: str
@@ -52,20 +52,20 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Nothing for so many seconds."""
+    """A pause of `s` seconds."""
 
     s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often a request is sent again, and how long after the first failure; each further pause is twice as long."""
+    """At most `most` retries. The first pause is `first_pause_s`, and each further one is twice as long."""
 
     most: int = 2
     first_pause_s: float = 0.25
 
     def pause_s(self, attempt: int, asked_s: float | None = None) -> float:
-        """Seconds to wait after an attempt (0 is the first), or what the gateway asked for."""
+        """Seconds to wait after an attempt (0 is the first), or the `asked_s` of the gateway; at most 30."""
         pause_s = self.first_pause_s * 2**attempt if asked_s is None else asked_s
         return min(pause_s, LONGEST_PAUSE_S)
 
@@ -78,7 +78,7 @@ class _Value(msgspec.Struct, frozen=True):
 
 
 def answered(request: Request, retries: Retries) -> Flow[bytes]:
-    """The body of the request's answer. Raises `AnswerError`, or `ConnectionFailedError` when there was none."""
+    """The body of the request's answer. Raises `AnswerError`, or `ConnectionFailedError` if there was no answer."""
     lost = False
     for attempt in range(retries.most + 1):
         last = attempt == retries.most
@@ -105,7 +105,7 @@ def answered(request: Request, retries: Retries) -> Flow[bytes]:
 
 
 def got(request: Request, variable: str, timeout_s: float, retries: Retries) -> Flow[str]:
-    """The variable's value, asked for again until it is there or `timeout_s` have passed.
+    """The variable's value. The `get` is repeated until the value comes or `timeout_s` have passed.
 
     Raises `GetTimeoutError`, `VariableFailedError`, `AnswerError` or `ConnectionFailedError`.
     """
@@ -124,7 +124,7 @@ def got(request: Request, variable: str, timeout_s: float, retries: Retries) -> 
 
 
 def failed_get(error: AnswerError, variable: str, timeout_s: float) -> ClientError:
-    """The error of a `get` in the program's terms."""
+    """The exception for a refused `get`."""
     if error.code == "get_timeout":
         return GetTimeoutError(variable, timeout_s)
     if error.code == "variable_failed":
@@ -133,14 +133,14 @@ def failed_get(error: AnswerError, variable: str, timeout_s: float) -> ClientErr
 
 
 def connection_failed(request: Request, error: httpx.TransportError) -> ConnectionFailedError:
-    """What to raise for a transport's failure."""
+    """The exception for a transport's failure."""
     return ConnectionFailedError(f"{request.method} {request.path}: {str(error) or type(error).__name__}")
 
 
 def _is_temporary(response: httpx.Response, request: Request, asked_s: float | None) -> bool:
-    """Whether the same request may succeed later, and sending it again does no harm."""
+    """Whether the same request may succeed later and a retry does no harm."""
     if response.status_code == _TOO_MANY:
-        return asked_s is not None  # a full session stays full, and says no time
+        return asked_s is not None  # a tenant's limit has no retry-after: it stays reached
     return response.status_code in _TEMPORARY and (request.repeatable or asked_s is not None)
 
 

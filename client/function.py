@@ -1,4 +1,4 @@
-"""Semantic functions: a Python signature over a prompt, which the model carries out (Parrot, section 4.1)."""
+"""Semantic functions: Python functions whose bodies are prompts that the model executes (Parrot, section 4.1)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 class SemanticFunction(Generic[P, R]):
-    """Called, it submits its prompt and returns at once the variable of its output, or a tuple of several.
+    """A call of it submits its prompt. It returns at once the variable of its output, or a tuple of several.
 
-    The session is that of the variables among its arguments; `on` names it where there are none.
+    The session is that of the variables among the arguments. If there are none, `on` names the session.
     """
 
     def __init__(self, function: Callable[P, R], prompt: Prompt) -> None:
@@ -33,7 +33,7 @@ class SemanticFunction(Generic[P, R]):
         self._signature = inspect.signature(function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Submit it. Raises `TemplateError`, and what `Session.submit` does."""
+        """Submit the prompt. Raises `TemplateError`, and the errors of `Session.submit`."""
         arguments = self._arguments(args, kwargs)
         variables = (text for given in arguments.values() for text in texts_of(given) if not isinstance(text, str))
         first = next(variables, None)
@@ -43,7 +43,7 @@ class SemanticFunction(Generic[P, R]):
         return self._submitted(first.session, arguments)
 
     def on(self, session: Scope) -> Callable[P, R]:
-        """The function in a session, so that all arguments may be strings."""
+        """The function bound to a session, so that all arguments may be strings."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             return self._submitted(session, self._arguments(args, kwargs))
@@ -74,16 +74,15 @@ def semantic_function(
     separator: str = "\n\n",
     **sampling: Unpack[Sampling],
 ) -> Callable[[Callable[P, R]], SemanticFunction[P, R]]:
-    """Make a semantic function of a function whose docstring is the prompt; its body is never run.
+    """Decorate a function whose docstring is the prompt. The function's body never runs.
 
-    In the docstring, `{{name}}` is an input if the function has a parameter `name`, and otherwise an output: the place
-    where text is generated. Every parameter has to stand there. The annotation of the result may say more about an
-    output, with `Output`. Sampling fields are those of all outputs; `model` is the client's unless given. `objective`,
-    `slo` and `priority` annotate the call itself, and win over what the gateway deduces from how its results are used.
-    `system` is the message before the prompt, in which inputs may stand as well. `chat` and `separator` are as in
-    `Prompt`.
+    In the docstring, `{{name}}` is an input if the function has a parameter `name`, and otherwise an output: text is
+    generated there. Every parameter must occur. An `Output` in the result's annotation has the settings of one output.
+    Sampling fields are for all outputs. `model` is the client's unless given. `objective`, `slo` and `priority`
+    annotate the call itself and override the gateway's deductions. `system` is a message before the prompt; it may have
+    inputs too. `chat` and `separator` are as in `Prompt`.
 
-    Raises `TemplateError` where the function is not written like that.
+    Raises `TemplateError` for a function that breaks these rules.
     """
     if system is not None and not chat:
         raise TemplateError("a system message needs a chat: chat=False continues a bare text")
@@ -118,7 +117,7 @@ def _parameters(function: Callable[..., object]) -> list[str]:
 
 
 def _outputs(function: Callable[..., object], names: Sequence[str]) -> dict[str, Output]:
-    """What the annotation of the result says about the outputs, which it has to fit."""
+    """The settings of the outputs in the result's annotation. Raises `TemplateError` if it does not fit the prompt."""
     annotation = _result_annotation(function)
     said = {output.name: output for output in _outputs_in(annotation)}
     for name in said:
@@ -137,7 +136,7 @@ def _outputs_in(annotation: object) -> list[Output]:
 
 
 def _result_annotation(function: Callable[..., object]) -> object:
-    """The annotation of the result alone, evaluated: what parameters are annotated with may not exist at run time."""
+    """The evaluated annotation of the result only: names in the parameters' annotations may not exist at run time."""
     annotation: Any = getattr(function, "__annotations__", {}).get("return")
     if not isinstance(annotation, str):
         return annotation

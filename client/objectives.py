@@ -1,4 +1,4 @@
-"""What a program can ask of its calls: an objective, or times of its own."""
+"""The objectives that a program can give its calls: `latency`, `throughput`, or an SLO."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Objective(StrEnum):
-    """What the calls behind a value are optimised for (Parrot, section 5.2)."""
+    """The objective of the calls that produce a value (Parrot, section 5.2)."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
@@ -15,7 +15,7 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Times that a call has to keep, in seconds; None where there is none.
+    """The times that a call must keep, in seconds; None: no limit.
 
     `ttft_s` is the time to the first token, `tpot_s` the mean time per further token, `jct_s` the time to the end.
     """

@@ -1,4 +1,4 @@
-"""What the gateway is told about a call: the template, which model, and how each output is generated."""
+"""A call as it is submitted to the gateway: the template, the model, and how each output is generated."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from plait.client.sampling import Sampling, sampling_fields
 from plait.client.template import RenderedPrompt, Template
 
 Transforms = str | Sequence[str | Mapping[str, object]]
-"""A chain of transforms as docs/transforms.md has it, as a text or as a list of steps."""
+"""A chain of transforms (docs/transforms.md), as a text or as a list of steps."""
 
 
 class Output:
-    """What is said about one output: its transforms, and sampling fields for it alone.
+    """The settings of one output: its transforms, and sampling fields for it alone.
 
-    It stands in the annotation of a semantic function's result, as in `-> Annotated[SemanticVariable, Output("code",
+    It goes into the annotation of a semantic function's result, as in `-> Annotated[SemanticVariable, Output("code",
     transforms="code_block(python)", max_tokens=400)]`.
     """
 
@@ -36,10 +36,9 @@ class Output:
 class Prompt:
     """A semantic function without its Python signature.
 
-    `name` is for messages to people. `outputs` has an entry for each output that something is said about. `separator`
-    goes between the variables of an input that is given several. `chat` puts the prompt through the model's chat
-    template, as one user message if the template has no messages of its own; without it, the model continues the bare
-    text.
+    `name` is for messages to people. `outputs` has an entry for each output with settings. `separator` goes between the
+    variables of an input that is given several. With `chat`, the prompt goes through the model's chat template, as one
+    user message if the template has no messages of its own. Without it, the model continues the bare text.
     """
 
     name: str
@@ -54,7 +53,7 @@ class Prompt:
     def body(
         self, session_id: str, model: str, inputs: Mapping[str, Sequence[str]], outputs: Sequence[str]
     ) -> dict[str, object]:
-        """The body of its submission: `inputs` has the variables of each input, `outputs` one for each output."""
+        """The body of a submission. `inputs` has each input's variables, `outputs` one variable for each output."""
         rendered = self.template.rendered(inputs, self.separator)
         places: list[dict[str, object]] = [
             {"name": name, "in_out": False, "semantic_var_id": variable} for name, variable in rendered.inputs.items()
@@ -86,7 +85,7 @@ def _texts(rendered: RenderedPrompt) -> dict[str, object]:
 
 
 def call_annotations(objective: Objective | str | None, slo: Slo | None, priority: int | None) -> dict[str, object]:
-    """A call's annotations as the wire has them; only those that were given."""
+    """A call's annotations as they are sent; only the given ones."""
     promised = slo or Slo()
     given = {
         "objective": None if objective is None else Objective(objective).value,
@@ -99,7 +98,7 @@ def call_annotations(objective: Objective | str | None, slo: Slo | None, priorit
 
 
 def criteria(objective: Objective | str | Slo | None) -> object:
-    """What a `get` asks for, as the wire has it. Raises `ValueError` for an objective that there is not."""
+    """The objective of a `get` as it is sent. Raises `ValueError` for an unknown objective."""
     if isinstance(objective, Slo):
         given = {"ttft_ms": objective.ttft_s, "tpot_ms": objective.tpot_s, "jct_ms": objective.jct_s}
         return {key: _ms(value) for key, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""How an output is generated: OpenAI's sampling fields, and room for those that only some engines know."""
+"""How an output is generated: OpenAI's sampling fields, and engine-specific ones in `extra_body`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plait.client.errors import TemplateError
 
 
 class Sampling(TypedDict, total=False):
-    """Sampling fields as keyword arguments. What stands in `extra_body` is sent beside them as it is."""
+    """Sampling fields as keyword arguments. The fields in `extra_body` are sent beside them, unchecked."""
 
     max_tokens: int
     temperature: float
@@ -25,7 +25,7 @@ class Sampling(TypedDict, total=False):
 
 
 def sampling_fields(given: Sampling) -> dict[str, object]:
-    """The fields as the wire has them, `extra_body` unpacked; raises `TemplateError` for one that is not known."""
+    """The request's fields, with `extra_body` unpacked. Raises `TemplateError` for an unknown field."""
     fields = dict(cast("Mapping[str, object]", given))
     for name in fields:
         if name not in Sampling.__annotations__:

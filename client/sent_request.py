@@ -10,9 +10,9 @@ from plait.client.failure_cause import FailureCause
 
 
 class SentRequest:
-    """A request on its way in `task`, which needs the variables that `parents` announce.
+    """A request that `task` sends. It needs the variables that the requests in `parents` create.
 
-    A refusal reaches whoever waits for a variable that depends on it, and otherwise the end of the session.
+    A refusal is raised when a dependent variable is awaited, or else at the end of the session.
     """
 
     __slots__ = ("_seen", "_task", "parents", "what")
@@ -24,9 +24,9 @@ class SentRequest:
         self._seen = False
 
     async def accepted(self, variable: str) -> None:
-        """Return once it and everything upstream of it were accepted.
+        """Return once the gateway has accepted this request and all requests upstream.
 
-        Raises its own error as it is, and `VariableFailedError` for `variable` because of one upstream.
+        Raises this request's own error, or `VariableFailedError` for `variable` if a request upstream was refused.
         """
         refusal = await self.refusal()
         if refusal is not None:
@@ -43,7 +43,7 @@ class SentRequest:
             upstream.update(dict.fromkeys(parent.parents))
 
     async def refusal(self) -> ClientError | None:
-        """Its error, once it is answered; None if it was accepted."""
+        """Wait for the answer; returns the error, or None if the request was accepted."""
         await asyncio.wait([self._task])
         self._seen = True
         if self._task.cancelled():
@@ -54,11 +54,11 @@ class SentRequest:
         return error
 
     async def end(self) -> ClientError | None:
-        """At the end of its session: its error if nobody has met it."""
+        """At the end of its session: wait, and return the error unless it was raised before."""
         seen = self._seen
         refusal = await self.refusal()
         return None if seen else refusal
 
     def cancel(self) -> None:
-        """Give it up, if it is still on its way."""
+        """Cancel the request if it is still being sent."""
         self._task.cancel()

@@ -1,4 +1,4 @@
-"""A session: where variables and calls belong together, from its opening to the end of its `with` block."""
+"""A session: the variables and calls of one run of a program, from its opening to the end of its `with` block."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NOT_FOUND = 404
 
 
 class Session:
-    """Variables and calls of one run of a program; its end cancels what still runs or waits in it at the gateway.
+    """The variables and calls of one run of a program. At its end the gateway cancels its unfinished calls.
 
-    Entered with `with`, each call of a semantic function is one short request, which may raise what the gateway says
-    about it. Entered with `async with`, calls return without any waiting and send in the background; a refusal is
-    raised where a variable is awaited that depends on it, or else at the end of the block.
+    In a `with` block, each call of a semantic function sends one short request and raises the gateway's refusal. In an
+    `async with` block, a call returns at once and its request is sent in the background. A refusal is then raised when
+    a dependent variable is awaited, or else at the end of the block.
 
-    A blocking session may be used by several threads, an asynchronous one by the tasks of its event loop.
+    Several threads may use a blocking session. The tasks of one event loop may use an asynchronous one.
     """
 
     def __init__(self, connection: Connection, session_id: str | None, ttl_s: float | None) -> None:
@@ -43,9 +43,9 @@ class Session:
         self._texts_lock = threading.Lock()
 
     def variable(self, value: str | None = None, *, name: str | None = None) -> SemanticVariable:
-        """A variable with a value, or, with a name only, one that somebody else gives its value.
+        """A variable with a value. With a name only, the variable is one that somebody else sets.
 
-        The gateway refuses a value (409) for a name that has one, or a call that produces it.
+        The gateway refuses (409) a value for a variable that has one already or that a call produces.
         """
         if value is None:
             if name is None:
@@ -56,10 +56,10 @@ class Session:
         return SemanticVariable(self, chosen, sent, value)
 
     def submit(self, prompt: Prompt, arguments: Mapping[str, Argument]) -> tuple[SemanticVariable, ...]:
-        """Send a call on its way; returns the variables of its outputs at once.
+        """Submit a call; returns the variables of its outputs at once.
 
-        Raises `TemplateError` for arguments that it cannot take, and in a blocking session `AnswerError` or
-        `ConnectionFailedError`.
+        Raises `TemplateError` for arguments that the prompt cannot take. A blocking session also raises `AnswerError`
+        and `ConnectionFailedError`.
         """
         model = prompt.model or self._connection.model
         if model is None:
@@ -69,24 +69,24 @@ class Session:
         outputs = [_unique(name) for name in prompt.template.outputs]
         body = prompt.body(self.id, model, ids, outputs)
         parents = [variable.sent_request for given in inputs.values() for variable in given]
-        # The names of the outputs are ours alone, so a second producer can only be this request, sent before.
+        # The client chose the outputs' names, so a second producer can only be this request, sent before.
         request = Request("POST", "/submit", body, done_code="double_producer")
         sent = self._start(prompt.name, answered(request, self.retries), parents)
         return tuple(SemanticVariable(self, name, sent) for name in outputs)
 
     @property
     def retries(self) -> Retries:
-        """How requests are repeated."""
+        """How requests are retried."""
         return self._connection.retries
 
     def blocking_transport(self) -> BlockingTransport:
-        """For a `get`; raises `RuntimeError` in an asynchronous session, whose event loop it would stop."""
+        """The transport of a `get`. Raises `RuntimeError` in an asynchronous session: it would block the event loop."""
         if self._loop is not None:
             raise RuntimeError("this session was entered with `async with`: use `await variable.aget(...)` or astream")
         return self._connection.blocking
 
     def async_transport(self) -> AsyncTransport:
-        """For an `aget`, in either kind of session."""
+        """The transport of an `aget`, in either kind of session."""
         return self._connection.asynchronous
 
     def __enter__(self) -> Self:
@@ -122,7 +122,7 @@ class Session:
             raise unmet
 
     def _start(self, what: str, flow: Flow[bytes], parents: Sequence[SentRequest | None]) -> SentRequest | None:
-        """Send something: now, or in the background."""
+        """Send a flow's requests: now in a blocking session, else in the background."""
         if not self._is_open:
             raise RuntimeError("the session is not open: use it in `with client.session() as session:`")
         if self._loop is None:
@@ -139,7 +139,7 @@ class Session:
         await self._connection.asynchronous.run(flow)
 
     def _variables(self, prompt: Prompt, name: str, given: Argument) -> list[SemanticVariable]:
-        """The variables of an input; equal texts are one variable, so that the gateway sees what calls share."""
+        """The variables of an input. Equal texts become one variable, so that the gateway sees what calls share."""
         texts = texts_of(given)
         if any(text.session is not self for text in texts if not isinstance(text, str)):
             raise TemplateError(f"{prompt.name}: {name} is a variable of another session; get it, and pass its text")
@@ -154,7 +154,7 @@ class Session:
 
     def _setting(self, name: str, value: str, *, is_ours: bool) -> Flow[bytes]:
         body = {"session_id": self.id, "semantic_var_id": name, "value": value}
-        # As in `submit` where we chose the name; for one that others may know, a 409 could be theirs.
+        # If the client chose the name, as in `submit`. If others may know the name, they may have caused a 409.
         request = Request("POST", "/variables", body, repeatable=is_ours, done_code="double_producer")
         return answered(request, self.retries)
 
@@ -166,7 +166,7 @@ class Session:
         try:
             yield from answered(Request("DELETE", f"/sessions/{self.id}"), self.retries)
         except AnswerError as error:
-            if error.status != _NOT_FOUND:  # it has expired, which is as good
+            if error.status != _NOT_FOUND:  # the session has expired already
                 raise
 
     def __repr__(self) -> str:
@@ -174,7 +174,7 @@ class Session:
 
 
 def _unique(name: str) -> str:
-    """A variable's name that nobody else uses, and that people recognise."""
+    """A unique variable name that people recognise."""
     return f"{name[:_NAME_CHARACTERS]}_{uuid.uuid4().hex[:8]}"
 
 
@@ -185,5 +185,5 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _hidden_by(error: BaseException | None) -> tuple[type[ClientError], ...]:
-    """Where the block has failed, its error says more than that the session could not be closed either."""
+    """The errors of closing a session to suppress: all client errors if the block failed, since its error says more."""
     return () if error is None else (ClientError,)

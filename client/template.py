@@ -1,4 +1,4 @@
-"""A prompt with places for variables in it: which there are, and how it goes over the wire for one call."""
+"""A prompt template: its inputs and outputs, and its rendering for one call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLACEHOLDER_CHARACTERS = 64  # the longest name that the gateway takes
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a variable's text stands, or where one is generated."""
+    """The position of an input's text, or of an output."""
 
     name: str
     is_output: bool = False
@@ -22,7 +22,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Here begins a message of a chat: the system's, the user's or the assistant's."""
+    """The start of a chat message: the system's, the user's or the assistant's."""
 
     name: str
 
@@ -32,7 +32,7 @@ Piece = str | Place | Role
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Texts and places in their order; with messages in them, or as a prompt of one text."""
+    """Texts and places in order, split into messages by `Role`, or one text without a role."""
 
     pieces: tuple[Piece, ...]
 
@@ -47,9 +47,10 @@ class Template:
         return tuple(place.name for place in self._places() if place.is_output)
 
     def rendered(self, inputs: Mapping[str, Sequence[str]], separator: str) -> RenderedPrompt:
-        """The prompt of one call, where `inputs` has the ids of the variables that each input stands for.
+        """The prompt of one call. `inputs` has the ids of each input's variables.
 
-        An input with several variables becomes as many places with `separator` between them, one with none is empty.
+        An input with several variables becomes as many places, with `separator` between them. An input with none is
+        empty.
         """
         own = set(self.outputs) | set(self.inputs)
         turns: list[tuple[str | None, list[str]]] = [(None, [])]
@@ -74,7 +75,7 @@ class Template:
         return (piece for piece in self.pieces if isinstance(piece, Place))
 
     def _free_name(self, name: str, taken: Collection[str]) -> str:
-        """A name like this one for a place, such that no text of the template reads like that place."""
+        """A place's name, made from `name`, that is not `taken` and not a placeholder in the template's own text."""
         constant = "".join(piece if isinstance(piece, str) else "\0" for piece in self.pieces)
         while name in taken or re.search(rf"\{{\{{\s*{name}\s*\}}\}}", constant):
             name += "_"
@@ -83,8 +84,8 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt as it is sent: its texts by role, or a single one without a role, the variable of each input place, and
-    the output places in order.
+    """A prompt as it is sent: its texts by role (or one text without a role), each input place's variable, and the
+    output places in order.
     """
 
     turns: tuple[tuple[str | None, str], ...]
@@ -93,12 +94,13 @@ class RenderedPrompt:
 
 
 def parse_template(text: str, parameters: Collection[str], system: str | None = None) -> Template:
-    """The template in a docstring: `{{name}}` is an input if a parameter is called so, otherwise an output.
+    """The template in a docstring: `{{name}}` is an input if there is a parameter of that name, otherwise an output.
 
-    `{{input:name}}` and `{{output:name}}` say which they are meant to be. With a `system` message before it, which has
-    inputs only, it is the user's message up to the first output, and from there on the assistant's. Raises
-    `TemplateError` where a place is not what it is meant to be, where a parameter stands nowhere, where there is no
-    output, and where one stands twice.
+    `{{input:name}}` and `{{output:name}}` state the kind. A `system` message has inputs only. With one, the text up to
+    the first output is the user's message, and the rest is the assistant's.
+
+    Raises `TemplateError` for a place that is not of its stated kind, a parameter that does not occur, a prompt without
+    an output, and an output that occurs twice.
     """
     pieces = _pieces(text, parameters)
     if system is not None:

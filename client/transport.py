@@ -1,4 +1,4 @@
-"""The two ways to drive a flow over httpx: blocking the caller's thread, or awaiting in its event loop."""
+"""The two transports, which drive a flow over httpx: one blocks the caller's thread, one awaits in its event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 
 
 class Endpoint:
-    """Where a gateway is and how it is asked; `timeout_s` bounds what is not waiting for a value."""
+    """A gateway's address and the connections' options. `timeout_s` does not include waiting for a value."""
 
     def __init__(self, base_url: str, api_key: str | None, timeout_s: float, tls: ssl.SSLContext | bool) -> None:
         authorization = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
@@ -32,14 +32,14 @@ class Endpoint:
         self.options: dict[str, Any] = {"base_url": base_url, "headers": headers, "verify": tls, "limits": _LIMITS}
 
     def arguments(self, request: Request) -> dict[str, Any]:
-        """A request as httpx takes it."""
+        """A request as httpx's keyword arguments."""
         timeout = httpx.Timeout(self._timeout_s, read=self._timeout_s + request.wait_s)
         content = None if request.body is None else msgspec.json.encode(request.body)
         return {"method": request.method, "url": request.path, "content": content, "timeout": timeout}
 
 
 class BlockingTransport:
-    """For synchronous programs; may be used by several threads at once."""
+    """The transport of synchronous programs. Several threads may use it at once."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._arguments = endpoint.arguments
@@ -80,7 +80,7 @@ class BlockingTransport:
 
 
 class AsyncTransport:
-    """For asynchronous programs; used within one event loop."""
+    """The transport of asynchronous programs. It belongs to one event loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._arguments = endpoint.arguments

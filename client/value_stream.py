@@ -14,7 +14,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 class ValueStream:
-    """Takes the lines of a stream. `value` is the variable's value once it has come."""
+    """Reads the lines of a stream. `value` is the variable's value once it has come."""
 
     def __init__(self, variable: str, timeout_s: float) -> None:
         self._variable = variable
@@ -23,7 +23,7 @@ class ValueStream:
         self.value: str | None = None
 
     def feed(self, line: str) -> str:
-        """The text that a line brings, often none. Raises the stream's error, as `got` does."""
+        """The text in a line, often empty. Raises the stream's error, as `got` does."""
         if not line.startswith("data:"):
             return ""  # a comment that keeps the connection alive, or the blank line behind an event
         data = line.removeprefix("data:").strip()
@@ -35,12 +35,12 @@ class ValueStream:
             self.value = event.value
         piece = event.delta or ""
         if event.value is not None and not self._given:
-            piece = event.value  # it was there before anybody could watch it come
+            piece = event.value  # no piece was streamed before the value
         self._given |= piece != ""
         return piece
 
     def close(self) -> str:
-        """The value at the end of the stream. Raises `ConnectionFailedError` if it ended before."""
+        """The value, at the end of the stream. Raises `ConnectionFailedError` if the stream ended before its value."""
         if self.value is None:
             raise ConnectionFailedError(f"the stream of {self._variable} ended before its value")
         return self.value

@@ -1,4 +1,4 @@
-"""A semantic variable: a text that is there already or that a call will produce, under a name in a session."""
+"""A semantic variable: a named text of a session that exists already or that a call will produce."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from plait.client.value_stream import ValueStream
 DEFAULT_TIMEOUT_S = 600.0
 
 Wanted = Objective | str | Slo | None
-"""What a value is wanted for: `latency`, `throughput`, times of its own (an `Slo`, in seconds), or nothing said."""
+"""The objective of a `get`: `latency`, `throughput`, an `Slo` (in seconds), or None."""
 
 
 class Scope(Protocol):
-    """What a variable asks of its session."""
+    """The part of a session that its variables use."""
 
     id: str
 
     @property
     def retries(self) -> Retries:
-        """How requests are repeated."""
+        """How requests are retried."""
 
     def blocking_transport(self) -> BlockingTransport:
-        """For a `get`. Raises `RuntimeError` in an asynchronous session."""
+        """The transport of a `get`. Raises `RuntimeError` in an asynchronous session."""
 
     def async_transport(self) -> AsyncTransport:
-        """For an `aget`."""
+        """The transport of an `aget`."""
 
     def submit(self, prompt: Prompt, arguments: Mapping[str, Argument]) -> tuple[SemanticVariable, ...]:
-        """Send a call on its way; returns the variables of its outputs at once."""
+        """Submit a call; returns the variables of its outputs at once."""
 
 
 class SemanticVariable:
-    """A future of a text. It can be an argument of further semantic functions at once, without waiting for it.
+    """A future of a text. It can be an argument of further semantic functions before it has a value.
 
-    `name` is the variable's id in its `session`, which header annotations of other clients can refer to. A value never
-    changes: once it was got, it is kept here, also beyond the session's end.
+    `name` is the variable's id in its `session`. Other clients can use it in header annotations. A value never changes.
+    Once got, it is kept here, also after the session's end.
 
-    What the methods that wait can raise: `GetTimeoutError` after `timeout_s`, `VariableFailedError` with the chain of
-    causes, `AnswerError` for any other refusal (an unknown session), `ConnectionFailedError`.
+    The methods that wait raise `GetTimeoutError` after `timeout_s`, `VariableFailedError` with the chain of causes,
+    `ConnectionFailedError`, and `AnswerError` for any other refusal (an unknown session).
     """
 
     __slots__ = ("_sent_request", "_session", "_value", "name")
@@ -58,16 +58,16 @@ class SemanticVariable:
 
     @property
     def session(self) -> Scope:
-        """Where it belongs."""
+        """The session that it belongs to."""
         return self._session
 
     @property
     def sent_request(self) -> SentRequest | None:
-        """The request that announced it, where that was sent in the background."""
+        """The request that creates it, if that was sent in the background."""
         return self._sent_request
 
     def get(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
-        """The value, after up to `timeout_s` seconds; `objective` says what the calls behind it are optimised for."""
+        """The value, after up to `timeout_s` seconds. The calls that produce it are optimised for `objective`."""
         if self._value is None:
             transport = self._session.blocking_transport()
             request = self._request(objective)
@@ -84,9 +84,9 @@ class SemanticVariable:
         return self._value
 
     def stream(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[str]:
-        """The value in pieces, as they are generated; in one piece if transforms make it of the whole completion.
+        """The value in pieces, as they are generated; in one piece if the output has transforms.
 
-        A stream that breaks off is not asked for again by itself.
+        A stream that breaks off is not retried.
         """
         if self._value is not None:
             yield self._value
@@ -112,12 +112,12 @@ class SemanticVariable:
         self._value = stream.close()
 
     async def _accepted(self) -> None:
-        """Raises if the variable will never come because it, or what it needs, was refused at submission."""
+        """Raise if the gateway refused the variable's request, or a request that it depends on."""
         if self._sent_request is not None:
             await self._sent_request.accepted(self.name)
 
     def _request(self, objective: Wanted, streamed_for_s: float | None = None) -> Request:
-        """A `get`: without a time, which is added for each wait, or streamed for so many seconds."""
+        """The request of a `get`. `streamed_for_s` is a stream's time-out; without it, each wait adds its own."""
         body = {
             "session_id": self._session.id,
             "semantic_var_id": self.name,
@@ -135,13 +135,13 @@ class SemanticVariable:
 
 
 Text = SemanticVariable | str
-"""What an input takes: a variable, or the text itself."""
+"""An input: a variable, or the text itself."""
 Argument = Text | Sequence[Text]
-"""What a parameter takes: a text, or several that are put in one after the other."""
+"""A parameter's argument: one text, or several that are inserted one after the other."""
 
 
 def texts_of(given: Argument) -> tuple[Text, ...]:
-    """What an argument consists of. Raises `TemplateError` for what is neither a text nor several."""
+    """The texts of an argument. Raises `TemplateError` if it is neither a text nor a sequence of texts."""
     texts: tuple[object, ...] = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     for text in texts:
         if not isinstance(text, SemanticVariable | str):

@@ -1,4 +1,4 @@
-"""The composition root: builds the gateway out of its configuration, as one ASGI application."""
+"""The composition root: builds the gateway from its configuration, as one ASGI application."""
 
 from __future__ import annotations
 

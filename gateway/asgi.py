@@ -1,4 +1,4 @@
-"""The little of HTTP that the plain ASGI routes need: headers, bounded bodies, whole responses."""
+"""The HTTP helpers of the plain ASGI routes: headers, bounded bodies, whole responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    """The request's body; one over `max_bytes` is refused as soon as that is known."""
+    """The request's body. Raises `BodyTooLargeError` as soon as it is known to exceed `max_bytes`."""
     declared = header(headers, b"content-length")
     if declared is not None and declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
@@ -54,7 +54,7 @@ async def until_disconnect(receive: Receive) -> None:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """Do `work`, in this task; a client that goes away meanwhile cancels it and is a `ClientGoneError`."""
+    """Run `work` in this task. If the client goes, `work` is cancelled and `ClientGoneError` is raised."""
     task = asyncio.current_task()
     assert task is not None
     working = True
@@ -69,7 +69,7 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
         return await work
     except asyncio.CancelledError:
         if not watcher.done() or task.uncancel() > 0:
-            raise  # not the client's doing: the gateway is stopping
+            raise  # the client has not gone: the gateway is stopping
         raise ClientGoneError from None
     finally:
         working = False  # on_gone may be on its way already
@@ -77,20 +77,20 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
 
 
 async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    """A response in one piece; its length is added."""
+    """Send a response in one piece, with its content-length."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_error(send: Send, error: PlaitError, request_id: str) -> None:
-    """An OpenAI error object under the error's status."""
+    """Send an OpenAI error object with the error's status."""
     headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode("latin-1"))]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
     if isinstance(error, MethodNotAllowedError):
         headers.append((b"allow", b"POST"))
-    if not isinstance(error, CallerError) or error.status == 409:  # which the SDK would repeat by itself
+    if not isinstance(error, CallerError) or error.status == 409:  # the SDK would retry these by itself
         headers.append((b"x-should-retry", b"false" if error.status == 409 else b"true"))
     await send_whole(send, error.status, headers, error.body())
 

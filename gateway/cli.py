@@ -1,4 +1,4 @@
-"""The `plait` command. What a subcommand needs is imported only when it is the one asked for.
+"""The `plait` command. A subcommand's modules are imported only when it runs.
 
 An engine's environment, where `plait vllm` or `plait sglang` runs, has none of the gateway's dependencies.
 """
@@ -23,11 +23,11 @@ LAUNCHERS = {
     "vllm": "start vLLM with Plait's scheduler and cache-state route: plait vllm -- <vllm serve arguments>",
     "sglang": "start SGLang with Plait's scheduler and cache-state route: plait sglang -- <launch_server arguments>",
 }
-"""Engines whose adapter has a `launch.main(arguments)`: what stands behind `--` is the engine's own."""
+"""Engines whose adapter has a `launch.main(arguments)`. The arguments behind `--` go to the engine."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. A mistake of the user's is a message on stderr and status 2."""
+    """Run one command; returns the exit status. A user's mistake gives a message on stderr and status 2."""
     words = sys.argv[1:] if argv is None else argv
     try:
         if words and words[0] in LAUNCHERS:

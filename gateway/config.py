@@ -14,12 +14,12 @@ import msgspec
 from msgspec import Meta
 
 Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
-# What travels in headers and metric labels.
+# Used in headers and metric labels.
 Token = Annotated[str, Meta(pattern=r"^[!-~]+\Z", description="printable ASCII without spaces")]
 Port = Annotated[int, Meta(ge=0, le=65_535, description="a port, 0 to 65535")]
 Positive = Annotated[int, Meta(gt=0, description="an integer above 0")]
 NotNegative = Annotated[int, Meta(ge=0, description="an integer, 0 or more")]
-# The upper bound keeps infinity out, which timers do not take.
+# The upper bound excludes infinity, which timers refuse.
 Seconds = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds above 0")]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=1e9, description="a number of seconds, 0 or more")]
 
@@ -29,7 +29,7 @@ _URL = re.compile(r"(https?)://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of the file; its text form hides keys, so that a logged configuration gives none away."""
+    """A table of the file. Its `repr` hides API keys, so that a logged configuration does not reveal them."""
 
     def __repr__(self) -> str:
         values = ((name, getattr(self, name)) for name in self.__struct_fields__)
@@ -112,14 +112,13 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
 class SessionsConfig(Section, frozen=True, kw_only=True):
     """`[sessions]`: semantic variables; limits are each tenant's, at once.
 
-    ttl_s: seconds until a session in which nothing happens ends, unless it was made with another time (default 3600).
-    keep_alive_s: seconds after which a streamed call that waits for its inputs is answered with a comment, and again
-    after each such time (default 5). gather_ms: milliseconds that a call which could run at once, makes a variable and
-    was promised nothing waits for the calls that tell what it is for (default 10, 0: none). max_attempts: how often in
-    all a call is sent to an engine when engines fail it (default 2). max_sessions (default 10000), max_variables
-    (default 200000), max_waiting_calls: calls that wait for inputs (default 20000). max_value_bytes: longest value of a
-    variable (default 1 MiB). max_held_bytes: values, and bodies of calls that have not ended, together (default 256
-    MiB).
+    ttl_s: time to live of a session without activity, in seconds; a session may set its own (default 3600).
+    keep_alive_s: seconds between comments in the stream of a call that waits for its inputs (default 5). gather_ms:
+    milliseconds that a call waits for later calls of its program if it could run at once, produces a variable and has
+    no objective (default 10, 0: none). max_attempts: attempts of a call in all, when engines fail it (default 2).
+    max_sessions (default 10000), max_variables (default 200000), max_waiting_calls: calls that wait for inputs (default
+    20000). max_value_bytes: longest value of a variable (default 1 MiB). max_held_bytes: values, and bodies of calls
+    that have not ended, together (default 256 MiB).
     """
 
     ttl_s: Seconds = 3600.0
@@ -134,12 +133,12 @@ class SessionsConfig(Section, frozen=True, kw_only=True):
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):
-    """`[[models]]`: what the gateway needs to know of a model to count its tokens and price its calls.
+    """`[[models]]`: how the gateway counts a model's tokens and predicts its costs.
 
-    name: as clients and engines call it (required). tokenizer: a folder with the model's tokenizer, `tiktoken:NAME`,
-    `tiktoken:/path`, `embedded` (the embedded engine's) or `bytes` (one token a byte, default). chat_template: path to
-    a Jinja template (default: the tokenizer's). profile: name of a cost profile or path to a `.toml`
-    (default a6000-mistral-7b). max_context_tokens: prompt and output together (default: what the engine says).
+    name: the name that clients and engines use (required). tokenizer: a folder with the model's tokenizer,
+    `tiktoken:NAME`, `tiktoken:/path`, `embedded` (the embedded engine's) or `bytes` (one token a byte, default).
+    chat_template: path to a Jinja template (default: the tokenizer's). profile: name of a cost profile or path to a
+    `.toml` (default a6000-mistral-7b). max_context_tokens: prompt and output together (default: the engine's value).
     """
 
     name: Text
@@ -171,7 +170,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """The whole file; sections that it leaves out have their defaults."""
+    """The whole file. Sections that it leaves out have their defaults."""
 
     server: ServerConfig = ServerConfig()
     log: LogConfig = LogConfig()
@@ -204,7 +203,7 @@ def _base_url(url: str) -> tuple[str, str]:
 
 
 def shown(value: object, key: str = "") -> str:
-    """A value as an error shows it: short, and never a key."""
+    """A value as an error message shows it: short, and never a key."""
     if re.split(r"[.\[]", key.rstrip("]0123456789["))[-1] in SECRET_KEYS:
         return "(hidden)"
     if isinstance(value, Mapping):

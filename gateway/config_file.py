@@ -1,7 +1,7 @@
 """Reads the configuration file: one TOML file, parsed once into the sections of `config`.
 
-Any string may refer to the environment as `"${NAME}"`; relative paths start at the file's folder. Everything that is
-wrong with a file is reported at once, a line for each problem.
+Any string may refer to the environment as `"${NAME}"`. Relative paths start at the file's folder. All problems of a
+file are reported at once, one a line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used: the message says, a line for each problem, which key is wrong and why."""
+    """The configuration is invalid. The message has a line for each problem: the key and the reason."""
 
 
 def load_config(path: Path) -> Config:
@@ -55,13 +55,13 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 
 
 class _Reader:
-    """Turns parsed TOML into sections by their field types; collects the problems instead of stopping at the first."""
+    """Turns parsed TOML into sections by their field types. It collects problems and does not stop at the first."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
 
     def table(self, kind: type[_SectionT], data: object, key: str) -> _SectionT | None:
-        """The section, or None where something in it is wrong."""
+        """The section, or None if something in it is wrong."""
         if not isinstance(data, Mapping):
             self.problems.append(f"{key} = {shown(data, key)}: expected a table")
             return None
@@ -81,7 +81,7 @@ class _Reader:
             return None
 
     def value(self, kind: Any, data: object, key: str) -> Any:
-        """A value of a field's type; what comes back after a problem is not used."""
+        """A value of a field's type. After a problem the returned value is not used."""
         if isinstance(kind, type) and issubclass(kind, Section):
             return self.table(kind, data, key)
         if get_origin(kind) is tuple:
@@ -107,12 +107,12 @@ class _Reader:
         """The text with its references to the environment replaced."""
         missing = [name for name in _REFERENCE.findall(text) if name not in os.environ]
         self.problems.extend(f"{key} refers to ${{{name}}}, which the environment does not have" for name in missing)
-        # A missing variable stays as it is written, so that the text's own check has something to look at.
+        # A missing variable stays as it is written, so that the text can still be checked.
         return _REFERENCE.sub(lambda match: os.environ.get(match[1], match[0]), text)
 
 
 def _conflicts(config: Config) -> Iterator[str]:
-    """What is wrong between values that are each right alone."""
+    """Problems between values that are each valid alone."""
     if not config.engines:
         yield "engines: none is configured; add [[engines]] with a url"
     yield from _repeated("models", "name", [model.name for model in config.models])
@@ -128,7 +128,7 @@ def _repeated(section: str, key: str, values: Sequence[str]) -> Iterator[str]:
 
 
 def _with_whole_paths(model: ModelConfig, folder: Path) -> ModelConfig:
-    """The model with what looks like a relative path joined to the folder."""
+    """The model with its relative paths joined to the folder."""
     tokenizer, template, profile = model.tokenizer, model.chat_template, model.profile
     if tokenizer not in ("embedded", "bytes") and not tokenizer.startswith("tiktoken:"):
         tokenizer = str(folder / tokenizer)
@@ -150,7 +150,7 @@ def _unknown_key(name: str, key: str, known: Sequence[str]) -> str:
 
 
 def _expected(kind: Any) -> str:
-    """What a field's type accepts, in words."""
+    """The values that a field's type accepts, in words."""
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
     if hasattr(kind, "__metadata__"):

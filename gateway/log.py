@@ -12,7 +12,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _FORMATS = ("auto", "console", "json")
-# Loggers that bring handlers of their own; what they say goes through ours instead.
+# Loggers with their own handlers. Their events go through Plait's handlers instead.
 _UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 # At info these write a line for each request to an engine.
 _CHATTY = ("httpx", "httpcore")
@@ -53,7 +53,7 @@ def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the conf
 
 
 class _Stderr:
-    """The stderr of the moment: a cached logger outlives a stream that was redirected for a while."""
+    """The current `sys.stderr`: a cached logger outlives a temporary redirection of the stream."""
 
     def write(self, text: str) -> None:
         sys.stderr.write(text)
@@ -74,7 +74,7 @@ def _console_processors() -> list[Processor]:
 def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     try:
         return _encoder.encode(event).decode()
-    except (TypeError, ValueError, RecursionError):  # text that is not Unicode, say: a log line may not fail its caller
+    except (TypeError, ValueError, RecursionError):  # invalid Unicode, for example: a log line must not fail its caller
         return json.dumps({key: _plain(value) for key, value in event.items()})
 
 

@@ -1,4 +1,4 @@
-"""The registry that Prometheus scrapes. Each room counts in a module of its own; the app registers them together."""
+"""The registry that Prometheus scrapes. Each room has its own metrics module, and the app registers them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time for the synchronous cores: the event loop's clock, and how something happens later by it or by a simulator's."""
+"""Time for the synchronous cores: the event loop's clock, and scheduling an event by it or by a simulator's clock."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 Event = Callable[[float], None]
-"""What happens at a time; it is given the time."""
+"""An event, which is called with its time."""
 
 At = Callable[[float, Event], object]
-"""Has an event happen at a time, in seconds; a time that has passed is now."""
+"""Schedules an event at a time, in seconds. A time that has passed means now."""
 
 
 def loop_time_s() -> float:
@@ -18,6 +18,6 @@ def loop_time_s() -> float:
 
 
 def at_loop_time(when_s: float, event: Event) -> None:
-    """By the clock of the running event loop."""
+    """Schedule an event by the running event loop's clock."""
     loop = asyncio.get_running_loop()
     loop.call_at(when_s, lambda: event(loop.time()))

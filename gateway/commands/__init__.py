@@ -6,7 +6,7 @@ import argparse
 
 
 def positive(text: str) -> int:
-    """An argument that has to be a whole number of at least 1."""
+    """An argument that must be a whole number of at least 1."""
     try:
         value = int(text)
     except ValueError:
@@ -17,7 +17,7 @@ def positive(text: str) -> int:
 
 
 def positive_number(text: str) -> float:
-    """An argument that has to be a number above 0."""
+    """An argument that must be a number above 0."""
     try:
         value = float(text)
     except ValueError:

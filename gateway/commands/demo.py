@@ -1,4 +1,4 @@
-"""`plait demo`: something to try, and with `--compare` what placement is worth."""
+"""`plait demo`: a fleet to try, and with `--compare` a measurement of what placement saves."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the demo until stopped, or the comparison to its end. Raises ValueError for what cannot be run."""
+    """Run the demo until stopped, or the comparison to its end. Raises ValueError for arguments that cannot be run."""
     plan = FleetPlan(
         port=arguments.port,
         engine_port=arguments.engine_port,

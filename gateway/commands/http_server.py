@@ -6,7 +6,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 KEEP_ALIVE_S = 75
-"""Longer than any client of ours keeps an idle connection, so that the client is the one to close it."""
+"""Longer than Plait's clients keep an idle connection, so that the client closes it."""
 
 
 def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:

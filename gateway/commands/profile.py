@@ -76,7 +76,7 @@ def _told(arguments: argparse.Namespace) -> dict[str, int | None]:
 
 
 def _as_told(identity: Identity, arguments: argparse.Namespace) -> Identity:
-    """What the user says of the engine goes before what it says itself."""
+    """The user's settings override the engine's own."""
     limits = replace(
         identity.limits,
         kv_tokens=arguments.kv_tokens or identity.limits.kv_tokens,

@@ -155,7 +155,7 @@ _ACTIONS: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     "count": ("Counts the {noun} records of the {service} that pass all the given filters.", "state", _FILTERS),
     "export": ("Writes {noun} records to a file and returns the address to fetch it from.", "format", _FILTERS),
 }
-"""What each action does, the one key it requires, and where its optional keys are drawn from."""
+"""Each action's description, its one required key, and the keys that its optional ones are drawn from."""
 
 _REQUESTS = (
     "Which {noun} records are {state} and were changed in the last {n} days?",

@@ -31,12 +31,12 @@ from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_toke
 MODEL = "demo"
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Called with a label, how much is done, and how much there is in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What is compared on; `working_set` is in units of one engine's KV cache, `rate` of round robin's saturation."""
+    """The inputs. `working_set` is in units of one engine's KV cache, `rate` in units of round robin's saturation."""
 
     traces: Path | None = None
     policies: tuple[str, ...] = ("round_robin", "e2")

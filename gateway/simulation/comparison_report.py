@@ -15,7 +15,7 @@ BASELINE = "round_robin"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A figure that is stated somewhere, and whether this run bears it out; targets are fixed, never fitted."""
+    """A stated figure, and whether it holds in this run. Targets are fixed in advance, never fitted to a run."""
 
     name: str
     value: float
@@ -25,7 +25,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One comparison: what was run, and what came out."""
+    """One comparison: its inputs and its outcomes."""
 
     experiment: Experiment
     workload: Workload
@@ -34,7 +34,7 @@ class Report:
     real_time: bool
 
     def claims(self) -> Iterator[Claim]:
-        """What E2 is to reach against round robin in the same run."""
+        """The targets of E2 against round robin in the same run."""
         by_policy = {outcome.policy: outcome for outcome in self.outcomes}
         base, e2 = by_policy.get(BASELINE), by_policy.get("e2")
         if base is None or e2 is None:
@@ -64,7 +64,7 @@ class Report:
         return msgspec.json.format(msgspec.json.encode(report))
 
     def text(self) -> str:
-        """The table, with what it was run on above and the claims below."""
+        """The table, with the inputs above it and the claims below."""
         e, w = self.experiment, self.workload
         source = "ToolBench tool lists and LooGLE documents" if e.traces else "built-in manuals and tool catalogues"
         head = (

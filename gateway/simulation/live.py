@@ -1,4 +1,4 @@
-"""A workload through real servers: each call is sent at its time over HTTP, and what came back is recorded."""
+"""Sends a workload to real servers: each call at its time over HTTP. It records the answers."""
 
 from __future__ import annotations
 

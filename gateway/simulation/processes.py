@@ -19,7 +19,7 @@ STOP_DEADLINE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """What to start: `engines` embedded engines from `engine_port` on, and a gateway over them."""
+    """The servers to start: `engines` embedded engines from `engine_port` on, and a gateway over them."""
 
     port: int = 8000
     engine_port: int = 8101
@@ -98,7 +98,7 @@ def _process(arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _await_ready(plan: FleetPlan, servers: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ready is when every engine of the fleet takes calls."""
+    """Wait until every engine of the fleet takes calls."""
     deadline = time.monotonic() + START_DEADLINE_S
     while time.monotonic() < deadline:
         if any(server.poll() is not None for server in servers):

@@ -1,9 +1,9 @@
 """The simulator: the real router and the real engine cores in virtual time.
 
-Nothing is modelled twice: placement, prefix tree, reports, block cache, iteration loop and cost model are the ones that
-serve. Only the clock (a heap of events), the network (none) and the polling of cache states (every
-`report_interval_s`) stand in for the asyncio shell. Whoever runs programs of calls, as the owner of a session's calls
-does, adds events of its own (`at`) and sends calls when they are ready (`send`). The same inputs give the same result.
+Nothing is modelled twice: placement, prefix tree, reports, block cache, iteration loop and cost model are the real
+ones. Only the asyncio shell is replaced: by a clock (a heap of events), no network, and polls of cache states (every
+`report_interval_s`). A caller that runs programs of calls adds its own events (`at`) and sends calls when they are
+ready (`send`). The same inputs give the same result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plait.policy.prefix.block_hash import HashChain
 from plait.policy.types import Call, Objective, PlacementReason, Slo, TaskGroup
 
 REPORT_INTERVAL_S = 0.05
-"""A long poll answers as soon as something changed; 50 ms stand for the answer's way and the gateway's turn."""
+"""A long poll answers as soon as something changes. 50 ms are for the answer's way and the gateway's turn."""
 
 AGE_INTERVAL_S = 1.0
 
@@ -39,10 +39,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCall:
-    """One call of a workload; it generates exactly `output_tokens`, with the ids from `first_output_id` on.
+    """One call of a workload. It generates exactly `output_tokens`, with the ids from `first_output_id` on.
 
-    None: ids of its own, so that its output fills the cache but never matches. `slo` and `objective` are what it was
-    promised, from `arrives_s` on; `application` and `group` are as in `Call`.
+    `first_output_id` None: unique ids, so that the output fills the cache but never matches. The times of `slo` count
+    from `arrives_s`. `objective`, `application` and `group` are as in `Call`.
     """
 
     arrives_s: float
@@ -58,9 +58,9 @@ class SimulatedCall:
 
 @dataclass(slots=True)
 class CallRecord:
-    """What became of a call; times in seconds since the start, `cached_tokens` as the engine reported it.
+    """A call's result. Times are in seconds since the start. `cached_tokens` is the engine's own count.
 
-    `admitted_s` is when the engine first began to compute it.
+    `admitted_s` is when the engine first began to compute the call.
     """
 
     prefix: str
@@ -92,7 +92,7 @@ class CallRecord:
 
 
 Ended = Callable[[CallRecord], None]
-"""Told of a call that has ended, at its `finished_s`."""
+"""Called with the record of a call that has ended, at its `finished_s`."""
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Simulation:
             router.engine_answered(engine_id, {model: None})
 
     def run(self, calls: Sequence[SimulatedCall] = ()) -> list[CallRecord]:
-        """Send `calls`, run until nothing is to come any more; the records of all calls, in the order of sending."""
+        """Send `calls` and run until no events are left; returns the records of all calls, in the order of sending."""
         for call in calls:
             self.at(call.arrives_s, partial(self._arrive, call))
         for engine_id in self._engines:
@@ -145,12 +145,12 @@ class Simulation:
         return self.records
 
     def at(self, when_s: float, event: Event) -> None:
-        """Have `event` happen at a time that has not passed yet."""
+        """Schedule `event` at a time that has not passed yet."""
         self._to_come += 1
         self._schedule(when_s, partial(self._come, event))
 
     def send(self, simulated: SimulatedCall, on_ended: Ended) -> CallRecord:
-        """Place a call that arrives now, and give it to its engine; the record is complete when it has ended."""
+        """Place a call that arrives now, and give it to its engine. The record is complete when the call has ended."""
         prompt, router, number, now_s = simulated.prompt, self._router, len(self.records), simulated.arrives_s
         call = Call(
             f"call-{number}",
@@ -236,7 +236,7 @@ class Simulation:
 
 
 def _nobody(_record: CallRecord) -> None:
-    """Of a call in a workload's list, whose record is all that is wanted."""
+    """The `on_ended` of a call in a workload's list: only its record is needed."""
 
 
 def _embedded_call(call: Call, simulated: SimulatedCall, number: int) -> EmbeddedCall:

@@ -25,7 +25,7 @@ Kind = Literal["document", "tools"]
 
 LOOGLE_FILES = "loogle/*.jsonl"
 TOOLBENCH_FILES = "toolbench/toolev_*.json"
-"""What is looked for below a traces folder."""
+"""The files of a traces folder."""
 
 OUTPUT_TOKENS: dict[Kind, tuple[int, float]] = {"document": (16, 9.9), "tools": (43, 16.0)}
 """Mean and standard deviation of a call's output: LooGLE's and ToolBench's, Preble table 1."""
@@ -39,9 +39,9 @@ _SYSTEM: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Something that is asked about repeatedly: a document, which is text, or a list of tools.
+    """The subject of repeated questions: a document, which is text, or a list of tools.
 
-    What all its calls share is `messages_for("")`, rendered with `tools`.
+    Its calls share the prefix `messages_for("")`, rendered with `tools`.
     """
 
     name: str
@@ -129,7 +129,7 @@ def poisson_arrivals(n: int, rate_per_s: float, seed: int) -> list[float]:
 
 
 def _stream(purpose: str, seed: int) -> random.Random:
-    """A generator for one purpose: with one seed for a whole run, each purpose still draws independently."""
+    """A random generator for one purpose: a run has one seed, and each purpose draws independently."""
     return random.Random(f"{purpose} {seed}")  # noqa: S311 - a workload to be repeated, nothing to be guarded
 
 

@@ -1,6 +1,6 @@
-"""Transforms: a closed set of pure functions from text to text that a semantic variable's value runs through.
+"""Transforms: a closed set of pure functions from text to text. They turn a completion into a variable's value.
 
-`parse("code_block(python) | strip").apply(completion)` is all of it; docs/transforms.md is the reference for users.
+`parse("code_block(python) | strip").apply(completion)` is the whole interface. docs/transforms.md is the reference.
 Nothing here does I/O or reads a clock, and no step takes more than linear time in its text for a given specification.
 """
 

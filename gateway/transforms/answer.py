@@ -1,4 +1,4 @@
-"""Transforms that read an answer out of a few that are possible: yes or no, or one of several options."""
+"""Transforms that read one of a few possible answers: yes or no, or one of several options."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _FALSE = frozenset({"no", "false"})
 
 @dataclass(frozen=True, slots=True)
 class Boolean(Step):
-    """`true` or `false`, by which words stand in the text: yes and true, no and false, or a word of one's own for each.
+    """`true` or `false`, by the words in the text: yes and true, no and false, or a given word for each.
 
-    Words are whole words in any case. What they say together is not understood: "not true" has the word true.
+    Words are whole words in any case. The sentence's meaning is not considered: "not true" has the word true.
     """
 
     name: ClassVar[str] = "boolean"
@@ -44,7 +44,7 @@ class Boolean(Step):
             raise ParameterError("false", f"{quoted(self.false or '')} for both", expected="a different word for each")
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails where words for both stand in the text, and where none does."""
+        """Fails if the text has words for both, or for neither."""
         words = {word.casefold() for word in _WORD.findall(text)}
         true, false = self._words(self.true, _TRUE), self._words(self.false, _FALSE)
         if words & true and words & false:
@@ -62,9 +62,9 @@ class Boolean(Step):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(Step):
-    """The option that the text is, white space around it aside, and nothing else in it.
+    """One of the options: the text must be equal to it, not counting white space around the text.
 
-    With `ignore_case` it may be in any case; what comes out is the option as it was given.
+    With `ignore_case` the text may be in any case. The result is the option as it was given.
     """
 
     name: ClassVar[str] = "enum"
@@ -84,7 +84,7 @@ class OneOf(Step):
             raise ParameterError("options", "an option given twice", expected="each option once")
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails where the text is anything else."""
+        """Fails if the text is none of the options."""
         options = {self._key(option): option for option in self.options}
         chosen = options.get(self._key(text.strip()))
         if chosen is None:

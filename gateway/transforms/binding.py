@@ -1,4 +1,4 @@
-"""The transforms there are, and how one is built from its name and the arguments given for it."""
+"""The known transforms, and how a step is built from its name and arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One value given, at `position` in the specification; without `parameter` it counts by its place."""
+    """One given value, at `position` in the specification. Without `parameter` it is a positional argument."""
 
     value: object
     position: int = 0
@@ -40,7 +40,7 @@ class Argument:
 
 
 def build(name: str, arguments: Sequence[Argument], *, start: int = 0, end: int = 0) -> Step:
-    """The step of this name. It stands from `start` to `end` in the specification, for errors' positions.
+    """The step of this name. `start` and `end` are its offsets in the specification, for errors' positions.
 
     Raises `TransformSpecError`.
     """
@@ -68,7 +68,7 @@ def build(name: str, arguments: Sequence[Argument], *, start: int = 0, end: int 
 
 
 def _parameter_of(step: type[Step], argument: Argument, given: dict[str, list[Argument]]) -> Parameter:
-    """The parameter that an argument is for: the one it names, or the first that is still to be given."""
+    """The parameter of an argument: the one that it names, or the first without an argument."""
     if argument.parameter is None:
         for parameter in step.parameters:
             if parameter.kind is Kind.TEXTS or (parameter.kind is Kind.TEXT and parameter.name not in given):
@@ -91,7 +91,7 @@ def _parameter_of(step: type[Step], argument: Argument, given: dict[str, list[Ar
 
 
 def _value(parameter: Parameter, arguments: list[Argument]) -> str | tuple[str, ...] | bool:
-    """What the step's field takes; only a parameter of several texts has several arguments."""
+    """The value of the step's field. Only a parameter of several texts has several arguments."""
     if parameter.kind is Kind.TEXTS:
         return tuple(text for argument in arguments for text in _texts(parameter, argument))
     if parameter.kind is Kind.FLAG:

@@ -1,4 +1,4 @@
-"""A chain of transforms: what `parse` returns and a semantic variable's value runs through."""
+"""A chain of transforms, which `parse` returns. It turns a completion into a variable's value."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_RESULT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """One or more steps, each of which takes what the one before it made."""
+    """One or more steps. Each takes the result of the step before it."""
 
     steps: tuple[Step, ...]
 
     def apply(self, text: str, *, max_bytes: int = MAX_RESULT_BYTES) -> str:
-        """The text after all steps, none of whose results may exceed `max_bytes` of UTF-8.
+        """The text after all steps. No step's result may exceed `max_bytes` of UTF-8.
 
-        Raises `TransformError` and nothing else, whatever the text is.
+        Raises only `TransformError`, for any text.
         """
         for step in self.steps:
             try:
@@ -47,7 +47,7 @@ def _joined(pieces: Iterable[str], max_bytes: int) -> str:
 
 
 def _size_bytes(text: str) -> int:
-    """A text's length as UTF-8, which half of a surrogate pair has not."""
+    """A text's length in bytes of UTF-8. Raises `RejectedTextError` for half of a surrogate pair."""
     try:
         return len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError as error:

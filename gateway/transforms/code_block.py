@@ -1,4 +1,4 @@
-"""Fenced code blocks as CommonMark has them, and the transform that takes one out of a text."""
+"""CommonMark's fenced code blocks, and the transform that takes one out of a text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NAMED_BLOCKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: `text[start:end]` is what stands in it, indented as the text has it.
+    """A fenced block. `text[start:end]` is its content, with the text's indentation.
 
-    `language` is the first word of the info string in lower case, `opened` the offset of the opening fence. A block
+    `language` is the first word of the info string, in lower case. `opened` is the offset of the opening fence. A block
     that is not `closed` runs to the end of the text.
     """
 
@@ -36,7 +36,7 @@ def fenced_blocks(text: str) -> Iterator[Block]:
     """The blocks of a text in order.
 
     A block ends at a fence of the same character that is at least as long, so that longer fences can hold shorter ones.
-    Any indentation will do, as blocks in list items have it; CommonMark allows three columns beyond the item's own.
+    Any indentation is allowed, for blocks in list items. CommonMark allows three columns beyond the item's own.
     """
     opening: re.Match[str] | None = None
     for line in _FENCE.finditer(text):
@@ -59,7 +59,7 @@ def _block(text: str, opening: re.Match[str], closing: re.Match[str] | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock(Step):
-    """The first fenced code block, or the first in one of the languages; without its fences and their indentation."""
+    """The first fenced code block, or the first in one of `languages`, without its fences and their indentation."""
 
     name: ClassVar[str] = "code_block"
     parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("languages", Kind.TEXTS, required=False),)
@@ -73,7 +73,7 @@ class CodeBlock(Step):
         object.__setattr__(self, "languages", tuple(language.lower() for language in self.languages))
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails where there is no such block, and where it is not closed: the end of the code may be missing."""
+        """Fails if there is no such block, or if it is not closed: then the end of the code may be missing."""
         blocks = list(fenced_blocks(text))
         if not blocks:
             raise RejectedTextError("there is no code block, which begins with a line of ``` or ~~~")
@@ -97,7 +97,7 @@ def _content(text: str, block: Block) -> str:
 
 
 def _outdented(line: str, columns: int) -> str:
-    """The line without as much of its leading white space as the fence has."""
+    """The line without the fence's indentation."""
     return line[min(columns, len(line) - len(line.lstrip(" \t"))) :]
 
 

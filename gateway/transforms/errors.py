@@ -1,4 +1,4 @@
-"""What can go wrong with a transform: the specification is wrong, or a text is not what its transform expects."""
+"""The errors of transforms: an invalid specification, or a text that its transform refuses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _EXCERPT_CHARACTERS = 200
 
 
 class TransformSpecError(CallerError, ValueError):
-    """A specification that is not understood.
+    """An invalid specification.
 
-    `position` is the offset of the fault in the specification's text, in characters; `entry` the index of the faulty
-    entry where the specification is a list (whose objects have no text: their position is 0). `expected` says what
-    belongs there, `nearest` is the known name that comes closest to what was given.
+    `position` is the offset of the fault in the specification's text, in characters. If the specification is a list,
+    `entry` is the index of the faulty entry; an entry that is an object has no text, and its position is 0. `expected`
+    says what belongs there. `nearest` is the known name that is closest to the given one.
     """
 
     default_code: ClassVar[str | None] = "invalid_transform"
@@ -42,10 +42,10 @@ class TransformSpecError(CallerError, ValueError):
 
 
 class TransformError(PlaitError):
-    """A text that a transform cannot take: the variable that it was for fails.
+    """A transform refused its text, so the variable fails.
 
-    `step` is the transform of the chain that failed, in canonical form; `reason` says what it missed, and `text` is the
-    whole text that it was given, of which the message has the beginning.
+    `step` is the failed transform of the chain, in canonical form. `reason` says why it refused. `text` is its whole
+    text; the message has only the beginning.
     """
 
     status: ClassVar[int] = 422
@@ -60,11 +60,11 @@ class TransformError(PlaitError):
 
 
 class RejectedTextError(Exception):
-    """Raised by a step that cannot take its text; the chain adds which step it was and the text."""
+    """Raised by a step that refuses its text. The chain adds the step and the text."""
 
 
 class ParameterError(Exception):
-    """Raised by a step that cannot be built: `parameter` is not what it has to be."""
+    """Raised by a step that cannot be built, because the value of `parameter` is invalid."""
 
     def __init__(self, parameter: str, found: str, *, expected: str, nearest: str | None = None) -> None:
         super().__init__(f"{parameter}: {found}; expected {expected}")
@@ -75,7 +75,7 @@ class ParameterError(Exception):
 
 
 def excerpt(text: str) -> str:
-    """A text's beginning, which any encoder takes: lone surrogates are written as escapes."""
+    """A text's beginning. Lone surrogates become escapes, so that any encoder takes it."""
     short = text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."
     return short.encode("utf-8", "backslashreplace").decode()
 
@@ -86,12 +86,12 @@ def quoted(text: str) -> str:
 
 
 def place(text: str, offset: int) -> str:
-    """Where in a text an offset is, as people count: from 1."""
+    """An offset in a text as line and column, counted from 1."""
     line = text.count("\n", 0, offset) + 1
     line_start = text.rfind("\n", 0, offset) + 1
     return f"line {line}, column {offset - line_start + 1}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that comes closest to another, if any is close."""
+    """The known name that is closest to `name`; None if none is close."""
     return next(iter(difflib.get_close_matches(name[:64], list(known), n=1)), None)

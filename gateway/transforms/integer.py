@@ -29,12 +29,12 @@ _NAMED_INTEGERS = 5
 
 @dataclass(frozen=True, slots=True)
 class Integer(Step):
-    """The integer in a text, in decimal digits without separators; it may stand there several times."""
+    """The one integer in a text, in decimal digits without separators. It may occur several times."""
 
     name: ClassVar[str] = "integer"
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails where there is no number, a number that is no integer, or more than one integer."""
+        """Fails if there is no number, a number that is not an integer, or more than one integer."""
         found = list(dict.fromkeys(map(_integer, _NUMBER.finditer(text))))
         if not found:
             raise RejectedTextError("there is no integer that stands by itself")
@@ -45,7 +45,7 @@ class Integer(Step):
 
 
 def _integer(number: re.Match[str]) -> str:
-    """Its digits only. They are not made a number of: that would take quadratic time."""
+    """The integer's digits only. They are not parsed as a number: that would take quadratic time."""
     written = number["digits"]
     if not written.isdecimal() and not _GROUPED.fullmatch(written):
         raise RejectedTextError(f"{quoted(number[0])} is not an integer")

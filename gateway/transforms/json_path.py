@@ -1,7 +1,7 @@
-"""JSONPath (RFC 9535), less what could take more than linear time or match a pattern by backtracking.
+"""JSONPath (RFC 9535) without the parts that could take more than linear time or match a pattern by backtracking.
 
-Left out are the functions `match` and `search`, a second `..`, several selectors in one bracket unless they are
-different names, and paths to more than one value within a filter: no value is ever selected twice.
+These parts are refused: the functions `match` and `search`, a second `..`, several selectors in one bracket unless they
+are different names, and paths to more than one value within a filter. So no value is ever selected twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ENVIRONMENT = _Environment()
 
 @lru_cache(maxsize=256)
 def compile_path(path: str) -> JSONPathQuery:
-    """The query that a path stands for; `ParameterError` if it is none, or has what is left out."""
+    """The query of a path. Raises `ParameterError` if the path is invalid or uses a refused part."""
     if len(path) > _MAX_PATH_CHARACTERS:
         raise _path_error(f"a path of {len(path):,} characters", f"at most {_MAX_PATH_CHARACTERS:,}")
     if path.count("(") > _MAX_DEPTH:
@@ -112,7 +112,7 @@ def _operands(expression: Expression) -> Iterator[Expression]:
 
 
 def _holds(value: object) -> str:
-    """What a value has that a path could go on to, in words."""
+    """A value's members that a path could select next, in words."""
     if isinstance(value, dict):
         names = [f'"{excerpt(name)}"' for name in list(value)[:_NAMED_KEYS]]
         more = " and more" if len(value) > _NAMED_KEYS else ""

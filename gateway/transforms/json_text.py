@@ -1,4 +1,4 @@
-"""JSON as models write it: alone, in a fenced code block, or between sentences. Found, never repaired."""
+"""Finds JSON as models write it: alone, in a fenced code block, or between sentences. JSON is never repaired."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NO_SPACE = re.compile(r"[^ \t\r\n]")
 
 
 def find_json(text: str) -> object:
-    """The one JSON value in a text: the whole of it, its one JSON code block, or the one object or array in its prose.
+    """The one JSON value in a text: the whole text, its one JSON code block, or the one object or array in its prose.
 
-    Two candidates are as much an error as none, since choosing would be a guess. Raises `RejectedTextError`.
+    Raises `RejectedTextError` for no candidate, and for two, since a choice would be a guess.
     """
     with suppress(RejectedTextError):
         return _decoded(text, 0, len(text))
@@ -35,12 +35,12 @@ def find_json(text: str) -> object:
 
 
 def dump_json(value: object) -> str:
-    """A value as compact JSON, with the characters themselves rather than escapes."""
+    """A value as compact JSON, with characters instead of escapes."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _json_block(text: str) -> Block | None:
-    """The block in JSON, or the one without a language. One that is not closed will do: JSON shows where it ends."""
+    """The block in JSON, or the one without a language. It may be unclosed, since JSON shows where it ends."""
     blocks = list(fenced_blocks(text))
     for language in ("json", ""):
         candidates = [block for block in blocks if block.language == language]
@@ -70,7 +70,7 @@ def _in_prose(text: str) -> object:
 
 
 def _decoded(text: str, start: int, end: int) -> object:
-    """The value that `text[start:end]` is, white space around it aside."""
+    """The value in `text[start:end]`, which may have white space around it."""
     value, value_end = _value_at(text, _skip_space(text, start))
     rest = _skip_space(text, value_end)
     if rest < end:
@@ -98,7 +98,7 @@ def _value_at(text: str, offset: int) -> tuple[object, int]:
 
 
 def _check_depth(text: str, offset: int) -> None:
-    """Before decoding, which recurses; only the value at the offset is looked at."""
+    """Raise if the value at the offset is nested too deep. Decoding recurses, so this comes first."""
     depth = 0
     for found in _STRING_OR_BRACKET.finditer(text, offset):
         if found[0] in "{[":

@@ -1,4 +1,4 @@
-"""The transform that takes JSON out of a text: the whole value, or what a path finds in it."""
+"""The transform that takes JSON out of a text: the whole value, or the values that a path selects."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from plait.gateway.transforms.step import Parameter, Step
 
 @dataclass(frozen=True, slots=True)
 class Json(Step):
-    """The JSON value in a text, compact; or one value of it, texts without quotes; or a JSON array of several.
+    """The JSON value in a text, as compact JSON; with a path, the selected value or values.
 
-    A path of names and indexes only is for one value, any other for several, however many there are in the text.
+    A path of names and indexes only selects one value; a text then has no quotes. Any other path selects several, as a
+    JSON array of any length.
     """
 
     name: ClassVar[str] = "json"
@@ -28,7 +29,7 @@ class Json(Step):
             compile_path(self.path)
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails where there is no valid JSON or more than one value, and where a path to one value finds none."""
+        """Fails if there is no valid JSON, if there is more than one value, or if a path to one value finds none."""
         document = find_json(text)
         if self.path is None:
             yield dump_json(document)

@@ -1,4 +1,4 @@
-"""The transform that reads a list that a model wrote and makes a JSON array of texts of it."""
+"""The transform that reads a model's list and returns a JSON array of texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BULLETED = re.compile(r"[ \t]*+[-*+][ \t]++(.*\S)")
 
 
 def _comma_items(text: str) -> list[str]:
-    """The items of all lines; one in double quotes may hold commas, and doubled quotes for a quote."""
+    """The items of all lines. An item in double quotes may hold commas; in it, `""` is a quote."""
     lines = (f"{line.strip()}\n" for line in text.split("\n"))
     rows = csv.reader(lines, skipinitialspace=True, strict=True)
     try:
@@ -35,7 +35,7 @@ def _bulleted_items(text: str) -> list[str]:
 
 
 def _marked_items(text: str, marked: re.Pattern[str]) -> list[str]:
-    """What follows the marker on each line that has one; other lines are skipped."""
+    """The text behind the marker on each line that has one. Other lines are skipped."""
     return [found[1] for line in text.split("\n") if (found := marked.match(line))]
 
 
@@ -44,7 +44,7 @@ def _is_rule(item: str) -> bool:
     return len(item) > 1 and set(item) in ({"*", " "}, {"-", " "})
 
 
-# Reads the items; and what a text without any lacks.
+# For each style: the function that reads the items, and the reason when there are none.
 _STYLES: dict[str, tuple[Callable[[str], list[str]], str]] = {
     "comma": (_comma_items, "the text is empty"),
     "numbered": (_numbered_items, 'no line begins with a number such as "1." or "1)"'),
@@ -67,7 +67,7 @@ class ItemList(Step):
             raise ParameterError("style", quoted(self.style), expected="comma, numbered or bulleted", nearest=hint)
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails where there is no item: a model that did not answer with a list did not answer with an empty one."""
+        """Fails if there is no item: an answer that is not a list is not an empty list."""
         read, missing = _STYLES[self.style]
         items = read(text)
         if not items:

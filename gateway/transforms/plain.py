@@ -1,4 +1,4 @@
-"""Transforms of a text as a whole: `strip` takes the space around it away, `template` puts words around it."""
+"""Transforms of a whole text: `strip` removes the white space around it, `template` puts words around it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Strip(Step):
 
 @dataclass(frozen=True, slots=True)
 class Template(Step):
-    """Another text with each `{{value}}` in it replaced; everything else in it is literal."""
+    """A given text with each `{{value}}` in it replaced by the value. Everything else in it is literal."""
 
     name: ClassVar[str] = "template"
     parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("text"),)
@@ -37,7 +37,7 @@ class Template(Step):
             raise ParameterError("text", "a template without a place for the value", expected=_PLACEHOLDER)
 
     def convert(self, text: str) -> Iterator[str]:
-        """Never fails by itself; what it makes may be too long."""
+        """Never fails, but the result may be too long for the chain."""
         before, *rest = self.text.split(_PLACEHOLDER)
         yield before
         for part in rest:

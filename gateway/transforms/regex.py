@@ -1,4 +1,4 @@
-"""The transform that matches a regular expression, with an engine that needs linear time whatever the expression is."""
+"""The transform that matches a regular expression, with an engine that takes linear time for every expression."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plait.gateway.transforms.json_text import dump_json
 from plait.gateway.transforms.step import Parameter, Step
 
 _MAX_PROGRAM_BYTES = 1 << 20
-"""What a compiled expression may take; RE2 keeps up to 128 of them."""
+"""The memory limit of a compiled expression. RE2 keeps up to 128 of them."""
 
 _MAX_WORK = 100_000_000
 """Instructions times bytes: where its automaton does not fit its memory, RE2 simulates every instruction at every byte,
@@ -29,8 +29,8 @@ _ALL_GROUPS = "*"
 class Regex(Step):
     """The first match of a pattern in RE2's syntax: one group of it, or all named groups as a JSON object.
 
-    `group` is a number (0 is the whole match), a name, or `*` for all. Without it the only group is taken, or the whole
-    match where there is none.
+    `group` is a number (0 is the whole match), a name, or `*` for all. Without it, the result is the only group, or the
+    whole match if there is no group.
     """
 
     name: ClassVar[str] = "regex"
@@ -54,7 +54,7 @@ class Regex(Step):
             raise ParameterError("group", quoted(self.group), expected=_groups(compiled))
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails where nothing matches or the group took no part in the match, and where it would take too long."""
+        """Fails if nothing matches, if the group took no part in the match, or if matching would take too long."""
         compiled = _compiled(self.pattern)
         longest_bytes = _MAX_WORK // compiled.programsize
         if len(text.encode()) > longest_bytes:

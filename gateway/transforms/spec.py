@@ -21,17 +21,18 @@ from plait.gateway.transforms.step import Step
 
 MAX_STEPS = 16
 MAX_SPEC_CHARACTERS = 16_384
-"""Of the canonical form too. What a step does for each character of its text is bounded by what it is told here."""
+"""The limit of the canonical form too. It bounds a step's work for each character of its text."""
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _PARAMETER = re.compile(r"([a-z_]+)\s*=")
 _BARE = re.compile(r"""[^,()|"']*""")
-_STRING = json.JSONDecoder(strict=False)  # a line break in a string is no doubt meant as one
+_STRING = json.JSONDecoder(strict=False)  # a line break in a string is accepted as itself
 
 
 def parse(spec: str | Sequence[object]) -> Transform:
-    """The chain that a specification stands for: its text, or a list of texts and of objects such as
-    `{"name": "regex", "pattern": "a(b)", "group": 1}`, whose steps follow each other.
+    """The chain of a specification: a text, or a list of texts and of objects, whose steps follow each other.
+
+    An object is such as `{"name": "regex", "pattern": "a(b)", "group": 1}`.
 
     Raises `TransformSpecError`, a `ValueError`.
     """
@@ -72,13 +73,13 @@ def _from_entry(entry: object) -> list[Step]:
 
 
 def _characters(value: object) -> int:
-    """How long a parameter's value in JSON is, without looking far into it."""
+    """The length of a parameter's JSON value, without its inner levels."""
     values = value if isinstance(value, list | tuple) else [value]
     return sum(len(part) if isinstance(part, str) else 1 for part in values)
 
 
 class _Reader:
-    """Reads one text from left to right; `_at` is the offset of what comes next."""
+    """Reads one text from left to right. `_at` is the offset of the next character."""
 
     def __init__(self, text: str) -> None:
         _check_limit(len(text), MAX_SPEC_CHARACTERS, "characters")
@@ -86,7 +87,7 @@ class _Reader:
         self._at = 0
 
     def chain(self) -> list[Step]:
-        """All of the text."""
+        """Read the whole text."""
         steps = [self._step()]
         while self._next():
             self._take("|", 'another transform after "|", or the end')
@@ -106,7 +107,7 @@ class _Reader:
         return build(name, arguments, start=start, end=self._at)
 
     def _arguments(self) -> list[Argument]:
-        """Up to the closing parenthesis and behind it."""
+        """Read up to and including the closing parenthesis."""
         if self._next() == ")":
             self._at += 1
             return []
@@ -168,7 +169,7 @@ class _Reader:
             self._at += 1
 
     def _match(self, pattern: re.Pattern[str]) -> str:
-        """What the pattern matches next, which it then is behind."""
+        """Read the text that the pattern matches next."""
         found = pattern.match(self._text, self._at)
         self._at = found.end() if found is not None else self._at
         return found[0] if found is not None else ""

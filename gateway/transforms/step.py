@@ -1,4 +1,4 @@
-"""What one transform of a chain is: a frozen value that says how it is written and turns a text into another."""
+"""One transform of a chain: a frozen value that turns one text into another and knows its canonical form."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
 
-# What needs no quotes in a specification, so that most canonical forms read as people write them.
+# A value that needs no quotes in a specification, so that most canonical forms read as people write them.
 _BARE = re.compile(r"[\w$.\[\]*:@+-]+(?: [\w$.\[\]*:@+-]+)*")
 
 
 class Kind(Enum):
-    """What a parameter takes, and so how it is written."""
+    """The type of a parameter's value, and so its form in a specification."""
 
     TEXT = auto()
     TEXTS = auto()
@@ -42,9 +42,9 @@ class Step(ABC):
 
     @abstractmethod
     def convert(self, text: str) -> Iterator[str]:
-        """Yield what becomes of the text, in pieces, so that a result that outgrows its limit is stopped early.
+        """Yield the result in pieces, so that a result above its limit is stopped early.
 
-        Raises `RejectedTextError` with a reason that the writer of the prompt can act upon.
+        Raises `RejectedTextError` with a reason that helps the prompt's author.
         """
 
     def __str__(self) -> str:

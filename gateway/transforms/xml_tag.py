@@ -1,4 +1,4 @@
-"""The transform that takes what stands between two XML tags; the text around them need not be XML."""
+"""The transform that takes the text between two XML tags. The text around them need not be XML."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _TAG_NAME = re.compile(r"[A-Za-z_][\w.:-]*")
 
 @dataclass(frozen=True, slots=True)
 class XmlTag(Step):
-    """What stands between the first `<tag>` and the `</tag>` that matches it; tags of that name may be nested in it.
+    """The text between the first `<tag>` and its matching `</tag>`. Tags of that name may be nested in it.
 
-    Tags may have attributes, whose values hold neither `<` nor `>`. What is inside stays as it is, entities too.
+    Tags may have attributes, whose values hold neither `<` nor `>`. The text is unchanged; entities are not replaced.
     """
 
     name: ClassVar[str] = "xml"
@@ -30,7 +30,7 @@ class XmlTag(Step):
             raise ParameterError("tag", quoted(self.tag), expected="a tag's name without < and >")
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails where the tag is not opened or not closed."""
+        """Fails if the tag is not opened or not closed."""
         # No quantifier can run over the next <, so each character is looked at twice at most.
         tags = re.compile(rf"<(?P<slash>/?){re.escape(self.tag)}(?=[\s/>])[^<>]*>")
         opening: re.Match[str] | None = None

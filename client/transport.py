@@ -46,7 +46,7 @@ class BlockingTransport:
         self._http = httpx.Client(**endpoint.options)
 
     def run(self, flow: Flow[T]) -> T:
-        """What the flow returns."""
+        """Run a flow to its end; returns its result."""
         resume: Callable[[], Request | Pause] = partial(next, flow)
         while True:
             try:
@@ -87,7 +87,7 @@ class AsyncTransport:
         self._http = httpx.AsyncClient(**endpoint.options)
 
     async def run(self, flow: Flow[T]) -> T:
-        """What the flow returns."""
+        """Run a flow to its end; returns its result."""
         resume: Callable[[], Request | Pause] = partial(next, flow)
         while True:
             try:

@@ -1,4 +1,4 @@
-"""A prompt, a model and a parser of LangChain as one step, which submits them and returns a variable at once."""
+"""One step for a prompt, a model and a parser of LangChain. It submits a call and returns a variable at once."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SESSION = "plait_session"
 
 @dataclass(frozen=True, slots=True)
 class ParsedVariable:
-    """A variable whose text `read` makes LangChain's result of: a list, an object, a message.
+    """A variable whose text `read` turns into LangChain's result: a list, an object, a message.
 
-    `parser` is named where the gateway cannot do all of what it does, so that no other call can take its result.
+    `parser` is set if the gateway cannot do the parser's whole work. Then no other call can take the result.
     """
 
     variable: SemanticVariable
@@ -31,7 +31,7 @@ class ParsedVariable:
     parser: str | None = None
 
     def get(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """As `SemanticVariable.get`, parsed; raises what the parser does, too."""
+        """As `SemanticVariable.get`, parsed. Also raises the parser's errors."""
         return self.read(self.variable.get(objective, timeout_s=timeout_s))
 
     async def aget(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
@@ -40,10 +40,10 @@ class ParsedVariable:
 
 
 class SemanticCall(Runnable[Any, SemanticVariable | ParsedVariable]):
-    """Invoked with the template's variables, each a text, a variable or several of both, it returns without waiting.
+    """Takes the template's variables, each a text, a variable or several of both. It returns without waiting.
 
-    The session comes with the configuration: see `in_session`. `late` has the functions that make some of the inputs;
-    `read` and `parser` are those of the `ParsedVariable` that it returns, where there is something to be read.
+    The session comes with the configuration: see `in_session`. `late` has the functions that produce some of the
+    inputs. `read` and `parser` are those of the returned `ParsedVariable`, if the value needs parsing.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SemanticCall(Runnable[Any, SemanticVariable | ParsedVariable]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> SemanticVariable | ParsedVariable:
-        """Submit the call; in an asynchronous session that is done in the background."""
+        """Submit the call. An asynchronous session sends it in the background."""
         return self.invoke(input, config, **kwargs)
 
     def _arguments(self, given: Any) -> dict[str, Argument]:
@@ -90,7 +90,7 @@ class SemanticCall(Runnable[Any, SemanticVariable | ParsedVariable]):
 
 
 def in_session(session: Session, config: RunnableConfig | None = None) -> RunnableConfig:
-    """A configuration, or what to add to it, under which the calls of a chain are submitted to the session."""
+    """A configuration with which a chain submits its calls to the session; `config` with the session added."""
     return merge_configs(config, {"configurable": {_SESSION: session}})
 
 
@@ -101,7 +101,7 @@ def _argument(value: Any) -> Argument:
 
 
 def _text(value: Any) -> Text:
-    """What LangChain would put into the template, or the variable that will be."""
+    """The text that LangChain would put into the template, or the variable that takes its place."""
     if isinstance(value, ParsedVariable):
         if value.parser is not None:
             raise TemplateError(

@@ -1,4 +1,4 @@
-"""Whole chains: each prompt, model and parser in them becomes one call, everything between them stays as it is."""
+"""Whole chains: each prompt, model and parser becomes one call. Everything between them stays unchanged."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Chain = Runnable[Any, Any]
 
 
 def semantic(chain: Chain) -> Chain:
-    """The chain with each `prompt | model | parser` in it as a `SemanticCall`.
+    """The chain with each `prompt | model | parser` replaced by a `SemanticCall`.
 
-    Sequences, `RunnableParallel`, `RunnablePassthrough.assign` and `map()` are gone through; functions and other steps
-    stay, and get variables where they used to get values. What is semantic already stays.
+    Sequences, `RunnableParallel`, `RunnablePassthrough.assign` and `map()` are searched. Functions and other steps
+    stay, and get variables instead of values. A `SemanticCall` stays too.
 
-    Raises `TemplateError` for what cannot be submitted without being run, and says what.
+    Raises `TemplateError`, which names the step, for a step that cannot be submitted without being run.
     """
     if isinstance(chain, RunnableSequence):
         return _sequence(chain)
@@ -74,7 +74,7 @@ def _parallel(chain: RunnableParallel[Any]) -> RunnableParallel[Any]:
 
 
 def _length_of_call(steps: Sequence[Chain]) -> int:
-    """How many of the first steps are one call: a prompt, a model and parsers; 0 if these do not begin with one."""
+    """How many of the first steps form one call: a prompt, a model and parsers. 0 if they do not start with a call."""
     if len(steps) == 1 or not isinstance(steps[0], BasePromptTemplate):
         return 0
     if not isinstance(innermost(steps[1]), BaseLanguageModel):

@@ -1,4 +1,4 @@
-"""LangChain's models as what a call says of its model: the name and the sampling fields, never the connection."""
+"""Reads a call's model and sampling fields from LangChain's models, never the connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIELDS = (
     *("max_tokens", "temperature", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
     "reasoning_effort",
 )
-"""What LangChain's models and OpenAI's fields both call so."""
+"""Fields that have the same name in LangChain's models and in OpenAI's API."""
 _NOT_TEXT = frozenset({"tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"})
 _TRACING = frozenset({"ls_structured_output_format"})
 
@@ -31,14 +31,14 @@ class ReadModel:
 
 
 def innermost(step: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """What `bind` and `with_config` were called on."""
+    """The step that `bind` and `with_config` were called on."""
     while isinstance(step, RunnableBinding):
         step = step.bound
     return step
 
 
 def read_model(step: Runnable[Any, Any]) -> ReadModel:
-    """Raises `TemplateError` for what makes of an answer something else than one text."""
+    """Read a model. Raises `TemplateError` if its answer would not be one text."""
     bound: dict[str, Any] = {}
     while isinstance(step, RunnableBinding):
         bound = {**step.kwargs, **bound}

@@ -1,4 +1,4 @@
-"""LangChain's output parsers as transforms in the gateway, and as what the program makes of the value at the end."""
+"""LangChain's output parsers as transforms in the gateway, and as functions that read the value at the end."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _LISTS: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ReadParser:
-    """What stands for a parser. `read` makes LangChain's result of the variable's text; None: it is the text.
+    """A parser's replacement. `read` turns the variable's text into LangChain's result; None: the text is the result.
 
-    `transforms` are what the gateway does; where they are not `complete`, only `read` knows what the parser does, so
-    that its result is not there for another call.
+    The gateway applies `transforms`. If they are not `complete`, only `read` has the parser's result, so no other call
+    can take it.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ReadParser:
 
 
 def read_parser(parser: BaseOutputParser[Any]) -> ReadParser:
-    """Classes that are derived from a known one may do anything, and count as unknown."""
+    """Read a parser. A class derived from a known one may do anything, so it is unknown."""
     kind, name = type(parser), type(parser).__name__
     if kind is StrOutputParser:
         return ReadParser(name)
@@ -56,6 +56,6 @@ def read_parser(parser: BaseOutputParser[Any]) -> ReadParser:
 
 
 def _element(root: str) -> str:
-    """The root element with what is in it, and nothing around it."""
+    """The transforms that return the root element with its content, and nothing around it."""
     around = json.dumps(f"<{root}>{{{{value}}}}</{root}>")
     return f"xml({json.dumps(root)}) | template({around})"

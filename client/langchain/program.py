@@ -1,4 +1,4 @@
-"""A chain as a program that runs in the gateway: all calls are submitted at once, then the results are got."""
+"""A chain as a program in the gateway: it submits all calls at once, then gets the results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _THREADS = 32
 
 
 class Program(Runnable[Any, Any]):
-    """Invoked like the chain itself, with the same result; each invocation is a session of its own.
+    """It is invoked like the chain itself and has the same result. Each invocation is a session.
 
-    `objective` says what its results are wanted for, `timeout_s` how long to wait for each.
+    `objective` is the objective of each result's `get`, `timeout_s` its time-out.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Program(Runnable[Any, Any]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Submit the calls, and wait for what comes out."""
+        """Submit the calls and wait for the result."""
         with self._client.session() as session:
             result = self._chain.invoke(input, in_session(session, config), **kwargs)
             return self._values(result)
@@ -63,7 +63,7 @@ class Program(Runnable[Any, Any]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Iterator[Any]:
-        """The text in pieces where the chain ends in one, otherwise the whole result as one."""
+        """The text in pieces, if the chain ends in a text; otherwise the whole result in one piece."""
         with self._client.session() as session:
             result = self._chain.invoke(input, in_session(session, config), **kwargs)
             if isinstance(result, SemanticVariable):
@@ -87,7 +87,7 @@ class Program(Runnable[Any, Any]):
                 yield await self._avalues(result)
 
     def _values(self, result: Any) -> Any:
-        """Asks for all at once, so that the gateway knows what they are wanted for before the first is there."""
+        """Get all values at once, so that the gateway knows their objectives before the first has come."""
         variables = list(_variables(result))
         if len(variables) > 1:
             with ThreadPoolExecutor(min(len(variables), _THREADS)) as pool:
@@ -96,11 +96,11 @@ class Program(Runnable[Any, Any]):
 
     async def _avalues(self, result: Any) -> Any:
         await asyncio.gather(*(variable.aget(**self._wanted) for variable in _variables(result)))
-        return _replaced(result, lambda found: found.get())  # which have their values now
+        return _replaced(result, lambda found: found.get())  # the variables have their values now
 
 
 def _variables(result: Any) -> Iterator[SemanticVariable]:
-    """The variables in a result, however deep in dictionaries and lists."""
+    """The variables in a result, at any depth of dictionaries and lists."""
     if isinstance(result, SemanticVariable | ParsedVariable):
         yield result if isinstance(result, SemanticVariable) else result.variable
     elif isinstance(result, dict | list | tuple):

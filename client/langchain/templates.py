@@ -1,4 +1,4 @@
-"""LangChain's prompt templates as ours: which pieces are text for ever, and which are variables."""
+"""Turns LangChain's prompt templates into Plait's: constant texts and variables."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _ROLES: Mapping[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ReadTemplate:
-    """A template that ends in its output, and the functions that LangChain calls for some of its inputs."""
+    """A template that ends with its output, and the functions that LangChain calls for some of its inputs."""
 
     template: Template
     late: Mapping[str, Callable[[], Any]]
 
 
 def read_template(prompt: BasePromptTemplate[Any], *, chat: bool) -> ReadTemplate:
-    """Raises `TemplateError` for a template whose variables cannot be told from its text, and for one of messages where
-    the model does not `chat`.
+    """Read a template. Raises `TemplateError` if its variables cannot be separated from its text, or if it has messages
+    and the model is not a `chat` model.
     """
     partial = prompt.partial_variables
     fixed = [_filled(piece, partial) for piece in _pieces(prompt, chat=chat)]
@@ -53,14 +53,14 @@ def read_template(prompt: BasePromptTemplate[Any], *, chat: bool) -> ReadTemplat
 
 
 def _filled(piece: Piece, partial: Mapping[str, Any]) -> Piece:
-    """Partial variables are constant text, which is what calls can share, unless a function makes them."""
+    """The piece with partial variables as constant text, which calls can share. One that a function produces stays."""
     if not isinstance(piece, Place) or piece.name not in partial or callable(partial[piece.name]):
         return piece
     return str(partial[piece.name])
 
 
 def _pieces(prompt: BasePromptTemplate[Any], *, chat: bool) -> list[Piece]:
-    """Up to the answer, which is the assistant's message in a chat."""
+    """The pieces before the answer, which is the assistant's message in a chat."""
     if isinstance(prompt, PromptTemplate):
         return list(_fields(prompt))
     if type(prompt) is not ChatPromptTemplate:

@@ -1,1 +1,1 @@
-"""What an engine computes next: the local schedulers and the parts that they are composed of."""
+"""The local schedulers, which decide what an engine computes next, and the parts that they are composed of."""

@@ -1,4 +1,4 @@
-"""The backlog, in which nothing is urgent: an iteration spends only so much time on it, for the sake of arrivals."""
+"""The limit on an iteration without urgent calls: it ends in time for the calls that arrive meanwhile."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from plait.policy.scheduling.batching import Batch
 from plait.policy.scheduling.moment import Moment
 
 SLACK_SHARE = 0.5
-"""Ours: the share of the arrivals' TTFT slack that an iteration may take."""
+"""Ours: an iteration may take this share of the arrivals' TTFT slack."""
 
 LEAST_ITERATIONS = 2.0
 """A shortened iteration lasts at least this many shortest iterations, so that half of it is not overhead."""
 
 
 def backlog_limit_s(moment: Moment, batch: Batch) -> float:
-    """How long an iteration may last in which nothing is urgent: a share of the arrivals' slack.
+    """How long an iteration without urgent calls may last: a share of the arrivals' slack, infinite if none are due.
 
-    Where that is hardly longer than any iteration, they cannot be helped: it lasts as long as at the pivot. `batch`
-    holds the running decodes.
+    If that share is under `LEAST_ITERATIONS` shortest iterations, arrivals cannot be helped. The iteration then lasts
+    as long as at the pivot. `batch` holds the running decodes.
     """
     slack_s, pace = moment.arrivals_slack_s, moment.pace
     if slack_s is None:
@@ -29,7 +29,7 @@ def backlog_limit_s(moment: Moment, batch: Batch) -> float:
 
 
 def limit_backlog(batch: Batch, limit_s: float, reserve_tokens: int) -> None:
-    """End within `limit_s`; of the reserve as large a part may go beyond it as fits into it."""
+    """End within `limit_s`. The reserve may exceed it, scaled by `limit_s` over the time of all tokens left."""
     if limit_s < batch.budget.limit_s:
         all_s = batch.budget.time_s(batch.left_tokens)
         batch.limit_backlog(limit_s, ceil(reserve_tokens * min(1.0, limit_s / all_s)) if all_s else reserve_tokens)

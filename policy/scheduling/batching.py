@@ -1,7 +1,7 @@
-"""An iteration as it fills up: the calls that compute in it, and what is left of compute, KV blocks and slots.
+"""An iteration as it fills up: its calls, and the compute, KV blocks and sequence slots that are left.
 
-A call's compute demand is its uncached tokens, its KV demand the whole new blocks that they need. Prompts are cut where
-the budget ends (dynamic chunking), long ones also where the KV cache does.
+A call's compute demand is its uncached tokens. Its KV demand is the new blocks that they need, in whole blocks. Prompts
+are cut where the budget ends (dynamic chunking). Long prompts are also cut where the KV cache ends.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from plait.policy.scheduling.plan import EngineFacts, LocalCall
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A call that could get `tokens` of its own computed behind `context_tokens`.
+    """A call that could compute `tokens` behind its `context_tokens`.
 
-    `remaining_s` and `due_s` are as in `slo.Timer`; T_r is infinite for a best-effort call, which has no objectives.
-    `missed_slo`: its TTFT or JCT cannot be met any more.
+    `remaining_s` (T_r) and `due_s` are as in `slo.Timer`. T_r is infinite for a best-effort call. `missed_slo` says
+    that its TTFT or JCT cannot be met any more.
     """
 
     call: LocalCall
@@ -33,18 +33,18 @@ class Candidate:
 
     @property
     def loses_nothing(self) -> bool:
-        """Whether no objective is at stake: it has none, or has missed it."""
+        """Whether no objective is at stake: the call has none, or has missed its SLO."""
         return self.missed_slo or self.remaining_s == inf
 
 
 class Batch:
-    """The calls of one iteration, and what is left of it.
+    """The calls of one iteration, and the room that is left in it.
 
-    `picks` are the tokens of each call, `started` the waiting calls among them, `preempted` the calls that make room,
-    `paused` whether running decodes were left out. `floor_tokens` may be computed even beyond the time limit.
-    `reserve_tokens` of what is left are for others. `unreserved_blocks` are those of the `free_blocks` that no prompt
-    begun will need: a prompt starts only where all of it has room, or several would soon stand in each other's way and
-    one be computed again.
+    `picks` are the tokens of each call. `started` are the waiting calls among them. `preempted` are the calls that make
+    room. `paused` says whether running decodes were left out. `floor_tokens` may be computed beyond the time limit.
+    `reserve_tokens` of the tokens left are kept for other calls. `unreserved_blocks` are the `free_blocks` that no
+    prompt begun will need. A prompt starts only if all of it has room: otherwise prompts begun would compete for blocks
+    and one would be preempted and computed again.
     """
 
     def __init__(self, budget: Budget, facts: EngineFacts, free_slots: int) -> None:
@@ -65,14 +65,14 @@ class Batch:
 
     @property
     def left_tokens(self) -> int:
-        """Tokens of prompts that it still has room for; asked for again and again while nothing changes."""
+        """Prompt tokens that still have room; kept until the batch changes, since it is often asked for."""
         state = (self._changes, self.budget.limit_s, self.floor_tokens)
         if state != self._left_state:
             self._left_state, self._left_tokens = state, self._room(self._facts.max_batch_tokens, 0)
         return self._left_tokens
 
     def fit(self, candidate: Candidate) -> int:
-        """How many of the candidate's tokens fit; its KV is taken whole, but for a long prompt's."""
+        """How many of the candidate's tokens fit. Their KV blocks must all be free, except for a long prompt."""
         if candidate.waits and self.free_slots <= 0:
             return 0
         tokens = self._room(candidate.tokens, candidate.context_tokens)
@@ -87,11 +87,14 @@ class Batch:
         return self._most_for_blocks(candidate.call, tokens) if candidate.is_long else 0
 
     def has_blocks(self, candidate: Candidate) -> bool:
-        """Whether a waiting call's KV has room, all of it."""
+        """Whether all of a waiting call's KV has room."""
         return self._facts.blocks_needed(candidate.call, candidate.tokens) <= self.unreserved_blocks
 
     def add(self, candidate: Candidate, tokens: int) -> None:
-        """Compute so many tokens, at most as many as `fit` said; the time until its next token is due then binds."""
+        """Compute `tokens` of the candidate, at most what `fit` returned.
+
+        If they are all that it needs, the time until its next token is due limits the iteration.
+        """
         self._changes += 1
         self.free_blocks -= self._facts.blocks_needed(candidate.call, tokens)
         if candidate.waits:
@@ -105,21 +108,21 @@ class Batch:
             self.limit(candidate.due_s)
 
     def add_decodes(self, decodes: Sequence[Candidate], tokens: int, blocks: int) -> None:
-        """Compute all of these, which take `tokens` and `blocks` together."""
+        """Compute all `decodes`; together they take `tokens` and `blocks`."""
         self._changes += 1
         self.free_blocks -= blocks
         self.budget.take_decodes(tokens, sum(one.context_tokens for one in decodes))
         self.picks.update((one.call, one.tokens) for one in decodes)
 
     def remove(self, candidate: Candidate) -> None:
-        """Leave out a running call that was added."""
+        """Remove a running call that was added."""
         self._changes += 1
         tokens = self.picks.pop(candidate.call)
         self.free_blocks += self._facts.blocks_needed(candidate.call, tokens)
         self.budget.give_back(tokens, candidate.context_tokens)
 
     def extend(self, candidate: Candidate) -> None:
-        """Compute more of a call that was cut, as far as there is room."""
+        """Compute more of a call that was truncated, as far as there is room."""
         self._changes += 1
         given = self.picks[candidate.call]
         self.budget.give_back(given, candidate.context_tokens)
@@ -133,7 +136,7 @@ class Batch:
         self.picks[candidate.call] = tokens
 
     def preempt(self, call: LocalCall) -> None:
-        """Let a running call make room; it leaves its slot too."""
+        """Preempt a running call: its blocks and its slot are free."""
         freed = self._facts.blocks_freed(call)
         self.preempted.append(call)
         self.free_blocks += freed
@@ -142,12 +145,12 @@ class Batch:
         self.free_slots += 1
 
     def limit(self, slo_s: float) -> None:
-        """End within `slo_s`, if that can still be."""
+        """End within `slo_s`, if what is in the batch allows it."""
         if self.budget.time_s() <= slo_s < self.budget.limit_s:
             self.budget.limit_s = slo_s
 
     def limit_backlog(self, slo_s: float, tokens: int) -> None:
-        """End within `slo_s` from now on, but for `tokens` more as far as there is room for them."""
+        """End within `slo_s`, except that `tokens` more may be computed as far as there is room now."""
         self.floor_tokens = max(self.floor_tokens, min(tokens, self.left_tokens))
         self.budget.limit_s = min(self.budget.limit_s, slo_s)
 
@@ -159,7 +162,7 @@ class Batch:
         return room
 
     def _most_for_blocks(self, call: LocalCall, tokens: int) -> int:
-        """Most tokens whose blocks are free; one block a running call is left, for the next decodes."""
+        """The most tokens whose blocks are free; one block is left for each call picked, for its next decode."""
         blocks_needed, free_blocks = self._facts.blocks_needed, self.free_blocks - len(self.picks)
         low, high = 0, tokens
         while low < high - 1:

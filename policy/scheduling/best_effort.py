@@ -1,4 +1,4 @@
-"""What an iteration has left: calls that have missed their SLO, and best-effort calls, which have no objectives."""
+"""Fills the rest of an iteration: with calls that have missed their SLO, and with best-effort calls."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from plait.policy.scheduling.selection import select_in_order
 from plait.policy.scheduling.waiting import Ranked
 
 PASS_RATIO = 32.0
-"""A call that missed its SLO and finds no room is passed only by others of at least this fraction of its response
-ratio, which grows as it waits: none waits for ever.
+"""A call that missed its SLO and does not fit may be passed only by calls whose response ratio is at least 1/32 of its
+own. The ratio grows as a call waits, so no call starves.
 """
 
 MOST_MISSED_MISFITS = 8
-"""Calls that missed their SLO found not to fit before the others are left alone."""
+"""The search for calls that missed their SLO ends after more misfits than this."""
 
 
 def add_best_effort(
     moment: Moment, batch: Batch, running: Sequence[Candidate], missed: Sequence[Ranked], turns: Iterator[LocalCall]
 ) -> Iterator[LocalCall]:
-    """Add calls that missed their SLO, then best-effort ones; of both those that run go first.
+    """Add calls that missed their SLO, then best-effort calls; in both groups running calls go first.
 
-    `turns` are the waiting best-effort calls. Returns the waiting calls left, in order.
+    `turns` are the waiting best-effort calls. Returns the waiting calls that are left, in order.
     """
     if not batch.preempted:
         return _fill(moment, batch, running, missed, turns)
-    # Nobody is admitted: what the preempted gave up is for those who lacked it.
+    # No call is admitted: the preempted calls' blocks are for the calls that lacked them.
     best_effort = [one for one in running if not one.missed_slo]
     _reserve(moment, batch, wanted=bool(best_effort))
     select_in_order(batch, [one for one in running if one.missed_slo])
@@ -42,7 +42,7 @@ def add_best_effort(
 def _fill(
     moment: Moment, batch: Batch, running: Sequence[Candidate], missed: Sequence[Ranked], turns: Iterator[LocalCall]
 ) -> Iterator[LocalCall]:
-    """When a call whose turn it is finds no room, nobody takes what it waits for."""
+    """If the best-effort head lacks blocks, no waiting call may bypass it."""
     head = next(turns, None)
     first = [] if head is None else [_candidate(moment, head)]
     best_effort = [one for one in running if not one.missed_slo]
@@ -61,13 +61,13 @@ def _fill(
 
 
 def _reserve(moment: Moment, batch: Batch, *, wanted: bool) -> None:
-    """Keep their share of what is left for best-effort calls."""
+    """Reserve the best-effort calls' share of the tokens left."""
     if wanted:
         batch.reserve_tokens = ceil(moment.settings.best_effort_share * batch.left_tokens)
 
 
 def _add_missed(batch: Batch, missed: Sequence[Ranked]) -> None:
-    """By response ratio; a call that finds no room is passed by a few that are not far behind."""
+    """Add by descending response ratio; `PASS_RATIO` and `MOST_MISSED_MISFITS` limit who may pass a misfit."""
     misfits, least_ratio = 0, 0.0
     for ratio, candidate in missed:
         if ratio < least_ratio or misfits > MOST_MISSED_MISFITS:

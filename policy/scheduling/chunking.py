@@ -1,6 +1,6 @@
 """How many tokens an iteration may compute so that it ends within the tightest SLO in it (AccelGen, section 4.2).
 
-A fitted model of the iteration's time is solved for its tokens, so that the context that is read counts too.
+A fitted model of the iteration's time is solved for its tokens. So the context that attention reads counts too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from plait.policy.scheduling.iteration_model import IterationModel
 
 
 class Budget(Protocol):
-    """What an iteration may still compute. `tokens` is what it computes so far, `limit_s` the time that it may take."""
+    """The compute budget of an iteration. `tokens` is what it computes so far, `limit_s` the time that it may take."""
 
     tokens: int
     limit_s: float
@@ -35,7 +35,7 @@ class Budget(Protocol):
 
 
 class EngineBudget:
-    """The engine's own maximum and no limit in time: for an engine whose iteration times are not known yet."""
+    """The engine's own maximum of tokens, no time limit: for an engine whose iteration times are not known yet."""
 
     def __init__(self, max_tokens: int) -> None:
         self.tokens = 0
@@ -43,7 +43,7 @@ class EngineBudget:
         self._max_tokens = max_tokens
 
     def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
-        """No time at all."""
+        """0: nothing is known."""
         del new_tokens, context_tokens
         return 0.0
 
@@ -99,10 +99,10 @@ class ModelBudget:
         if high_s <= limit_s:
             return high
         low_s = self.time_s(1, context_tokens)
-        if low_s > limit_s:  # mostly so, once it is full
+        if low_s > limit_s:  # usual once the iteration is full
             return 0
         low = 1
-        # Time is mostly linear in tokens: where a line meets the limit, or next to it, little is left to bisect.
+        # Time is mostly linear in tokens: first try where a line meets the limit, then bisect what is left.
         guess = low + int((high - low) * (limit_s - low_s) / (high_s - low_s))
         for middle in (guess, guess + 1):
             if low < middle < high:
@@ -139,6 +139,6 @@ class ModelBudget:
 
 
 def model_budget(max_tokens: int, model: IterationModel) -> Budget:
-    """An empty iteration's budget: the iteration-time model solved for the tokens, once there is one."""
+    """An empty iteration's budget: by the iteration-time model once it is known, else the engine's maximum."""
     costs = model.costs
     return EngineBudget(max_tokens) if costs is None else ModelBudget(max_tokens, costs)

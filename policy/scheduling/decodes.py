@@ -1,4 +1,4 @@
-"""The running decodes of an iteration, and what they ask of the prompts beside them."""
+"""The running decodes of an iteration, and how they limit the prompts beside them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from plait.policy.scheduling.batching import Batch
 from plait.policy.scheduling.moment import Moment, preemption_key
 
 FLOOR_SHARE = 0.1
-"""Ours: share of the engine's maximum that prompts get where decodes by themselves take longer than their SLO."""
+"""Ours: prompts get this share of the engine's maximum where decodes alone exceed their iteration SLO."""
 
 WATERMARK_BLOCKS = 2
-"""Ours: blocks that each running decode has free when a prompt is admitted."""
+"""Ours: free blocks kept for each running decode when a prompt is admitted."""
 
 
 def add_decodes(moment: Moment, batch: Batch) -> None:
-    """Every running decode goes on; while blocks are short the cheapest victim is preempted."""
+    """Add every running decode. While blocks are short, preempt the cheapest victim."""
     needed = moment.facts.blocks_needed
     tokens = sum([one.tokens for one in moment.decodes])
     blocks = sum([needed(one.call, one.tokens) for one in moment.decodes])
@@ -42,7 +42,7 @@ def _add_some(moment: Moment, batch: Batch) -> None:
 
 
 def limit_to_tightest_slo(moment: Moment, batch: Batch) -> None:
-    """End within the decodes' tightest iteration SLO. Where they alone take longer, prompts get a floor."""
+    """End within the decodes' tightest iteration SLO. If they alone take longer, prompts get a floor of tokens."""
     base_s = batch.budget.time_s()
     tightest_s = moment.objectives.tightest_s([one.call for one in moment.decodes], moment.now_s, moment.pace)
     if tightest_s < base_s:
@@ -51,7 +51,7 @@ def limit_to_tightest_slo(moment: Moment, batch: Batch) -> None:
 
 
 def reserve_blocks(moment: Moment, batch: Batch) -> None:
-    """Reserve the blocks that prompts begun have still to get, and those that each decode takes next."""
+    """Reserve the blocks that prompts begun still need, and `WATERMARK_BLOCKS` for each decode."""
     needed = moment.facts.blocks_needed
     begun = sum(needed(prefill.call, prefill.tokens) for prefill in moment.prefills)
     batch.unreserved_blocks = batch.free_blocks - begun - WATERMARK_BLOCKS * len(moment.decodes)

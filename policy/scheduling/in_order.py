@@ -1,6 +1,6 @@
-"""Plans in an order: running calls keep their place and go first, then waiting ones until one finds no room.
+"""Schedulers that plan in an order: running calls first, in their places, then waiting calls until one does not fit.
 
-The policies here differ in whom they admit next: by arrival, by longest cached prefix, by hit-ratio groups.
+They differ in the order of admission: by arrival, by longest cached prefix, by hit-ratio groups.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from plait.policy.scheduling.priority import GROUPS, HitRatioGroups
 
 MAX_BACKFILL_CALLS = 16
-"""More than an iteration admits beyond its plan; the list is made anew in every iteration."""
+"""More calls than an iteration admits beyond its plan. The list is made anew in every iteration."""
 
 
 Order = Callable[[Sequence[LocalCall], EngineFacts], Iterable[LocalCall]]
-"""The waiting calls in the order in which they are to be admitted."""
+"""Puts the waiting calls into the order of admission."""
 
 
 class Fcfs:
@@ -26,24 +26,24 @@ class Fcfs:
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
-        """Decodes and running prefills keep their place; who lacks a block preempts the latest arrival."""
+        """Running calls keep their place. A call that lacks blocks preempts the latest arrival."""
         del now_s
         return plan_in_order(waiting, running, facts, lambda waiting, _: waiting)
 
 
 class LongestPrefix:
-    """Waiting calls by how much of their prompt is cached, the most first (SGLang's LPM): it can starve a call."""
+    """Waiting calls with the most cached prompt tokens first (SGLang's LPM). It can starve a call."""
 
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
-        """Running calls as in `Fcfs`; among equals the lower priority value goes first, then the earlier arrival."""
+        """Running calls as in `Fcfs`. Ties: the lower priority value, then the earlier arrival."""
         del now_s
         return plan_in_order(waiting, running, facts, _longest_prefix_first)
 
 
 class HitRatio:
-    """Waiting calls by the turns of their hit-ratio groups; within a group by priority, arrival."""
+    """Waiting calls by the turns of their hit-ratio groups; within a group by priority, then arrival."""
 
     def __init__(self) -> None:
         self._order = HitRatioOrder()
@@ -51,21 +51,21 @@ class HitRatio:
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
-        """Running calls as in `Fcfs`. A turn counts once the engine has really taken the call from its queue."""
+        """Running calls as in `Fcfs`. A turn counts once the engine has taken the call from its queue."""
         del now_s
         self._order.settle(waiting)
         return plan_in_order(waiting, running, facts, self._order.turns)
 
 
 class HitRatioOrder:
-    """Waiting calls as their hit-ratio groups take turns (`plait.policy.scheduling.priority`)."""
+    """Waiting calls in the turns of their hit-ratio groups (`plait.policy.scheduling.priority`)."""
 
     def __init__(self) -> None:
         self._groups = HitRatioGroups()
         self._offered: list[tuple[int, LocalCall]] = []
 
     def settle(self, waiting: Sequence[LocalCall]) -> None:
-        """Charge the turns of those offered last time that are not waiting any more."""
+        """Charge the turns of the calls that were offered last time and are no longer waiting."""
         if self._offered:
             still = {id(call) for call in waiting}
             for group, call in self._offered:
@@ -74,7 +74,7 @@ class HitRatioOrder:
             self._offered = []
 
     def turns(self, waiting: Sequence[LocalCall], facts: EngineFacts) -> Iterator[LocalCall]:
-        """The calls in the order in which they are to be admitted."""
+        """The calls in the order of admission."""
         self._offered = []
         queues: list[list[LocalCall]] = [[] for _ in range(GROUPS)]
         group, cached_tokens = self._groups.group, facts.cached_tokens
@@ -127,7 +127,7 @@ def plan_in_order(waiting: Sequence[LocalCall], running: Sequence[LocalCall], fa
 def _admit(
     candidates: Iterator[LocalCall], free_slots: int, budget: int, free: int, facts: EngineFacts
 ) -> tuple[list[tuple[LocalCall, int]], list[LocalCall]]:
-    """Picks until something runs out, and the call taken from `candidates` that found no room."""
+    """Returns the picks until budget, blocks or slots run out, and the call of `candidates` that did not fit."""
     admitted: list[tuple[LocalCall, int]] = []
     while len(admitted) < free_slots and budget > 0:
         call = next(candidates, None)

@@ -1,4 +1,4 @@
-"""How long an engine's iterations take: a model that is given, or one fitted to the iterations observed."""
+"""How long an engine's iterations take: a given model, or one fitted to the iterations observed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ FIT_DECAY = 1 - 1 / 256
 """Weight of an iteration in the fitted model, one iteration later: a memory of 256."""
 
 MIN_ITERATIONS = 8
-"""A model is fitted to no fewer."""
+"""A model is fitted to at least this many iterations."""
 
 
 class IterationModel:
-    """The engine's cost model and its pivot, once they are known. A model that is given stays."""
+    """The engine's cost model and its pivot, once they are known. A given model stays."""
 
     def __init__(self) -> None:
         self._fit = _Fit()
@@ -22,7 +22,7 @@ class IterationModel:
         self._costs: CostModel | None = None
         self._pivot: Pivot | None = None
         self._solved = True
-        """Whether the two are up to date: the fit is solved only when somebody plans by it."""
+        """Whether costs and pivot are up to date: the fit is solved only when a plan needs it."""
 
     @property
     def costs(self) -> CostModel | None:
@@ -39,7 +39,7 @@ class IterationModel:
         return self._pivot if self.costs else None
 
     def expect(self, costs: CostModel) -> None:
-        """Take this model and fit none."""
+        """Use this model and fit none."""
         self._costs, self._given, self._pivot, self._solved = costs, True, costs.pivot(), True
 
     def on_iteration(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
@@ -50,21 +50,21 @@ class IterationModel:
 
 
 TERMS = ((0, 1, 2, 3), (0, 1, 3), (0, 1, 2), (0, 1))
-"""Models to try, by their terms: one with a negative coefficient would say that more work takes less time."""
+"""Models to try, by their terms. A negative coefficient rules a model out: more work cannot take less time."""
 
 
 class _Fit:
-    """Iteration time as a constant, so much a new token, a token that attention reads, and a pair of both in a prompt.
+    """Iteration time as a constant plus three linear terms: new tokens, sequence tokens, and their product in prompts.
 
-    Least squares over all iterations with prompts in them, older ones weighing less. Small iterations take as long as
-    decodes alone do: the weights have to be read whatever is computed with them.
+    Least squares over all iterations with prompts, older ones weighing less. A small iteration takes as long as
+    decodes alone, because every iteration reads the weights.
     """
 
     def __init__(self) -> None:
         self._sums = [[0.0] * 5 for _ in range(4)]
         """The normal equations' matrix with their right side."""
         self._decodes = (0.0, 0.0, 0.0)
-        """Iterations of decodes alone: how many, and the sums of their sequence tokens and their seconds."""
+        """Iterations of decodes alone: their number, and the sums of their sequence tokens and of their seconds."""
 
     def add(self, work: Sequence[tuple[int, int]], seconds: float) -> None:
         """An iteration was measured."""
@@ -81,7 +81,7 @@ class _Fit:
                 sums[column] = sums[column] * FIT_DECAY + left * right
 
     def costs(self) -> CostModel | None:
-        """None until iterations of clearly different sizes have been seen, the larger ones taking longer."""
+        """The fitted model; None until iterations of clearly different sizes were seen and larger ones took longer."""
         count, new, squares = self._sums[0][0], self._sums[0][1], self._sums[1][1]
         if count < MIN_ITERATIONS or count * squares - new * new < 0.01 * new * new:  # spread: a tenth of the mean
             return None
@@ -104,7 +104,7 @@ class _Fit:
 
 
 def _solved(equations: list[list[float]]) -> list[float] | None:
-    """The unknowns of as many symmetric equations, by elimination; None if they say too little."""
+    """Solve as many symmetric equations as unknowns, by elimination; None if they are nearly dependent."""
     rows = [list(row) for row in equations]
     for i, pivot in enumerate(rows):
         if pivot[i] <= 1e-6 * equations[i][i]:

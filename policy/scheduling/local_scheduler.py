@@ -1,7 +1,8 @@
 """The local scheduler: which calls of one engine compute how many tokens in its next iteration.
 
-One pure object that every engine adapter drives with `plan`; `SCHEDULERS` has them by name. `slo` is all of it; the
-others run calls in an order, as other engines do. See docs/design/local-scheduler.md.
+A local scheduler is a pure object; every engine adapter drives it with `plan`. `SCHEDULERS` has them by name. `slo` is
+the one that ships by default. The others run calls in an order, as other engines do. See
+docs/design/local-scheduler.md.
 """
 
 from __future__ import annotations

@@ -11,17 +11,17 @@ from plait.policy.scheduling.selection import select_in_order
 
 
 def long_slots(moment: Moment) -> int:
-    """How many long prompts that are not urgent may start: one, once those that run are prefilled."""
+    """How many long prompts that are not urgent may start: one, or none while a long prompt is being prefilled."""
     return 0 if any(prefill.is_long for prefill in moment.prefills) else 1
 
 
 def release_long(
     moment: Moment, batch: Batch, held: Sequence[Candidate], considered: Sequence[Candidate]
 ) -> Sequence[Candidate]:
-    """Start the first of the `held` if compute is left and every long prompt begun will be through.
+    """Start the first `held` prompt if compute is left and this iteration finishes every long prompt begun.
 
-    To wait would only leave the compute idle. `considered` are the waiting calls that could start. Returns the one
-    released, if any.
+    Otherwise the compute would be idle. `considered` are the waiting calls that could start. Returns the prompt that
+    was tried, if any.
     """
     picks = batch.picks
     if not held or not batch.left_tokens:

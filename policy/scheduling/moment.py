@@ -1,4 +1,4 @@
-"""What a plan is made from: the engine at one moment, with its running calls told apart."""
+"""A plan's input: the engine at one moment, its running calls split into decodes and prefills."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from plait.policy.scheduling.slo import Objectives
 from plait.policy.scheduling.slo_settings import SloSettings
 
 DECODE_TOKENS = 8
-"""A call behind its prompt with no more than this to compute decodes; with more it recomputes what was preempted."""
+"""A call past its prompt decodes if it has at most this many tokens to compute. Else it recomputes after preemption."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Nothing of this changes while a plan is made.
+    """The state of the engine, which does not change while a plan is made.
 
-    `long_calls` are the running calls that were started as long prompts. `empty_budget` is that of an iteration with
-    nothing in it. `may_pause` says whether running decodes may be left out. `arrivals_slack_s` is the TTFT slack that
-    arrivals are expected to have, None where none are expected.
+    `long_calls` are the running calls that were started as long prompts. `empty_budget` is the budget of an empty
+    iteration. `may_pause` says whether running decodes may be left out. `arrivals_slack_s` is the TTFT slack expected
+    of arrivals, None if no arrivals are expected.
     """
 
     now_s: float
@@ -44,9 +44,10 @@ class Moment:
 
     @cached_property
     def preemption_order(self) -> list[Candidate]:
-        """The running calls, the cheapest victim last; of equals the latest arrival, and prompts.
+        """The running calls, cheapest victim last; ties: prefills after decodes, later arrivals after earlier ones.
 
-        Calls with objectives at stake come in ascending T_r, then the others, the most tokens to compute again first.
+        Calls with objectives at stake come first, in ascending T_r. Then come the others, most tokens to recompute
+        first.
         """
         timing = self.objectives.timer(self.now_s, self.pace)
         for decode in self.decodes:  # only now, since mostly there is room for all of them
@@ -58,7 +59,7 @@ class Moment:
 
 
 def preemption_key(candidate: Candidate) -> tuple[float, float]:
-    """The greater, the sooner a call is preempted."""
+    """Calls with a greater key are preempted sooner."""
     if candidate.loses_nothing:
         return inf, -candidate.context_tokens
     return candidate.remaining_s, 0.0
@@ -67,7 +68,7 @@ def preemption_key(candidate: Candidate) -> tuple[float, float]:
 def split_running(
     running: Iterable[LocalCall], long_calls: Collection[LocalCall]
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """The decodes and the prefills among the running calls; a prefill is long if it was started as such."""
+    """Returns the decodes and the prefills among the running calls. A prefill is long if it was started as long."""
     decodes, prefills = [], []
     for call in running:
         computed = call.computed_tokens
@@ -84,7 +85,7 @@ def split_running(
 def time_prefills(
     prefills: Iterable[Candidate], objectives: Objectives, now_s: float, pace: Pace, empty_budget: Budget
 ) -> None:
-    """Note how much time its objectives leave each prefill."""
+    """Set each prefill's remaining time, the time until it is due, and whether it has missed its SLO."""
     timing = objectives.timer(now_s, pace)
     for prefill in prefills:
         slo = objectives.of(prefill.call)

@@ -1,4 +1,4 @@
-"""How much calls generate: the mean output of those that have ended lately, by objective."""
+"""The mean output of the calls that ended lately, by objective."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Objective
 
 START_OUTPUT_TOKENS = 211.0
-"""S_g until calls have ended: the mean of the Azure conversation trace (2023)."""
+"""S_g until the first call has ended: the mean of the Azure conversation trace (2023)."""
 
 RECENT_OUTPUTS = 1024
-"""Ours: outputs of an objective that its mean is taken over."""
+"""Ours: the mean is over this many latest outputs of an objective."""
 
 
 class MeanOutputs:

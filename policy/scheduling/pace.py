@@ -1,4 +1,4 @@
-"""How an engine has lately been running: what remaining times are reckoned with (AccelGen, section 4.3)."""
+"""How fast an engine has lately been running: the figures that remaining times are computed from (AccelGen, 4.3)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pace:
     ) -> Pace:
         """The figures now. Before the first iteration T_max is T_pf and L_c is S_pf.
 
-        Until a model is known the engine is taken to compute `max_batch_tokens` in no time.
+        Until a model is known, `max_batch_tokens` count as computed in no time.
         """
         costs, pivot = model.costs, model.pivot
         pivot_tokens = min(pivot.tokens, max_batch_tokens) if pivot else max_batch_tokens
@@ -55,7 +55,7 @@ class Pace:
         )
 
     def output_tokens(self, objective: Objective | None) -> float:
-        """S_g: the mean output of calls with this objective that have ended lately."""
+        """S_g: the mean output of the calls with this objective that ended lately."""
         return self.mean_outputs.get(objective, START_OUTPUT_TOKENS)
 
     def chunks(self, tokens: int) -> int:
@@ -64,7 +64,7 @@ class Pace:
 
     @property
     def token_s(self) -> float:
-        """The most one generated token takes: T_max + P_max P."""
+        """The longest that one generated token takes: T_max + P_max P."""
         return self.longest_s + self.longest_preemption_s * self.preemption_rate
 
 

@@ -22,17 +22,17 @@ from plait.policy.types import Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """Functions of a frozen moment and of the batch, which is what is left; the shipped function says what it does.
+    """Functions of a frozen moment and of the batch that they fill; each shipped function documents its phase.
 
     objectives: makes the objectives of an engine's calls.
     budget: makes an empty iteration's budget.
-    may_pause: whether running decodes may be left out of an iteration, by when that was done last.
-    arrivals_slack_s: the TTFT slack that arrivals are expected to have, None where none are expected.
+    may_pause: whether running decodes may be left out, from when they last were.
+    arrivals_slack_s: the TTFT slack expected of arrivals, None if no arrivals are expected.
     long_slots: how many long prompts may start.
     sort_waiting: sorts the waiting calls.
     make_room: preempts for an urgent call.
     select: adds calls that are not urgent.
-    release_long: starts a long prompt after all.
+    release_long: starts a held long prompt in compute that would be idle.
     """
 
     objectives: Callable[[Slo | None], Objectives] = Objectives
@@ -49,4 +49,4 @@ class Phases:
 
 
 PHASES = Phases()
-"""What ships."""
+"""The phases that ship."""

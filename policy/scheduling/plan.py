@@ -1,4 +1,4 @@
-"""What a local scheduler is asked and what it answers: the calls of one engine, the engine's facts, and a plan.
+"""A local scheduler's input and output: the calls of one engine, the engine's facts, and a plan.
 
 Every engine adapter drives a `LocalScheduler` with `plan`, once an iteration.
 """
@@ -13,17 +13,17 @@ from plait.policy.cost_model import CostModel
 from plait.policy.types import Objective, Slo
 
 RECENT_ITERATIONS = 128
-"""What an engine has lately been doing is taken over these: T_max, L_c, and what it reports of itself
+"""T_max, L_c and an engine's reports about its iterations are over this many latest iterations
 (docs/design/local-scheduler.md).
 """
 
 
 @dataclass(slots=True, eq=False)
 class LocalCall:
-    """A call inside an engine. `computed_tokens` have their KV in the cache: of the prompt, then of the output.
+    """A call inside an engine. The KV of its first `computed_tokens`, prompt then output, is in the cache.
 
-    `arrived_s` is the call's zero on the engine's clock: its arrival less the time it had waited before. The rest is
-    what it was annotated with; a lower `priority` goes first among equals.
+    `arrived_s` is the call's zero on the engine's clock: its arrival less the time that it had waited before. The other
+    fields are its annotations. Among equals, a lower `priority` goes first.
     """
 
     call_id: str
@@ -37,12 +37,12 @@ class LocalCall:
 
     @property
     def uncomputed_tokens(self) -> int:
-        """Tokens to compute before the next output token: what is left of the prompt, or the last output token."""
+        """Tokens to compute before the next output token: the rest of the prompt, or the last output token."""
         return self.prompt_tokens + self.output_tokens - self.computed_tokens
 
 
 class EngineFacts(Protocol):
-    """What the engine knows and the plan depends on."""
+    """The engine's state that a plan depends on."""
 
     @property
     def max_batch_tokens(self) -> int:
@@ -60,20 +60,20 @@ class EngineFacts(Protocol):
         """Tokens of a waiting call's prompt that are in the cache now."""
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """Free blocks that computing `new_tokens` more of a call takes, cached ones it would pin included."""
+        """Free blocks that `new_tokens` more of a call take, including cached ones that it would pin."""
 
     def blocks_freed(self, call: LocalCall) -> int:
-        """Blocks that preempting a running call would set free."""
+        """Blocks that preempting a running call would free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Intent for one iteration, in order: calls to preempt first, then (call, tokens to compute) picks.
+    """The intent for one iteration, in order: calls to preempt first, then (call, tokens to compute) picks.
 
-    A pick orders the calls and cuts a prompt: `tokens` is the most that the call gets, but for the one that uses the
-    budget up, which may have what others leave. `backfill` names the calls, in their order, that may take what the
-    picks leave of the budget, for engines that find out only on admission how much a call needs. A call that is in
-    neither is held back: it gets nothing. `budget_tokens` limits the iteration below the engine's own maximum.
+    The order of picks is the order of the calls. `tokens` is the most that a call gets. Only the call that uses up the
+    budget may get more, if others leave some. `backfill` names the calls, in order, that may take the rest of the
+    budget: some engines find out only on admission how much a call needs. A call in neither is held back and gets
+    nothing. `budget_tokens` limits the iteration below the engine's own maximum.
     """
 
     preempt: tuple[LocalCall, ...]
@@ -83,23 +83,26 @@ class Plan:
 
 
 class LocalScheduler(Protocol):
-    """Deterministic: the same history of arguments gives the same plan, and asking twice changes nothing."""
+    """Plans an engine's iterations. Deterministic: the same history of arguments gives the same plan.
+
+    Asking twice changes nothing.
+    """
 
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
-        """The next iteration's plan; never beyond the budget, the free blocks or the running limit.
+        """The next iteration's plan; it never exceeds the budget, the free blocks or the free sequence slots.
 
-        `waiting` and `running` are in the order of arrival, and every running call has something to compute.
+        `waiting` and `running` are in the order of arrival. Every running call has something to compute.
         """
 
 
 @runtime_checkable
 class MeasuringScheduler(Protocol):
-    """A local scheduler that plans by how long iterations take: an adapter that finds these methods calls them."""
+    """A local scheduler that plans by how long iterations take. Adapters call these methods where they exist."""
 
     def expect(self, costs: CostModel) -> None:
-        """Before the first plan, where the engine has a fitted model of its iterations."""
+        """Use the engine's fitted model of its iterations; called before the first plan."""
 
     def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
         """An iteration is over; `work` is (new tokens, context tokens) of each of its calls."""

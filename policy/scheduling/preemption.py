@@ -1,4 +1,4 @@
-"""Preemption for urgent calls: which running calls give up their blocks to one that finds none."""
+"""Preemption for urgent calls: which running calls give up their blocks to a call that lacks them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ MayPreempt = Callable[[Moment, Candidate], bool]
 
 
 def loses_nothing(moment: Moment, running: Candidate) -> bool:
-    """Preempt only best-effort calls and those that have missed their SLO."""
+    """Preempt only best-effort calls and calls that have missed their SLO."""
     del moment
     return running.loses_nothing
 
 
 def make_room(moment: Moment, batch: Batch, candidate: Candidate, may_preempt: MayPreempt = loses_nothing) -> bool:
-    """Preempt until the candidate's blocks are free; nobody, if that is not enough. Returns whether they are free."""
+    """Preempt until the candidate's blocks are free. If that is not enough, preempt no call and return False."""
     if (candidate.waits and batch.free_slots <= 0) or batch.left_tokens <= batch.reserve_tokens:
-        return False  # for want of something else than blocks
+        return False  # it lacks a slot or tokens, not blocks
     facts, max_preemptions = moment.facts, moment.settings.max_preemptions
     room = batch.unreserved_blocks if candidate.waits else batch.free_blocks
     missing = facts.blocks_needed(candidate.call, candidate.tokens) - room

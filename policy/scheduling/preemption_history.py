@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from plait.policy.scheduling.plan import LocalCall
 
 PREEMPTION_ITERATIONS = 1024
-"""P and P_max are taken over these; rarer than iterations, so over more of them (docs/design/local-scheduler.md)."""
+"""P and P_max are over this many iterations: more than `RECENT_ITERATIONS`, because preemptions are rare
+(docs/design/local-scheduler.md).
+"""
 
 
 class PreemptionHistory:
@@ -19,15 +21,15 @@ class PreemptionHistory:
         self._generated: deque[int] = deque(maxlen=PREEMPTION_ITERATIONS)
         self._generated_tokens = 0
         self._durations_s: deque[tuple[int, float]] = deque()
-        """(iteration, how long) of each preemption that has ended, as far as the window reaches back."""
+        """(iteration, seconds) of each preemption that ended within the window."""
         self._running: dict[LocalCall, None] = {}
         self._preempted_s: dict[LocalCall, float] = {}
-        """When each call that is preempted now was preempted."""
+        """The time at which each currently preempted call was preempted."""
         self._times: dict[LocalCall, int] = {}
 
     @property
     def rate(self) -> float:
-        """P: preemptions a generated token."""
+        """P: preemptions per generated token."""
         return len(self._durations_s) / max(1, self._generated_tokens)
 
     @property
@@ -51,7 +53,7 @@ class PreemptionHistory:
             self._durations_s.popleft()
 
     def on_plan(self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall]) -> list[LocalCall]:
-        """Compare with the calls of the last plan; returns those that have left the engine since."""
+        """Compare with the calls of the last plan. Returns the calls that have left the engine since."""
         before, self._running = self._running, dict.fromkeys(running)
         gone = [call for call in before if call not in self._running]
         if not gone and not self._preempted_s:

@@ -1,4 +1,4 @@
-"""The reserve: tokens of an iteration that calls with objectives leave to the others."""
+"""The reserve: tokens of an iteration that are kept for best-effort calls and calls that missed their SLO."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from plait.policy.scheduling.moment import Moment
 from plait.policy.scheduling.waiting import Sorted
 
 MISSED_SHARE = 0.02
-"""Ours: share of the budget that is reserved where all others have missed their SLO."""
+"""Ours: share of the budget that is reserved where there are no best-effort calls, only calls that missed their SLO."""
 
 Select = Callable[[Moment, Batch, Sequence[Candidate]], None]
-"""Adds the candidates that are to share what is left."""
+"""Adds candidates to what is left of the batch."""
 
 
 def reserve_tokens(moment: Moment, batch: Batch, others: Sequence[Candidate], found: Sorted) -> int:
-    """Tokens reserved for best-effort calls and calls that missed their SLO; `others` are those that run."""
+    """Tokens reserved for best-effort calls and calls that missed their SLO; `others` are the running ones of both."""
     if found.best_effort or any(moment.objectives.of(one.call) is None for one in others):
         share = moment.settings.best_effort_share
     elif others or found.missed:

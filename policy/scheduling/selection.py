@@ -1,4 +1,4 @@
-"""Who shares an iteration: calls that together use up its compute and the free KV blocks (AccelGen, section 4.4)."""
+"""Selects calls that together use up an iteration's compute and the free KV blocks (AccelGen, section 4.4)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ WINDOW_S = 0.75
 """Gamma (docs/design/local-scheduler.md): the paper only calls it small."""
 
 WINDOW_CALLS = 32
-"""Ours: calls compared with each other at most, so that a plan's time does not grow with the square of the queue."""
+"""Ours: at most this many calls are compared, so that a plan's time does not grow with the square of the queue."""
 
 MISFITS = 64
-"""Ours: calls found not to fit before the search ends."""
+"""Ours: the search ends after this many calls that do not fit."""
 
 
 def select_in_order(batch: Batch, candidates: Sequence[Candidate]) -> None:
-    """Add what fits, the first first, cutting the prompt at which the budget ends."""
+    """Add the candidates that fit, in order; cut the prompt at which the budget ends."""
     misfits = 0
     for candidate in candidates:
         if misfits >= MISFITS:
@@ -36,7 +36,7 @@ def select_in_order(batch: Batch, candidates: Sequence[Candidate]) -> None:
 
 
 def select_by_distance(moment: Moment, batch: Batch, candidates: Sequence[Candidate]) -> None:
-    """Algorithm 2 over `candidates` in ascending T_r, from window to window until nothing is left or nobody fits."""
+    """Algorithm 2 over `candidates` in ascending T_r, window by window, until nothing is left or no call fits."""
     start = 0
     while start < len(candidates) and batch.free_slots > 0:
         latest_s = candidates[start].remaining_s + WINDOW_S
@@ -48,13 +48,13 @@ def select_by_distance(moment: Moment, batch: Batch, candidates: Sequence[Candid
         start += len(window)
         left = _fill(batch, window, moment.facts)
         if left:
-            select_in_order(batch, left)  # nobody fits whole: cut the first that fits in part
+            select_in_order(batch, left)  # no call fits whole: cut the first that fits in part
             if start >= MISFITS or batch.left_tokens <= batch.reserve_tokens:
                 return
 
 
 def _fill(batch: Batch, window: list[Candidate], facts: EngineFacts) -> list[Candidate]:
-    """Add those nearest to what is left of compute and KV as long as one fits whole; returns the others, in order."""
+    """Add the calls nearest to the compute and KV left while one fits whole. Returns the others, in order."""
     compute, blocks = batch.left_tokens - batch.reserve_tokens, batch.free_blocks
     demands = {}
     for candidate in window:
@@ -75,7 +75,7 @@ def _all_fit(batch: Batch, demands: dict[Candidate, tuple[int, int]], compute: i
 
 
 def _nearest_first(demands: dict[Candidate, tuple[int, int]], compute: int, blocks: int) -> list[Candidate]:
-    """In the order of picks: each time the least distance of (compute, KV) demand to what is left, both normalised."""
+    """The order of picks: each time the call whose normalised (compute, KV) demand is nearest to what is left."""
     chosen: list[Candidate] = []
     left = [(tokens, needed, candidate) for candidate, (tokens, needed) in demands.items()]
     tokens_left, blocks_left = compute, blocks

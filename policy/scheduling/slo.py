@@ -1,7 +1,7 @@
-"""Objectives as an engine meets them, iteration by iteration: remaining times and iteration SLOs (AccelGen, 4.3).
+"""Remaining times and iteration SLOs, by which an engine meets its calls' objectives (AccelGen, 4.3).
 
-A call's remaining time T_r is how much longer it may wait and still meet its objectives. An iteration SLO is how long
-the next iteration may take with the call in it. Both are seconds from now, and negative once it is too late.
+A call's remaining time T_r is how much longer it may wait and still meet its objectives: its slack. An iteration SLO
+is how long the next iteration may take with the call in it. Both are seconds from now, negative if it is too late.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Objective, Slo
 
 ExecutionTime = Callable[[int], float]
-"""T_e of a prompt by its S_r, the tokens that are neither computed nor cached."""
+"""T_e, a prompt's execution time, from S_r, its tokens that are neither computed nor cached."""
 
 
 def chunked_execution(pace: Pace) -> ExecutionTime:
@@ -23,7 +23,7 @@ def chunked_execution(pace: Pace) -> ExecutionTime:
 
 
 def pivot_execution(pace: Pace) -> ExecutionTime:
-    """As long as at the pivot's throughput; chunked until that is known."""
+    """The time at the pivot's throughput; `chunked_execution` until that is known."""
     if pace.tokens_per_s is None:
         return chunked_execution(pace)
     shortest_s, token_s = pace.shortest_s, 1 / pace.tokens_per_s
@@ -31,21 +31,21 @@ def pivot_execution(pace: Pace) -> ExecutionTime:
 
 
 def token_slo_s(tpot_s: float, left_s: float, expected_tokens: float) -> float:
-    """The next token's iteration SLO: `left_s` until it is due, `tpot_s` after the one before it was.
+    """The next token's iteration SLO. The token is due in `left_s`, `tpot_s` after the token before it was due.
 
-    Who is ahead may use all of it at once; who is behind makes it up over the tokens still expected, so that one late
-    call does not reduce the batch to decodes.
+    A call that is ahead may use all its slack at once. A call that is behind catches up over its expected tokens, so
+    that one late call does not reduce the batch to decodes.
     """
     behind_s = tpot_s - left_s
     return left_s if behind_s <= 0 else tpot_s - behind_s / max(1.0, expected_tokens)
 
 
 Timer = Callable[[LocalCall, Slo, int], tuple[float, float | None]]
-"""T_r of a call with so many tokens left to compute, and the time until its next token is due (None: it never is)."""
+"""T_r of a call that has so many tokens to compute, and the time until its next token is due (None: no deadline)."""
 
 
 class Objectives:
-    """The objectives of an engine's calls. `default` is that of calls without one; throughput calls never get it."""
+    """The objectives of an engine's calls. Calls without one have `default`, except throughput calls."""
 
     def __init__(self, default: Slo | None = None) -> None:
         self._default = default
@@ -64,7 +64,7 @@ class Objectives:
         return any([call.slo is not None for some in calls for call in some])  # noqa: C419 - half the time
 
     def on_plan(self, now_s: float, running: Sequence[LocalCall], ended: Iterable[LocalCall]) -> None:
-        """Note whose first token has come by now, and forget the ended."""
+        """Note which calls have their first token by now, and forget the ended calls."""
         for call in ended:
             self._first_token_s.pop(call, None)
         first_token_s = self._first_token_s
@@ -73,14 +73,14 @@ class Objectives:
                 first_token_s[call] = now_s
 
     def timer(self, now_s: float, pace: Pace) -> Timer:
-        """Times calls at this moment."""
+        """A timer for this moment."""
         execution_s = self.execution(pace)
 
         def timing(call: LocalCall, slo: Slo, tokens: int) -> tuple[float, float | None]:
             ttft_s = slo.ttft_s
             if call.output_tokens:
                 due_s = self.due_s(call, slo, now_s)
-            else:  # the many that wait for their first token
+            else:  # most calls: they wait for their first token
                 due_s = None if ttft_s is None else ttft_s - (now_s - call.arrived_s)
             remaining_s = inf if due_s is None else due_s - execution_s(tokens)
             if slo.jct_s is not None:
@@ -90,20 +90,20 @@ class Objectives:
         return timing
 
     def execution(self, pace: Pace) -> ExecutionTime:
-        """How long what is left of a prompt takes."""
+        """How long the rest of a prompt takes."""
         return pivot_execution(pace)
 
     def jct_remaining_s(self, call: LocalCall, jct_s: float, now_s: float, tokens: int, pace: Pace) -> float:
-        """T_r of a job: its whole slack, which orders calls and does not shorten iterations.
+        """T_r of a call with a JCT: its whole slack. It orders calls but does not shorten iterations.
 
-        What jobs gain by shorter iterations they lose in throughput.
+        Shorter iterations would not help such calls: they lose in throughput what they gain.
         """
         to_come = max(1.0, pace.output_tokens(call.objective) - call.output_tokens)
         expected_s = self.execution(pace)(tokens) + to_come * pace.token_s
         return jct_s - (now_s - call.arrived_s) - expected_s
 
     def due_s(self, call: LocalCall, slo: Slo, now_s: float) -> float | None:
-        """Until the next token is due: the first by the TTFT, the n-th after it by n TPOT; None: it never is."""
+        """Time until the next token is due: the first by the TTFT, the n-th after it by n TPOT; None: no deadline."""
         if not call.output_tokens:
             return None if slo.ttft_s is None else slo.ttft_s - (now_s - call.arrived_s)
         first_token_s = self._first_token_s.get(call)

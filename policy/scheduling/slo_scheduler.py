@@ -1,6 +1,6 @@
 """The `slo` local scheduler: iteration SLOs, dynamic chunking, multi-resource batching and hit-ratio groups, composed.
 
-While no call has had objectives lately it plans as `hit_ratio` does.
+While no call has had objectives lately, it plans as `hit_ratio` does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMAINING = attrgetter("remaining_s")
 
 
 class SloScheduler:
-    """A LocalScheduler that measures. An experiment composes other `phases`."""
+    """A MeasuringScheduler. An experiment composes other `phases`."""
 
     def __init__(self, settings: SloSettings | None = None, phases: Phases = PHASES) -> None:
         self.settings = settings or SloSettings()
@@ -72,12 +72,12 @@ class SloScheduler:
         )
         plan = self._fill(moment, batch)
         if not plan.picks and not plan.preempt and (running or waiting):
-            return plan_in_order(waiting, running, facts, self._hit_ratio.turns)  # all stand in each other's way
+            return plan_in_order(waiting, running, facts, self._hit_ratio.turns)  # all calls block each other
         self._remember(moment, batch)
         return plan
 
     def _fill(self, moment: Moment, batch: Batch) -> Plan:
-        """The steps of docs/local_scheduler.md, each in what the steps before it have left."""
+        """The steps of docs/local_scheduler.md; each uses what the earlier ones have left."""
         phases = self._phases
         # 1. Decodes go on.
         add_decodes(moment, batch)
@@ -101,7 +101,7 @@ class SloScheduler:
         turns = self._hit_ratio.turns(found.best_effort, moment.facts)
         left = add_best_effort(moment, batch, others, found.missed, turns)
         budget_tokens = batch.budget.tokens + batch.left_tokens if batch.budget.limit_s < inf else None
-        # 5. The reserve that they leave goes back.
+        # 5. Return the unused reserve.
         batch.budget.limit_s = limit_s
         considered = [*found.urgent, *found.normal]
         if reserve and batch.left_tokens:
@@ -110,7 +110,7 @@ class SloScheduler:
         return _planned(batch, chain((one.call for one in considered), left), budget_tokens)
 
     def _follow(self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall]) -> None:
-        """Note what has become of the calls since the last plan."""
+        """Note which calls have started, ended or been preempted since the last plan."""
         ended = self._preemptions.on_plan(now_s, waiting, running)
         self._outputs.on_ended(ended)
         self._objectives.on_plan(now_s, running, ended)
@@ -149,7 +149,7 @@ class SloScheduler:
         )
 
     def _remember(self, moment: Moment, batch: Batch) -> None:
-        """Note what the iteration starts; decodes may not be left out of two in a row."""
+        """Note which calls the iteration starts, and whether it leaves out decodes: never twice in a row."""
         started = batch.started
         self._long_calls += [one.call for one in started if one.is_long and one.remaining_s < inf]
         self._ttft_slack.expect(slacks_s(started, self._objectives, self.model.costs))
@@ -160,7 +160,7 @@ class SloScheduler:
 
 
 def _planned(batch: Batch, waiting: Iterable[LocalCall], budget_tokens: int | None) -> Plan:
-    """The batch as a plan; of the `waiting` calls, in their order, those left may fill it up."""
+    """The batch as a plan. The `waiting` calls that were not picked are the backfill, in their order."""
     picks = batch.picks
     left: Iterator[LocalCall] = (call for call in waiting if call not in picks)
     backfill = () if batch.preempted or batch.free_slots <= 0 else tuple(islice(left, MAX_BACKFILL_CALLS))

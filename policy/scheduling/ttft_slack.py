@@ -1,6 +1,6 @@
-"""The slack that calls leave in their TTFT: how much longer their first token may take than on an idle engine.
+"""TTFT slack: how much longer a call's first token may take than on an idle engine.
 
-What recent calls had tells how long an iteration may keep the next arrival waiting.
+The slack of recent calls tells how long an iteration may keep the next arrival waiting.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SLACK_CALLS = 128
 """Ours: calls whose slack is remembered."""
 
 SLACK_MEMORY_S = 60.0
-"""Ours: for how long it is remembered that calls with a TTFT come."""
+"""Ours: a call's slack is remembered for this long."""
 
 
 class TtftSlack:
@@ -31,7 +31,7 @@ class TtftSlack:
         self._sorted_s: list[float] = []
 
     def expect(self, slacks_s: Mapping[LocalCall, float]) -> None:
-        """These calls were picked and have so much slack; it counts once the engine runs them."""
+        """These calls were picked, with their slack. It counts once the engine runs them."""
         self._starting_s = dict(slacks_s)
 
     def on_plan(self, now_s: float, running: Sequence[LocalCall]) -> None:
@@ -47,14 +47,14 @@ class TtftSlack:
             self._sorted_s.remove(self._slacks_s.popleft()[1])
 
     def quartile_s(self, now_s: float) -> float | None:
-        """The lower quartile: three quarters of the calls had at least this. None: no such call has come lately."""
+        """The lower quartile of recent TTFT slack; None if no call with a TTFT has started lately."""
         while self._slacks_s and self._slacks_s[0][0] < now_s - SLACK_MEMORY_S:
             self._sorted_s.remove(self._slacks_s.popleft()[1])
         return self._sorted_s[len(self._sorted_s) // 4] if self._slacks_s else None
 
 
 def slacks_s(starting: Iterable[Candidate], objectives: Objectives, costs: CostModel | None) -> dict[LocalCall, float]:
-    """The TTFT slack of calls that start, where they have any; none without a model of the engine."""
+    """The TTFT slack of the calls that start, where it is positive; empty without a model of the engine."""
     slacks: dict[LocalCall, float] = {}
     if costs is None:
         return slacks

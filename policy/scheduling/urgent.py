@@ -1,4 +1,4 @@
-"""Urgent calls, and prompts begun: they go first, and room is made for them."""
+"""Adds urgent calls and prompts begun; they go first, and running calls may be preempted for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.moment import Moment
 
 MakeRoom = Callable[[Moment, Batch, Candidate], bool]
-"""Tries to free the blocks that a candidate lacks; returns whether it should be looked at again."""
+"""Tries to free the blocks that a candidate lacks; returns whether the candidate should be tried again."""
 
 
 def add_urgent(moment: Moment, batch: Batch, candidates: Sequence[Candidate], make_room: MakeRoom) -> None:
@@ -27,12 +27,12 @@ def add_urgent(moment: Moment, batch: Batch, candidates: Sequence[Candidate], ma
 
 
 def may_pause(paused_s: float | None, now_s: float) -> bool:
-    """Whether decodes may be left out now, where they last were at `paused_s`: never twice in a row."""
+    """Whether decodes may be left out now: not if they were left out of the iteration before, at `paused_s`."""
     return paused_s in {None, now_s}
 
 
 def _pause_decodes(moment: Moment, batch: Batch, candidate: Candidate, tokens: int) -> None:
-    """Leave out the decodes that can wait if only without them the candidate's first token is in time."""
+    """Leave out the decodes that can wait, if the candidate's first token is in time only without them."""
     budget, due_s = batch.budget, candidate.due_s
     if due_s is None or tokens < candidate.tokens or not moment.may_pause:
         return
@@ -44,12 +44,12 @@ def _pause_decodes(moment: Moment, batch: Batch, candidate: Candidate, tokens: i
     if budget.time_s(tokens, candidate.context_tokens) <= due_s:
         batch.paused = bool(paused)
         return
-    for one in paused:  # in vain
+    for one in paused:  # it would not help
         batch.add(one, one.tokens)
 
 
 def _can_wait(moment: Moment, decode: Candidate, seconds: float) -> bool:
-    """Whether a decode's next token may come so much later."""
+    """Whether a decode's next token may come `seconds` later."""
     slo = moment.objectives.of(decode.call)
     due_s = None if slo is None else moment.objectives.due_s(decode.call, slo, moment.now_s)
     return due_s is None or due_s >= seconds + moment.pace.shortest_s

@@ -1,6 +1,6 @@
-"""The waiting calls sorted: those that can still meet their SLO, by urgency, and the others.
+"""Sorts the waiting calls: first the calls that can still meet their SLO, by urgency, then the others.
 
-This is the part of a plan that looks at every waiting call, so that it does little for each and builds few objects.
+This part of a plan looks at every waiting call. So it does little for each and builds few objects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.selection import MISFITS, WINDOW_CALLS
 
 LEAST_OUTPUT_TOKENS = 32
-"""Output still expected of a call that has generated more than the mean."""
+"""A call is expected to generate at least this much more, also beyond the mean output."""
 
 Entry = tuple[float, int, int, int, int, float | None]
 """(T_r, priority, position, uncached tokens, cached tokens, time until the first token is due)."""
@@ -30,7 +30,10 @@ Ranked = tuple[float, Candidate]
 
 @dataclass(slots=True)
 class TimedCalls:
-    """Every waiting call, in the order of arrival: `entries` can still meet their SLO, `best_effort` have none."""
+    """Every waiting call, in the order of arrival.
+
+    `entries` can still meet their SLO. `missed` cannot. `best_effort` have no deadline.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     missed: list[Missed] = field(default_factory=list)
@@ -41,8 +44,8 @@ class TimedCalls:
 class Sorted:
     """The waiting calls that a plan can use.
 
-    `urgent` and `normal` are in ascending T_r, `held` are long prompts that may not start, `missed` are in descending
-    response ratio. `best_effort` are all of these calls, in the order of arrival.
+    `urgent` and `normal` are in ascending T_r. `held` are long prompts that may not start. `missed` are in descending
+    response ratio. `best_effort` are all waiting best-effort calls, in the order of arrival.
     """
 
     urgent: list[Candidate] = field(default_factory=list)
@@ -87,13 +90,16 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
 
 
 def _soonest_s(moment: Moment, batch: Batch, tokens: int, cached_tokens: int) -> float:
-    """When a waiting call's next token can come at the earliest: now and again decodes have to go on."""
+    """The earliest time, in seconds from now, of a waiting call's next token.
+
+    The call computes alone if decodes may be left out, else beside them.
+    """
     alone = moment.may_pause and tokens <= moment.facts.max_batch_tokens
     return (moment.empty_budget if alone else batch.budget).time_s(tokens, cached_tokens)
 
 
 def divide(timed: TimedCalls, moment: Moment, batch: Batch, long_slots: int, urgent_s: float) -> Sorted:
-    """Make candidates of the first entries: no plan admits or looks at more of them. Up to `urgent_s` is urgent."""
+    """Make candidates of the first entries, as many as a plan can use. Calls with T_r up to `urgent_s` are urgent."""
     found = Sorted(best_effort=timed.best_effort)
     if timed.missed:
         found.missed = _by_response_ratio(timed.missed, moment, batch)
@@ -118,10 +124,10 @@ def divide(timed: TimedCalls, moment: Moment, batch: Batch, long_slots: int, urg
 
 
 def _by_response_ratio(missed: Sequence[Missed], moment: Moment, batch: Batch) -> list[Ranked]:
-    """The first of them by time waited over KV time still to come, as many as a plan can use.
+    """The first `missed` calls, as many as a plan can use, by priority, then by time waited over KV time to come.
 
-    KV time is tokens held times seconds: the KV cache is what runs out first, so small calls are not held up by large
-    ones; a large one's turn comes too, since its ratio grows as long as it waits.
+    KV time is tokens held times seconds, because the KV cache runs out first. So large calls do not hold up small ones.
+    A large call's turn comes too: its ratio grows while it waits.
     """
     now_s, pace, output_tokens = moment.now_s, moment.pace, moment.pace.output_tokens
     token_s = 1 / pace.tokens_per_s if pace.tokens_per_s else 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 PIVOT_SHARE = 0.9
-"""Ours: AccelGen calls throughput at the pivot nearly saturated, and reads it off a plot."""
+"""Ours: AccelGen says that throughput is nearly saturated at the pivot, and reads the pivot off a plot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Pivot:
 
 @dataclass(frozen=True, slots=True)
 class LongAttention:
-    """What a prefill's attention adds once `new x sequence` tokens exceed `threshold`, sequence = context + new."""
+    """The time that a prefill's attention adds above `threshold` of `new x sequence` tokens; sequence = context + new."""
 
     threshold: int = 0
     new_s: float = 0.0
@@ -85,8 +85,8 @@ class CostModel:
     def iteration_time_s(self, work: Iterable[tuple[int, int]]) -> float:
         """One forward pass over `(new tokens, context tokens)` of each call in the batch.
 
-        The constant is paid once an iteration, the linear part at the batch's total new tokens, attention at its total
-        context, and each prefill's `new x sequence` term by itself. A call with one new token is a decode.
+        The constant counts once an iteration. The linear part is at the batch's total new tokens, attention at its
+        total context. Each prefill adds its own `new x sequence` term. A call with one new token is a decode.
         """
         new_total = sequence_total = 0
         long_s = 0.0
@@ -106,22 +106,23 @@ class CostModel:
     def decode_time_s(self, output_tokens: float, context_tokens: float = 0) -> float:
         """Generating `output_tokens` one by one behind `context_tokens`, alone on the engine.
 
-        Each token costs what the middle one does: exact as far as attention is linear in the context.
+        Each token costs as much as the middle one. That is exact as far as attention is linear in the context.
         """
         mean_sequence = context_tokens + output_tokens / 2
         return output_tokens * (self.forward(1) + self._attention_s(mean_sequence)) / self.efficiency
 
     def pivot(self) -> Pivot | None:
-        """The fewest new tokens from which on throughput stays within 90 % of its asymptote; None if there is none.
+        """The least number of new tokens above which throughput stays at 90 % of its asymptote; None without asymptote.
 
-        Throughput of an iteration of n tokens is n / forward(n), and goes to 1 / slope as n grows. It is within the
-        share p where g(n) = slope n - p forward(n) >= 0; g is linear between knots and rises at (1 - p) slope behind
-        the last one, so that the wanted n is the last zero of g. Attention is left out: it goes with the context, not
-        with the size of the iteration, and a quadratic term has no asymptote. It is in the time, of one fresh prompt.
+        The throughput of an iteration of n tokens is n / forward(n). It approaches 1 / slope as n grows. It is at least
+        the share p of that where g(n) = slope n - p forward(n) >= 0. g is linear between knots and rises at
+        (1 - p) slope behind the last knot, so the pivot is the last zero of g. Attention is left out of the throughput:
+        it depends on the context, not on the size of the iteration, and a quadratic term has no asymptote. The pivot's
+        time includes the attention of one fresh prompt.
         """
         slope_s = self.forward.slope_s
         if slope_s <= 0:
-            return None  # time does not grow with the tokens, so throughput does without end
+            return None  # time does not grow with the tokens, so throughput grows without bound
         knots = self.forward.knots
         right_tokens, right_lead = knots[-1][0], slope_s * knots[-1][0] - PIVOT_SHARE * knots[-1][1]
         if right_lead < 0:

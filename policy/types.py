@@ -1,4 +1,4 @@
-"""The values the policies speak in: a call, what it was promised, and where it was placed."""
+"""The policies' values: a call, its objectives, and its placement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a call was promised, in seconds from when it was ready; None where nothing was."""
+    """A call's promised times, in seconds from when it was ready; None where nothing was promised."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -25,11 +25,11 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class TaskGroup:
-    """The task group that a call is part of: what counts is when the last of its calls has completed (Parrot, 5.2).
+    """A call's task group: it counts when the last of its calls has completed (Parrot, 5.2).
 
-    `group_id` is unique in the gateway. `calls` is how many calls of it are known and have not ended, this one
-    included, whether they wait, run or are ready. `shared_tokens` is how much of this call's prompt, from its start, is
-    known to be the same in all of them; 0 where that is not known.
+    `group_id` is unique in the gateway. `calls` counts the group's known calls that have not ended (waiting, ready or
+    running), this one included. `shared_tokens` is the length of the prefix that all their prompts are known to share,
+    0 if none is known.
     """
 
     group_id: str
@@ -41,8 +41,8 @@ class TaskGroup:
 class Call:
     """One LLM call as the policies see it: its prompt as chained hashes of whole tree blocks, never as text.
 
-    `block_hashes[i]` stands for the first `(i + 1) * block_tokens` tokens of the prompt (see `block_hash`).
-    `application` names whom it is a call of (tenant and session), None if nobody has said so.
+    `block_hashes[i]` is the hash of the first `(i + 1) * block_tokens` tokens of the prompt (see `block_hash`).
+    `application` names the application (tenant and session) of the call, None if it is not known.
     """
 
     call_id: str
@@ -58,17 +58,17 @@ class Call:
 
     @property
     def unannotated(self) -> bool:
-        """Whether nobody has said anything of it that placement takes into account."""
+        """Whether it has none of the annotations that placement reads."""
         return self.application is None and self.objective is None and self.group is None
 
     @property
     def served_as(self) -> Objective | None:
-        """How an engine serves it: calls of a task group in large batches, as throughput calls."""
+        """The objective that it is served by: calls of a task group run in large batches, as throughput calls."""
         return self.objective if self.group is None else Objective.THROUGHPUT
 
     @property
     def cacheable_blocks(self) -> int:
-        """Blocks that can come out of a cache: the last prompt token is always computed, its logits are needed."""
+        """Blocks that can come out of a cache. The last prompt token is always computed, for its logits."""
         return min(len(self.block_hashes), max(0, self.prompt_tokens - 1) // self.block_tokens)
 
 
@@ -88,7 +88,7 @@ class PlacementReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """What placing a call on an engine costs, in seconds of engine time (Preble, algorithm 2).
+    """The cost of placing a call on an engine, in seconds of engine time (Preble, algorithm 2).
 
     `harm_s` and `apart_s` are 0 for calls without an objective and without an application (see `harm`, `application`).
     """
@@ -107,9 +107,9 @@ class LoadCost:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The choice of an engine for a call: `cached_tokens` is what that engine is expected to have of the prompt.
+    """The choice of an engine for a call: `cached_tokens` of the prompt are expected in that engine's cache.
 
-    `places` are how many calls of its task group are to follow on which engine; None if nothing was decided for them.
+    `places` says by engine how many calls of its task group are to follow; None if the placement decided no places.
     """
 
     engine_id: str

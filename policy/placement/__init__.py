@@ -1,1 +1,1 @@
-"""Which engine a call runs on: the policies by name, what they weigh, and places kept for task groups."""
+"""Placement, which chooses the engine of a call: the policies by name, their costs, and places for task groups."""

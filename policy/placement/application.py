@@ -1,7 +1,7 @@
 """Keeping the calls of one application together, in seconds (Parrot, section 5.4).
 
-What they share in their prompts is counted where it is cached: on the engine that has it, the prefill is shorter. What
-is left is that calls which end in one result should not drift apart without a reason. That is worth a tie, not more.
+A shared prefix is counted already: its prefill is shorter on the engine that has it cached. Beyond that, calls of one
+application should not drift apart without a reason. That may decide a tie, not more.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ ONE_TOKEN = ((1, 0),)
 def apart_s(call: Call, engine: EngineView) -> float:
     """The engine's shortest iteration if no other call of the application is outstanding on it, else 0.
 
-    Costs that differ by less than an iteration are the same for all that can be known, so this decides between engines
-    that cost the same and never against load.
+    Costs that differ by less than an iteration cannot be told apart. So this decides between engines of equal cost and
+    never against load.
     """
     if call.application is None or call.application in engine.work.applications:
         return 0.0

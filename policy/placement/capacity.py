@@ -1,7 +1,7 @@
-"""What is left of an engine's throughput while it holds a latency call to its time per token (Parrot, section 5.4).
+"""The throughput that an engine keeps while it holds a latency call to its time per token (Parrot, section 5.4).
 
-Parrot's example is an engine whose capacity falls from 64,000 tokens of throughput work to 2,000. How far it falls is a
-matter of the engine, so here it follows from its cost model.
+In Parrot's example, an engine's capacity falls from 64,000 tokens of throughput work to 2,000. How far it falls depends
+on the engine, so here it follows from the engine's cost model.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from functools import lru_cache
 from plait.policy.cost_model import CostModel
 
 CALL_TOKENS = 1366
-"""KV cache of a call of which nothing is known: mean prompt (1,155) and output (211) of Azure's conversation trace."""
+"""Assumed KV cache of an unknown call: mean prompt (1,155) and output (211) of Azure's conversation trace."""
 
 LEAST_RATIO = 2_000 / 64_000
-"""The share that is left in the paper's example. It bounds ours where not even one call decodes within its TPOT."""
+"""The share that is left in the paper's example: our lower bound, also where not even one call meets its TPOT."""
 
 
 def decode_iteration_s(costs: CostModel, calls: int, context_tokens: int) -> float:
-    """Seconds of an iteration in which `calls` calls, each behind `context_tokens`, decode a token; O(1)."""
+    """Seconds of an iteration in which `calls` calls each decode a token behind `context_tokens`; O(1)."""
     if calls <= 0:
         return 0.0
-    as_one = ((1, calls * (context_tokens + 1) - 1),)  # all of their attention
+    as_one = ((1, calls * (context_tokens + 1) - 1),)  # one call with the attention of all
     return costs.iteration_time_s(as_one) + (costs.forward(calls) - costs.forward(1)) / costs.efficiency
 
 
 @lru_cache(maxsize=256)
 def capacity_ratio(costs: CostModel, tpot_s: float, kv_tokens: int | None) -> float:
-    """The share of its throughput that an engine keeps while each of its iterations takes `tpot_s` at most.
+    """The share of its throughput that an engine keeps if each iteration takes at most `tpot_s`: `LEAST_RATIO` to 1.
 
-    That is the decode rate, in tokens a second, of the largest batch that keeps `tpot_s`, over the rate of the batch
-    that fills the KV cache of `kv_tokens` (None: not known, a batch of the pivot's size). From `LEAST_RATIO` to 1.
+    It is a ratio of decode rates, in tokens a second: of the largest batch that keeps `tpot_s`, over the batch that
+    fills the KV cache. If `kv_tokens` is None (not known), the full batch has the pivot's size.
     """
     pivot = costs.pivot()
     if kv_tokens is not None:
@@ -39,7 +39,7 @@ def capacity_ratio(costs: CostModel, tpot_s: float, kv_tokens: int | None) -> fl
     elif pivot is not None:
         full = pivot.tokens
     else:
-        return 1.0  # an iteration takes as long whatever is in it
+        return 1.0  # every iteration takes the same time
 
     def iteration_s(calls: int) -> float:
         return decode_iteration_s(costs, calls, CALL_TOKENS)

@@ -1,4 +1,4 @@
-"""A call that continues another goes where that ran, whatever the policy: its prompt is in that engine's cache."""
+"""A call that continues another goes to the same engine, under every policy: its prompt is in that engine's cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plait.policy.types import Call, Placement, PlacementReason
 
 
 def continue_on(engine: EngineView, call: Call, situation: Situation) -> Placement:
-    """Place `call` on `engine`, which is eligible. It takes one of the places of its task group, if one is for it."""
+    """Place `call` on `engine`, which is eligible. It takes a place of its task group, if the group has places."""
     cached_tokens = cached_blocks(call, situation, engine) * call.block_tokens
     places = None
     if call.group is not None and situation.reservation is not None:
@@ -21,9 +21,10 @@ def continue_on(engine: EngineView, call: Call, situation: Situation) -> Placeme
 
 
 def places_left(reservation: Reservation, others: int, engine_id: str) -> Mapping[str, int]:
-    """The places of a group once one of its calls runs on an engine: as many as `others` of its calls do not run.
+    """A group's places after one of its calls was placed on an engine.
 
-    What is too many is given up on that engine first, then where most are left.
+    At most one place is left for each of the `others` that do not run. Surplus places are given up on that engine
+    first, then where most are left.
     """
     left = dict(reservation.places)
     for _ in range(sum(left.values()) - max(0, others - reservation.running)):

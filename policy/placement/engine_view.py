@@ -1,4 +1,4 @@
-"""One engine as placement sees it: its cost model, its window, its residency, its room, its outstanding work."""
+"""One engine as placement sees it: its cost model, window, residency, room and outstanding work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from plait.policy.types import Call
 
 @dataclass(slots=True, eq=False)
 class EngineView:
-    """Owned and updated by the router, read by the policies.
+    """The router owns and updates it; the policies read it.
 
-    `free_tokens` is room in the KV cache that no cached block fills: as reported, less what was booked since; None
-    where the engine's capacity is not known, and then no eviction is foreseen. `kv_tokens` is the whole KV cache, None
-    where that is not known.
+    `free_tokens` is the room in the KV cache that no cached block fills: as reported, less what was booked since. It is
+    None if the engine's capacity is not known; then no eviction is expected. `kv_tokens` is the size of the KV cache,
+    None if not known.
     """
 
     engine_id: str
@@ -32,13 +32,11 @@ class EngineView:
 
     @property
     def room_tokens(self) -> float:
-        """What the outstanding calls leave of the KV cache, cached prefixes being evictable; without bound if the
-        capacity is not known.
-        """
+        """The KV cache less the outstanding calls' tokens, as cached prefixes can be evicted; infinite if not known."""
         return inf if self.kv_tokens is None else self.kv_tokens - self.work.kv_tokens
 
     def expected_work(self, call: Call, missed_tokens: int, prefill_s: float) -> Work:
-        """What `call` would take here, if it misses so many tokens and they take `prefill_s`."""
+        """The work of `call` here, if it misses `missed_tokens` and their prefill takes `prefill_s`."""
         output_tokens = self.ledger.mean_output_tokens
         if call.unannotated:
             return Work(kv_tokens=missed_tokens + output_tokens)

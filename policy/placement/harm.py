@@ -1,12 +1,12 @@
-"""What latency and throughput calls cost each other on one engine, in seconds of engine time (Parrot, section 5.4).
+"""Harm: how long latency and throughput calls delay each other on one engine, in seconds of engine time (Parrot, 5.4).
 
-While an engine serves a latency call, its iterations may take no longer than that call's time per token, and throughput
-work gets the share r of the engine that `capacity_ratio` says. Work of W seconds then takes W / r for as long as that
-lasts. So the delay of W seconds of throughput work beside D seconds of latency work is
+While an engine serves a latency call, its iterations may take no longer than that call's time per token. Throughput
+work then gets the share r of the engine (`capacity_ratio`), so work of W seconds takes W / r. The delay of W seconds of
+throughput work beside D seconds of latency work is
 
     min(W (1 / r - 1), (1 - r) D)
 
-whichever of the two ends first. A call that is not optimised for anything harms nobody and is not harmed.
+depending on which of the two ends first. A call without an objective does no harm and is not harmed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from plait.policy.placement.engine_view import EngineView
 from plait.policy.types import Call, Objective
 
 DEFAULT_TPOT_S: Final = 0.040
-"""The time per token of latency calls of which it is not known: that of deduced ones (`objectives_slo.LATENCY_SLO`)."""
+"""The assumed TPOT of a latency call without one: that of deduced latency calls (`objectives_slo.LATENCY_SLO`)."""
 
 
 def harm_s(call: Call, engine: EngineView, missed_tokens: int, prefill_s: float) -> float:
-    """The harm of placing `call` on `engine`, where `missed_tokens` of it have to be computed in `prefill_s`.
+    """The harm of placing `call` on `engine`, where its `missed_tokens` are computed in `prefill_s`.
 
-    A latency call delays the throughput work that is there; it costs nothing where another latency call has done so
-    already. A throughput call is itself delayed by the latency work that is there, which in turn waits for its prefill.
+    A latency call delays the throughput work on the engine. It adds no harm if another latency call is there already.
+    A throughput call is delayed by the latency work on the engine, and its prefill delays that latency work.
     """
     if call.served_as is None:
         return 0.0
@@ -39,11 +39,11 @@ def harm_s(call: Call, engine: EngineView, missed_tokens: int, prefill_s: float)
     if not latency.calls:
         return 0.0
     work = engine.expected_work(call, missed_tokens, prefill_s)
-    stall_s = min(prefill_s, latency.total_s)  # it waits no longer than it lasts
+    stall_s = min(prefill_s, latency.total_s)  # the latency work cannot wait longer than it lasts
     return delay_s(engine, work.total_s, latency.total_s, DEFAULT_TPOT_S) + stall_s
 
 
 def delay_s(engine: EngineView, throughput_s: float, latency_s: float, tpot_s: float) -> float:
-    """What `throughput_s` of work lose while `latency_s` of latency work are served in iterations of `tpot_s`."""
+    """The delay of `throughput_s` of work while `latency_s` of latency work run in iterations of `tpot_s`."""
     ratio = capacity_ratio(engine.cost_model, tpot_s, engine.kv_tokens)
     return min(throughput_s * (1 / ratio - 1), (1 - ratio) * latency_s)

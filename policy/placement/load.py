@@ -1,4 +1,4 @@
-"""The load ledger: what an engine was given to do within the last H seconds, in seconds of engine time.
+"""The load ledger: the work placed on an engine within the last H seconds, in seconds of engine time.
 
 See docs/design/placement.md.
 """
@@ -15,12 +15,12 @@ DEFAULT_WINDOW_S = 180.0
 """H: three minutes; Preble (section 3.2) finds that its length hardly matters."""
 
 DEFAULT_PRIOR_OUTPUT_TOKENS = 128
-"""Expected output before any was seen: between the means of Azure's code (28) and conversation (211) traces."""
+"""Expected output before any call ended: between the means of Azure's code (28) and conversation (211) traces."""
 
 
 @dataclass(slots=True, eq=False)
 class LedgerEntry:
-    """One call in the window, and the node its prompt ends at; `prefill_s` is predicted, then corrected."""
+    """One call in the window, and the node where its prompt ends; `prefill_s` is predicted, then corrected."""
 
     booked_s: float
     leaf: Node
@@ -30,7 +30,7 @@ class LedgerEntry:
 
 
 class LoadLedger:
-    """One engine's window. Totals are kept, so reading is O(1) and ageing is amortised O(1)."""
+    """One engine's window. It keeps totals, so reading is O(1) and ageing is amortised O(1)."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class LoadLedger:
 
     @property
     def mean_output_tokens(self) -> float:
-        """Mean output length of the calls in the window that have ended; the prior while none has."""
+        """Mean output length of the ended calls in the window; the prior if there are none."""
         return self._output_tokens / self._outputs if self._outputs else self._prior_output_tokens
 
     def window_cost_s(self) -> float:
-        """L: the prefill of every call in the window, and a decode of mean output length for each."""
+        """L: every call's prefill, and for each call a decode of mean output length."""
         return self._prefill_s + self._decode_s()
 
     def decode_ratio(self) -> float:
@@ -77,7 +77,7 @@ class LoadLedger:
         return entry
 
     def settle(self, entry: LedgerEntry, missed_tokens: int, output_tokens: int) -> None:
-        """Replace the prediction by what the engine reported; without effect on an entry that has aged out."""
+        """Replace the prediction by what the engine reported. No effect on an entry that has aged out."""
         if entry not in self._entries:
             return
         assert entry.output_tokens is None, "a call is settled once"
@@ -89,14 +89,14 @@ class LoadLedger:
         self._outputs += 1
 
     def cancel(self, entry: LedgerEntry) -> bool:
-        """Take back a call that never ran, as if it had not been booked; False if it had aged out already."""
+        """Remove a call that never ran, as if it had not been booked. False if it had aged out already."""
         if entry not in self._entries:
             return False
         self._drop(entry)
         return True
 
     def age(self, now_s: float) -> list[LedgerEntry]:
-        """Let go of the calls booked more than H ago, and return them."""
+        """Drop the calls booked more than H ago, and return them."""
         aged: list[LedgerEntry] = []
         while self._entries:
             oldest = next(iter(self._entries))

@@ -1,7 +1,7 @@
-"""An engine's outstanding work: what its calls still have to compute, by what they are optimised for.
+"""An engine's outstanding work: what its calls still have to compute, by objective.
 
-Only latency and throughput calls have their seconds counted, since only those get in each other's way (see `harm`); of
-other calls it is known what room they take.
+Seconds are counted for latency and throughput calls only, because only these delay each other (see `harm`). Of other
+calls, only the KV cache is counted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from plait.policy.types import Objective
 
 
 class Work(NamedTuple):
-    """What one call takes on its engine: seconds of engine time, as if alone there, and tokens of KV cache.
+    """One call's work on its engine: seconds of engine time, as if alone there, and tokens of KV cache.
 
-    `objective` is what it is served as (`Call.served_as`).
+    `objective` is the call's `served_as`.
     """
 
     objective: Objective | None = None
@@ -44,14 +44,14 @@ class Backlog:
         return self.prefill_s + self.decode_s
 
     def change(self, calls: int, prefill_s: float, decode_s: float) -> None:
-        """Add to the sums, or with less than nothing take from them; without calls they are nothing."""
+        """Add to the sums; negative values subtract. Without calls, the sums are 0."""
         self.calls += calls
         self.prefill_s = max(0.0, self.prefill_s + prefill_s) if self.calls else 0.0
         self.decode_s = max(0.0, self.decode_s + decode_s) if self.calls else 0.0
 
 
 class OutstandingWork:
-    """One engine's. `kv_tokens` is the room that its calls take, what they share with others not counted."""
+    """One engine's outstanding work. `kv_tokens` is the room that its calls take, without what they found cached."""
 
     __slots__ = ("applications", "backlogs", "calls", "kv_tokens")
 
@@ -70,11 +70,11 @@ class OutstandingWork:
         self._change(work, 1)
 
     def remove(self, work: Work) -> None:
-        """A call ended, with what was left of its work."""
+        """A call ended; `work` is what was left of its work."""
         self._change(work, -1)
 
     def prefilled(self, work: Work) -> Work:
-        """A call's prompt has been computed; returns the work that is left of it."""
+        """A call's prompt has been computed. Returns the work that is left of the call."""
         if work.objective is None:
             return work
         self.backlogs[work.objective].change(0, -work.prefill_s, 0.0)

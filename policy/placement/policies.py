@@ -1,13 +1,12 @@
 """Placement: which engine a call runs on. E2 as published by Preble (algorithms 1 and 2), and two plain policies.
 
-To E2's one comparison come what latency and throughput calls cost each other (`harm`) and what it costs to leave one's
-application (`application`), in seconds; calls of a task group are allocated together (`task_group`). For a call without
-objective, application and group that is nothing, and E2 is as published.
+Two terms are added to E2's cost, in seconds: the delay that latency and throughput calls cause each other (`harm`), and
+the distance from the rest of the application (`application`). Calls of a task group are allocated together
+(`task_group`). For a call without objective, application and group both terms are 0, and E2 is as published.
 
-Selection has no side effects: a policy reads engine views and returns a `Placement`; the router books it. Who may be
-chosen at all (healthy, not draining, serves the model) is settled before: `engines` holds only the eligible ones.
-`e2` lacks two parts of the paper so far: decode balance (explore only) and shift (exploit only). See
-docs/design/placement.md.
+Selection has no side effects: a policy reads engine views and returns a `Placement`, and the router books it. `engines`
+holds only eligible engines: healthy, not draining, serving the model. `e2` lacks two parts of the paper so far: decode
+balance (explore only) and shift (exploit only). See docs/design/placement.md.
 """
 
 from __future__ import annotations
@@ -28,8 +27,10 @@ from plait.policy.types import Call, LoadCost, Placement, PlacementReason, TaskG
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a policy decides from: the call's matched path, the eligible engines in a fixed order, how many calls were
-    placed before this one, and what is reserved for its task group (None: it is placed by itself).
+    """A policy's input.
+
+    `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is how many calls
+    were placed before this one. `reservation` is that of the call's task group, None if the call is placed by itself.
     """
 
     path: Sequence[Segment]
@@ -42,7 +43,7 @@ Policy = Callable[[Call, Situation], Placement]
 
 
 def e2(call: Call, situation: Situation) -> Placement:
-    """Exploit a cached prefix when that saves more tokens than it leaves to compute, else explore (algorithm 1).
+    """Exploit a cached prefix if it saves more tokens than it leaves to compute, else explore (algorithm 1).
 
     A call of a task group takes one of the group's places instead.
     """
@@ -63,10 +64,10 @@ def e2(call: Call, situation: Situation) -> Placement:
 
 
 def group_placement(call: Call, situation: Situation, group: TaskGroup, reservation: Reservation) -> Placement:
-    """One of the places of the call's task group: of those that are left, where the call costs least.
+    """Take the cheapest of the places that are left for the call's task group.
 
-    Places are for the calls of the group that are known and do not run yet. Where there are too few they are extended;
-    where there are too many, since calls have failed, the group is allocated anew.
+    Places are for the group's known calls that do not run yet. If there are too few places, more are added. If there
+    are too many, because calls have failed, the group is allocated anew.
     """
     held = {engine: cached_blocks(call, situation, engine) for engine in situation.engines}
     wanted = max(1, group.calls - reservation.running)
@@ -82,8 +83,9 @@ def group_placement(call: Call, situation: Situation, group: TaskGroup, reservat
 
 
 def load_cost(call: Call, situation: Situation, engine: EngineView, cached_tokens: int) -> LoadCost:
-    """L + M + P of placing `call` on `engine`, which has `cached_tokens` of its prompt (algorithm 2), harm and
-    distance from the rest of the application.
+    """The cost of placing `call` on `engine`, which has `cached_tokens` of its prompt.
+
+    It is L + M + P (algorithm 2), plus harm and distance from the rest of the application.
     """
     missed_tokens = call.prompt_tokens - cached_tokens
     window_s = engine.ledger.window_cost_s()
@@ -96,7 +98,7 @@ def load_cost(call: Call, situation: Situation, engine: EngineView, cached_token
 
 
 def eviction_cost_s(call: Call, situation: Situation, engine: EngineView, missed_tokens: int) -> float:
-    """M: for each node LRU would evict to make room, the time to compute it again x its share of the window's calls."""
+    """M: for each node that LRU would evict to make room, its recomputation time x its share of the window's calls."""
     calls = len(engine.ledger)
     if engine.free_tokens is None or not calls:
         return 0.0
@@ -111,7 +113,7 @@ def eviction_cost_s(call: Call, situation: Situation, engine: EngineView, missed
 
 
 def exploiting_saves(call: Call, engine: EngineView, held_blocks: int) -> bool:
-    """Whether what `engine` has cached of the prompt saves no less of its time than the call costs there in harm."""
+    """Whether the prompt's cached part saves `engine` at least as much time as the call does harm there."""
     cached_tokens = held_blocks * call.block_tokens
     missed_tokens, costs = call.prompt_tokens - cached_tokens, engine.cost_model
     prefill_s = costs.prefill_time_s(missed_tokens, cached_tokens)
@@ -119,11 +121,11 @@ def exploiting_saves(call: Call, engine: EngineView, held_blocks: int) -> bool:
 
 
 def holders_of_key_portion(path: Sequence[Segment], held: Mapping[EngineView, int]) -> list[EngineView]:
-    """The engines that hold the key portion: the node with the most tokens on the matched path (the deepest of equals).
+    """The engines that hold the key portion: the node with the most tokens on the matched path; ties: the deepest.
 
-    `held` says how many blocks of the path each engine has; what none has is not matched. An engine holds a node if it
-    has everything before it and at least half of what any engine has of it: with less, by E2's own rule of saved
-    against computed tokens, it would not count as cached.
+    `held` says how many blocks of the path each engine has. Blocks that no engine has do not count as matched. An
+    engine holds a node if it has everything before it, and at least half of the most that any engine has of it. With
+    less than half, E2's rule of saved against computed tokens would not count the node as cached.
     """
     matched = max(held.values())
     key_start = key_blocks = start = 0
@@ -136,13 +138,13 @@ def holders_of_key_portion(path: Sequence[Segment], held: Mapping[EngineView, in
 
 
 def round_robin(call: Call, situation: Situation) -> Placement:
-    """Each engine in turn."""
+    """The engines in turn."""
     engine = situation.engines[situation.turn % len(situation.engines)]
     return _placement(call, engine, PlacementReason.ROUND_ROBIN, cached_blocks(call, situation, engine))
 
 
 def least_outstanding(call: Call, situation: Situation) -> Placement:
-    """The engine with the fewest outstanding calls; among equals, each in turn."""
+    """The engine with the fewest outstanding calls; ties: in turn."""
     fewest = min(engine.outstanding for engine in situation.engines)
     idle = [engine for engine in situation.engines if engine.outstanding == fewest]
     engine = idle[situation.turn % len(idle)]
@@ -150,20 +152,20 @@ def least_outstanding(call: Call, situation: Situation) -> Placement:
 
 
 def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
-    """Blocks of the prompt that the engine is expected to have; never all, as the last token is always computed."""
+    """Blocks of the prompt that the engine is expected to have; the last prompt token is always computed."""
     return min(call.cacheable_blocks, engine.residency.held_blocks(situation.path))
 
 
 def _cheapest(
     call: Call, situation: Situation, candidates: Sequence[EngineView], held: Mapping[EngineView, int]
 ) -> tuple[LoadCost, EngineView]:
-    """Of equal engines the one with the fewest outstanding calls, then the first: the paper leaves ties open."""
+    """The cheapest engine; ties, which the paper leaves open: the fewest outstanding calls, then the first."""
     costs = [(load_cost(call, situation, engine, held[engine] * call.block_tokens), engine) for engine in candidates]
     return min(costs, key=lambda pair: (pair[0].total_s, pair[1].outstanding))
 
 
 def _part(call: Call, situation: Situation, group: TaskGroup, engine: EngineView, held_blocks: int) -> Part:
-    """What calls such as this one would be on an engine, as its task group is allocated."""
+    """The costs on an engine of a task group of calls such as this one."""
     costs, output_tokens = engine.cost_model, engine.ledger.mean_output_tokens
     cached_tokens = held_blocks * call.block_tokens
     cost = load_cost(call, situation, engine, cached_tokens)

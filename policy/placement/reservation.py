@@ -1,4 +1,4 @@
-"""Reservations: on which engines the calls of a task group that are still to come will run.
+"""Reservations: the engines on which a task group's calls that are still to come will run.
 
 See docs/design/placement.md.
 """
@@ -14,7 +14,7 @@ from plait.policy.types import Call, Placement
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What was decided for a group: `places` by engine for calls to come, and how many `running` have theirs."""
+    """A group's allocation: `places` by engine for calls to come; `running` calls have taken theirs."""
 
     places: Mapping[str, int]
     running: int = 0
@@ -25,10 +25,10 @@ NOTHING_RESERVED = Reservation({})
 
 
 class Reservations:
-    """Those of a fleet, by group and model, since an engine serves some models only. The router's state.
+    """The reservations of a fleet, by group and model, since an engine serves only some models. The router owns them.
 
-    One is there while places are left or calls of its group run. It is renewed by each call of the group that is
-    booked; its places end when all are taken, when `window_s` pass without such a call, or when an engine is lost.
+    A reservation exists while it has places or running calls. Each booked call of the group renews it. Its places end
+    when all are taken, when `window_s` pass without a booked call, or when an engine is lost.
     """
 
     __slots__ = ("_groups", "_window_s")
@@ -42,15 +42,15 @@ class Reservations:
 
     @property
     def running(self) -> int:
-        """Calls of groups that are on engines."""
+        """Calls of task groups that are on engines."""
         return sum(reservation.running for reservation in self._groups.values())
 
     def of(self, call: Call) -> Reservation | None:
-        """What is reserved for the call's group; None if it is of none."""
+        """The reservation of the call's group; None for a call without one."""
         return None if call.group is None else self._of((call.group.group_id, call.model))
 
     def book(self, call: Call, placement: Placement, now_s: float) -> None:
-        """A call was booked; if it is of a group, what was decided for the others with it is reserved."""
+        """A call was booked. If it has a group, reserve the places that its placement decided for the others."""
         if call.group is None:
             return
         key = call.group.group_id, call.model
@@ -67,14 +67,15 @@ class Reservations:
         self._keep(key, replace(before, running=before.running - 1))
 
     def age(self, now_s: float) -> None:
-        """Give up the places of groups that have not been seen for longer than the window."""
+        """Give up the places of groups without a booked call for longer than the window."""
         for key, reservation in list(self._groups.items()):
             if reservation.seen_s < now_s - self._window_s:
                 self._keep(key, replace(reservation, places={}))
 
     def restrict(self, eligible: Mapping[str, Collection[str]]) -> None:
-        """Give up all places of a group of which some are on an engine that is not `eligible` for its model any more:
-        what is left of the group is allocated anew.
+        """Give up all places of a group if some are on an engine that is no longer `eligible` for its model.
+
+        The rest of the group is then allocated anew.
         """
         for key, reservation in list(self._groups.items()):
             if not set(reservation.places) <= set(eligible.get(key[1], ())):

@@ -1,7 +1,7 @@
-"""Allocating a task group: places for all of its calls in one decision, at the least marginal cost (Parrot, 5.4).
+"""Allocates a task group: places for all of its calls in one decision, at the least marginal cost (Parrot, 5.4).
 
-Only the call that comes first is known when its group is allocated; the others are taken to be as long, and to share
-with it what `TaskGroup.shared_tokens` says. The policy says what each engine would make of such calls (`Part`).
+When a group is allocated, only its first call is known. The others are assumed to be as long, and to share
+`TaskGroup.shared_tokens` with it. The policy supplies the costs of such calls on each engine (`Part`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a group's calls would be on one engine.
+    """The costs of a group's calls on one engine.
 
-    Before them come `load_s` seconds of engine time. The prefill of the first of them takes `first_s` there, of each
-    other `next_s`, where what they share is cached by then; `decode_s(n)` is how long n of them decode together. They
-    take `first_tokens` and `next_tokens` of the KV cache, of which `room_tokens` are left.
+    `load_s` seconds of engine time come before them. The first call's prefill takes `first_s`. Each other prefill takes
+    `next_s`, since the shared prefix is cached by then. `decode_s(n)` is how long n calls decode together. The first
+    call takes `first_tokens` of the KV cache, each other `next_tokens`. `room_tokens` of the KV cache are left.
     """
 
     engine_id: str
@@ -31,28 +31,28 @@ class Part:
     room_tokens: float = inf
 
     def work_s(self, calls: int) -> float:
-        """The time that so many calls of the group take here."""
+        """The time that `calls` calls of the group take here."""
         return self.first_s + (calls - 1) * self.next_s + self.decode_s(calls) if calls else 0.0
 
     def has_room(self, calls: int) -> bool:
-        """Whether so many calls of the group fit into the KV cache at once."""
+        """Whether `calls` calls of the group fit into the KV cache at once."""
         return self.first_tokens + (calls - 1) * self.next_tokens <= self.room_tokens
 
     def marginal_cost_s(self, calls: int) -> float:
-        """Of one call more than `calls`: when all of them would have completed here, and the prefill that it adds.
+        """The cost of one call more than `calls`: when all of them would complete here, plus the prefill that it adds.
 
-        The first is what the group waits for. The second is the engine time that it takes from everybody else: little
-        for a call that joins those it shares a prefix with, all of the prefix where it is computed once more. A decode
-        in a batch takes next to nothing from others.
+        The group waits for the completion. The prefill is engine time taken from all other calls: little for a call
+        that finds its shared prefix cached, all of the prefix where it is computed once more. A decode in a batch takes
+        next to nothing from others.
         """
         return self.load_s + self.work_s(calls + 1) + (self.next_s if calls else self.first_s)
 
 
 def allocate(parts: Sequence[Part], places: Mapping[str, int], wanted: int) -> dict[str, int]:
-    """Places for `wanted` calls by engine, those without any left out; `places` that there are already stay.
+    """Places for `wanted` calls by engine. Existing `places` stay; engines without places are left out.
 
-    Call by call to the engine where it costs least, of equals the first. An engine without room takes none while
-    another has some. O((engines + wanted) log engines).
+    Each call goes to the engine where it costs least; ties: the first. An engine without room gets no call while
+    another has room. O((engines + wanted) log engines).
     """
     chosen = {part.engine_id: places.get(part.engine_id, 0) for part in parts}
 

@@ -52,7 +52,7 @@ class Pivot:
 
 @dataclass(frozen=True, slots=True)
 class LongAttention:
-    """The time that a prefill's attention adds above `threshold` of `new x sequence` tokens; sequence = context + new."""
+    """The time of a prefill's attention above `threshold` tokens of `new x sequence`; sequence = context + new."""
 
     threshold: int = 0
     new_s: float = 0.0

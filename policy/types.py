@@ -25,7 +25,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class TaskGroup:
-    """A call's task group: it counts when the last of its calls has completed (Parrot, 5.2).
+    """A call's task group: what counts is when its last call completes (Parrot, 5.2).
 
     `group_id` is unique in the gateway. `calls` counts the group's known calls that have not ended (waiting, ready or
     running), this one included. `shared_tokens` is the length of the prefix that all their prompts are known to share,

@@ -1,10 +1,10 @@
-"""Chained block hashes: a prompt prefix as one 64-bit number that gateway and engines compute alike.
+"""Chained block hashes: gateway and engines compute the same 64-bit number for the same prompt prefix.
 
     h_0 = the first 8 bytes of SHA-256(format version, model, cache salt)
     h_i = the first 8 bytes of SHA-256(h_{i-1} || the tokens of block i as uint32, little endian)
 
-Bytes are read as a big-endian integer. Equal hashes mean equal prefixes, so prompts never have to be shared, and a
-match along a chain is a bisection: if block i is known, so is every block before it.
+Bytes are read as a big-endian integer. Equal hashes mean equal prefixes, so prompts never have to be shared. If block i
+is known, so is every block before it. So a match along a chain is a bisection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 """Part of h_0: residency of another format never matches."""
 
 MIN_TREE_BLOCK_TOKENS = 64
-"""Small enough to see a shared prefix to 1 % of a typical prompt, large enough to hash one in 0.2 ms
+"""Small enough to measure a shared prefix to 1 % of a typical prompt, large enough to hash such a prompt in 0.2 ms
 (docs/design/prefix-tree.md).
 """
 
@@ -31,13 +31,13 @@ def tree_block_tokens(engine_block_tokens: int) -> int:
 
 
 def root_hash(model: str, cache_salt: str = "") -> int:
-    """h_0 of a chain; `model` as calls name it, so a LoRA adapter has chains of its own. NUL joins the parts."""
+    """h_0 of a chain. `model` is the name that calls use, so a LoRA adapter has its own chains. NUL joins the parts."""
     seed = "\0".join((f"plait-{FORMAT_VERSION}", model, cache_salt))
     return int.from_bytes(sha256(seed.encode()).digest()[:8], "big")
 
 
 def chain(tokens: Sequence[int], block_tokens: int, parent: int) -> array[int]:
-    """The chained hash of each whole block of `tokens`, `parent` being the hash before the first of them."""
+    """The chained hash of each whole block of `tokens`; `parent` is the hash before the first block."""
     words = array("I", tokens)
     if words.itemsize != 4 or byteorder != "little":  # pragma: no cover - no such machine is supported
         raise RuntimeError("chained block hashes need 32-bit little-endian words")
@@ -54,7 +54,7 @@ def chain(tokens: Sequence[int], block_tokens: int, parent: int) -> array[int]:
 
 
 class HashChain:
-    """A growing chain: `hashes` of the whole blocks so far, the tokens behind them kept until they fill one."""
+    """A growing chain: `hashes` of the whole blocks so far. Tokens behind them are kept until they fill a block."""
 
     __slots__ = ("_rest", "_root", "block_tokens", "hashes")
 

@@ -1,6 +1,6 @@
 """A node of the prefix tree, and its holdings: what each engine has of it.
 
-A node knows its holdings and a holding its node, so both stand here.
+Both classes are here because a node refers to its holdings and a holding to its node.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Node:
         return self.start_blocks + len(self.hashes)
 
     def holding(self, engine_id: str) -> Holding:
-        """The engine's holding, made when absent; `drop_unused` and `PrefixTree.prune` take back what stays empty."""
+        """The engine's holding, made if absent; `drop_unused` and `PrefixTree.prune` remove empty ones."""
         holding = self.holdings.get(engine_id)
         if holding is None:
             holding = self.holdings[engine_id] = Holding(self)
         return holding
 
     def drop_unused(self, engine_id: str) -> None:
-        """Forget the engine's holding if nothing is left of it; one that is only shared leaves the order of use."""
+        """Forget the engine's holding if it is empty. A holding that only has sharers leaves the order of use."""
         holding = self.holdings[engine_id]
         if not holding.held:
             holding.unlink()
@@ -58,7 +58,7 @@ class Node:
         return len(self.hashes) if holding.bookings else holding.staying_blocks
 
     def common_blocks(self, offset: int, hashes: Sequence[int], start: int) -> int:
-        """How many blocks `self.hashes[offset:]` and `hashes[start:]` share; chained, so a bisection."""
+        """How many leading blocks `self.hashes[offset:]` and `hashes[start:]` share; chained, so found by bisection."""
         low, high = 0, min(len(self.hashes) - offset, len(hashes) - start)
         while low < high:
             middle = (low + high + 1) // 2
@@ -77,11 +77,11 @@ class Node:
 
 
 class Holding:
-    """One engine's share in one node, counted in blocks from the node's start; a link of that engine's order of use.
+    """One engine's blocks of one node, from the node's start; also a link in that engine's order of use.
 
-    `resident_blocks` is what the engine reported; `bookings` counts calls on their way or just ended, whose blocks are
-    expected (a call always spans whole nodes); `sharers` counts calls placed there within the window H. Of the resident
-    blocks, the last `leaving_blocks` are expected to be evicted for a call that is on its way.
+    `resident_blocks` is what the engine reported. `bookings` counts calls on their way or just ended; their blocks are
+    expected (a call always spans whole nodes). `sharers` counts the calls placed there within the window H. The last
+    `leaving_blocks` of the resident blocks are expected to be evicted for a call that is on its way.
     """
 
     __slots__ = ("bookings", "leaving_blocks", "newer", "node", "older", "resident_blocks", "sharers")
@@ -103,7 +103,7 @@ class Holding:
 
     @property
     def held(self) -> bool:
-        """Whether the engine has or expects anything of the node: then, and only then, it is in the order of use."""
+        """Whether blocks of the node are resident or expected. Only then is the holding in the order of use."""
         return self.resident_blocks > 0 or self.bookings > 0
 
     @property
@@ -112,7 +112,7 @@ class Holding:
         return self.resident_blocks - self.leaving_blocks
 
     def needed_blocks(self) -> int:
-        """Leading blocks of the node that must stay in the tree on this engine's account."""
+        """Leading blocks of the node that must stay in the tree because of this engine."""
         return len(self.node) if self.bookings or self.sharers else self.resident_blocks
 
     def split(self, upper: Node, blocks: int) -> Holding:
@@ -126,12 +126,12 @@ class Holding:
         return above
 
     def link_between(self, older: Holding, newer: Holding) -> None:
-        """Enter an order of use between two neighbours."""
+        """Enter the order of use between two neighbours."""
         self.older, self.newer = older, newer
         older.newer = newer.older = self
 
     def unlink(self) -> None:
-        """Leave the order of use, if in one."""
+        """Leave the order of use, if the holding is in it."""
         if self.older is not None and self.newer is not None:
             self.older.newer, self.newer.older = self.newer, self.older
             self.older = self.newer = None

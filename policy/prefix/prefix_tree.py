@@ -1,8 +1,8 @@
 """The prefix tree: one radix tree over chained block hashes, shared by all engines and models.
 
-A node is a run of blocks that every prompt through it shares. Because hashes are chained, one hash stands for a whole
-prefix: a match is a bisection over the prompt's hashes, and chains of different models never meet below the root.
-What each engine has of a node, and how many calls shared it lately, is kept beside the node (`Holding`). See
+A node is a run of blocks that every prompt through it shares. Because hashes are chained, one hash identifies a whole
+prefix. So a match is a bisection over the prompt's hashes, and chains of different models never meet below the root. A
+`Holding` beside the node says what one engine has of it and how many calls shared it lately. See
 docs/design/prefix-tree.md.
 """
 
@@ -17,14 +17,14 @@ from plait.policy.prefix.node import Node
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The first `blocks` blocks of a node, matched by a prompt; only a path's last one may be less than its node."""
+    """The first `blocks` blocks of a node, matched by a prompt. Only a path's last segment may be part of its node."""
 
     node: Node
     blocks: int
 
 
 class PrefixTree:
-    """The radix tree. `index` knows the node of every block, so any prefix is found from one hash."""
+    """The radix tree. `index` has the node of every block, so any prefix is found from one hash."""
 
     def __init__(self) -> None:
         self.root = Node(None, 0, array("Q"))
@@ -53,7 +53,7 @@ class PrefixTree:
         return segments
 
     def insert(self, hashes: Sequence[int]) -> Node:
-        """Insert a chain that begins at the root and return the node it ends at, which it spans to its end."""
+        """Insert a chain that begins at the root. Returns its last node, which ends where the chain does."""
         node = self.root
         position, length = 0, len(hashes)
         while position < length:
@@ -66,7 +66,7 @@ class PrefixTree:
         return node
 
     def add_leaf(self, parent: Node, hashes: Sequence[int]) -> Node:
-        """Hang the chain `hashes`, of which nothing is in the tree yet, below `parent`."""
+        """Add the chain `hashes`, none of which is in the tree yet, below `parent`."""
         leaf = Node(parent, parent.end_blocks, array("Q", hashes))
         parent.children[leaf.hashes[0]] = leaf
         for block in leaf.hashes:
@@ -74,10 +74,10 @@ class PrefixTree:
         return leaf
 
     def extend(self, node: Node, hashes: Sequence[int]) -> Node:
-        """Put `hashes`, of which nothing is in the tree yet, behind `node`; returns the node they are in.
+        """Put `hashes`, none of which is in the tree yet, behind `node`; returns the node that has them.
 
-        A leaf that no call spans grows, so that an output reported block by block stays one node; one that calls span
-        gets a child, because they span whole nodes.
+        A leaf that no call spans grows, so that an output reported block by block stays one node. A leaf that calls
+        span gets a child, because calls span whole nodes.
         """
         if node.parent is None or node.children or any(h.bookings or h.sharers for h in node.holdings.values()):
             return self.add_leaf(node, hashes)
@@ -89,7 +89,7 @@ class PrefixTree:
     def split(self, node: Node, blocks: int) -> Node:
         """Cut `node` behind its first `blocks` blocks and return the new upper part.
 
-        The lower part keeps its identity: calls that end there hold on to it, and all of them span the upper part too.
+        The lower part keeps its identity: calls that end there refer to it. They all span the upper part too.
         """
         assert node.parent is not None
         assert 0 < blocks < len(node)
@@ -107,7 +107,7 @@ class PrefixTree:
         return upper
 
     def prune(self, node: Node) -> int:
-        """Drop what nobody has or shares any more, from `node` upwards; returns how many nodes left the tree."""
+        """Drop blocks that no engine holds or shares, from `node` upwards; returns how many nodes left the tree."""
         removed = 0
         while node.parent is not None and not node.children:
             keep = max((h.needed_blocks() for h in node.holdings.values()), default=0)

@@ -1,8 +1,8 @@
-"""Residency: which prefixes one engine holds, as knowledge, not hope (docs/design/residency.md).
+"""Residency: which prefixes one engine holds, by its own reports (docs/design/residency.md).
 
-The engine reports what its cache stored and removed; between reports, the prefixes of booked calls are expected. Nodes
-are kept in the order of their last use with descendants before ancestors, which is the order in which an LRU cache of
-reference-counted blocks gives them up.
+The engine reports what its cache stored and removed. Between reports, the prefixes of booked calls are expected. Nodes
+are kept in the order of their last use, descendants before ancestors. An LRU cache of reference-counted blocks evicts
+them in this order.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from plait.policy.prefix.resident_blocks import ResidentBlocks
 from plait.policy.prefix.use_order import UseOrder
 
 Victim = tuple[Node, int]
-"""A node, and how many blocks from its resident end go."""
+"""A node, and how many of its last resident blocks go."""
 
 
 class Residency:
-    """What one engine holds of the shared prefix tree: what is `resident`, and what bookings let expect."""
+    """One engine's part of the shared prefix tree: its `resident` blocks, and the blocks of booked calls."""
 
     def __init__(self, engine_id: str, tree: PrefixTree) -> None:
         self.engine_id = engine_id
@@ -38,7 +38,7 @@ class Residency:
         return total
 
     def book(self, leaf: Node) -> None:
-        """A call that ends at `leaf` was placed here: its blocks are expected, and it shares them within H."""
+        """A call that ends at `leaf` was placed here. Its blocks are expected, and it counts as a sharer within H."""
         for node in leaf.path():
             holding = node.holding(self.engine_id)
             holding.bookings += 1
@@ -46,11 +46,11 @@ class Residency:
             self._order.touch(holding)
 
     def touch(self, leaf: Node) -> None:
-        """The prefix that ends at `leaf` was in use until now."""
+        """The prefix that ends at `leaf` was used until now."""
         self._order.touch_path(leaf)
 
     def unbook(self, leaf: Node) -> None:
-        """The call's blocks are no longer expected: what stays is what the engine reported."""
+        """The call's blocks are no longer expected. Only blocks that the engine reported stay."""
         for node in leaf.path():
             node.holdings[self.engine_id].bookings -= 1
             node.drop_unused(self.engine_id)
@@ -64,7 +64,7 @@ class Residency:
         self._tree.prune(leaf)
 
     def victims(self, blocks: int, keep: Collection[Node] = ()) -> Iterator[Victim]:
-        """The (node, tail blocks) that LRU would evict next to free `blocks`; booked nodes and those in `keep` stay."""
+        """The (node, tail blocks) that LRU would evict next to free `blocks`; booked nodes and nodes in `keep` stay."""
         for holding in self._order:
             if blocks <= 0:
                 return
@@ -75,17 +75,17 @@ class Residency:
             yield holding.node, taken
 
     def expect_eviction(self, blocks: int) -> list[Victim]:
-        """A call on its way will need `blocks` of room: what LRU evicts for it no longer counts as held."""
+        """A call on its way will need `blocks` of room. The blocks that LRU evicts for it no longer count as held."""
         victims = [victim for victim in self.victims(blocks) if victim[1]]
         for node, taken in victims:
             node.holdings[self.engine_id].leaving_blocks += taken
         return victims
 
     def end_expectation(self, victims: Sequence[Victim]) -> None:
-        """The call has found its room or given up: what it did not push out of `victims` stays after all."""
+        """The call has found its room or given up. Blocks of `victims` that were not evicted count as held again."""
         for victim, taken in victims:
             rest = taken
-            for node in victim.path():  # a node that was split since has left part of it to its ancestors
+            for node in victim.path():  # if the node was split since, part of it went to its ancestors
                 holding = node.holdings.get(self.engine_id)
                 spared = min(rest, holding.leaving_blocks) if holding is not None else 0
                 if holding is not None:
@@ -95,7 +95,7 @@ class Residency:
                     break
 
     def evict(self, blocks: int) -> None:
-        """Take `blocks` to be evicted in LRU order: for engines that do not report."""
+        """Assume that `blocks` were evicted in LRU order: for engines that do not report."""
         for node, taken in self.victims(blocks):
             self.resident.evict(node, taken)
 

@@ -1,4 +1,4 @@
-"""The blocks of the prefix tree that one engine has in its cache, as its reports say or as they are assumed."""
+"""The blocks of the prefix tree that one engine has in its cache, by its reports or by assumption."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ResidentBlocks:
         return 0 if holding is None else holding.resident_blocks
 
     def store(self, parent: int | None, hashes: Sequence[int]) -> None:
-        """The engine stored the blocks `hashes`, which continue the chain at `parent` (None: they begin one).
+        """The engine stored the blocks `hashes`, which continue the chain at `parent` (None: they begin a chain).
 
-        A run whose parent is not resident here cannot be reached from the root and is left out.
+        A run whose parent is not resident here cannot be reached from the root. It is left out.
         """
         node, offset = self._tree.root, 0
         if parent is not None:
@@ -51,13 +51,13 @@ class ResidentBlocks:
         self._order.touch_path(node)
 
     def store_path(self, leaf: Node) -> None:
-        """Everything up to `leaf` is taken to be stored: for engines that do not report."""
+        """Assume that everything up to `leaf` was stored: for engines that do not report."""
         for node in leaf.path():
             self._grow(node, len(node))
         self._order.touch_path(leaf)
 
     def remove(self, block: int) -> None:
-        """The engine evicted a block: what lay behind it can no longer be reached from the root and goes with it."""
+        """The engine evicted a block. The blocks behind it go too: they cannot be reached from the root any more."""
         found = self._find(block)
         if found is None:
             return
@@ -67,12 +67,12 @@ class ResidentBlocks:
         self._shrink(node, offset)
 
     def clear(self) -> None:
-        """The engine restarted or is about to send a snapshot: nothing is resident until it says so."""
+        """The engine restarted or is about to send a snapshot: nothing is resident until it reports."""
         for holding in self._order:
             self._shrink(holding.node, 0)
 
     def evict(self, node: Node, blocks: int) -> None:
-        """The last `blocks` of a node have gone."""
+        """The last `blocks` resident blocks of a node were evicted."""
         self._shrink(node, self.of(node) - blocks)
 
     def _find(self, block: int) -> tuple[Node, int] | None:
@@ -89,7 +89,7 @@ class ResidentBlocks:
             return None
 
     def _below(self, node: Node) -> list[Node]:
-        """The node's descendants of which something is resident here, ancestors first."""
+        """The node's descendants with resident blocks, ancestors first."""
         if self.of(node) < len(node):
             return []
         found = [child for child in node.children.values() if self.of(child)]

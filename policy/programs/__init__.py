@@ -1,1 +1,1 @@
-"""Calls that depend on each other: the request graph, the objectives deduced on it, what prompts share."""
+"""Calls that depend on each other: the request graph, the objectives deduced from it, and shared prefixes."""

@@ -1,12 +1,13 @@
-"""The longest predicted ways from a session's calls to awaited variables, and each call's share of a JCT by them.
+"""The longest predicted ways from a session's calls to awaited variables, and each call's share of a JCT.
 
-A job's end-to-end JCT is handed down to its calls (docs/design/clocks.md). A call is due when what follows it on the
-longest way to the variable just fits into the rest: what is left is divided in proportion to predicted times on the
-critical path, and calls beside it get the slack that they have. A call's share begins when the last of its producers is
-due, so on no path do the shares add up to more than is left, and none is under the call's proportion.
+A job's end-to-end JCT is divided among its calls (docs/design/clocks.md). A call is due when the time left just
+suffices for the calls that follow it on the longest way to the variable. On the critical path, the time left is divided
+in proportion to predicted times. Calls beside the critical path also get their slack. A call's share begins when the
+last of its producers is due. So on no path do the shares add up to more than the time left, and no share is under the
+call's proportion.
 
-Only who waits follows anybody, and what a waiting call is predicted to take does not change. So the ways change with
-the calls and links alone, never as time goes by, and are kept from event to event.
+Only waiting calls follow another call, and a waiting call's predicted time does not change. So the ways change only
+with calls and links, never with time, and are kept from event to event.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _NO_WAYS: Final[Mapping[str, float]] = {}
 class CriticalPaths:
     """For each call and each timed variable behind it, the seconds that follow the call on the longest way there.
 
-    `predicted_s` is how long a call takes that waits. Events touch calls; these are renewed, consumers first, and then
-    the producers of each call that this has changed. That costs the calls and links on the ways that change.
+    `predicted_s` is the time that a waiting call takes. Events touch calls. Touched calls are renewed, consumers first.
+    Then the producers of each changed call are renewed. The cost is in the calls and links on the ways that change.
     """
 
     __slots__ = ("_below_s", "_graph", "_marks", "_predicted_s", "_touched", "_waits")
@@ -39,16 +40,16 @@ class CriticalPaths:
         self._touched: set[str] = set()
 
     def upstream(self, variable: str) -> Iterator[str]:
-        """The calls that a timed variable still needs; none if no call is to produce it."""
+        """The calls that a timed variable still needs; none if no call produces it."""
         return (call_id for call_id, below_s in self._below_s.items() if variable in below_s)
 
     def shares(
         self, call_ids: Iterable[str], left_s: Callable[[str], float], call_left_s: Callable[[str], float]
     ) -> dict[str, float]:
-        """The share of each of these calls, which are ready, in seconds from now: of several JCTs the tightest.
+        """The share of each of these ready calls, in seconds from now; of several JCTs, the tightest counts.
 
-        `left_s` is what is left until a timed variable is due; `call_left_s` is how long a call takes yet. Calls that
-        no timed variable needs have no share. O(calls that wait for no other, times the variables).
+        `left_s` is the time until a timed variable is due. `call_left_s` is the time that a call still takes. Calls
+        that no timed variable needs have no share. O(calls that wait for no other, times the variables).
         """
         below_s = {call_id: self._below_s[call_id] for call_id in call_ids if call_id in self._below_s}
         if not below_s:
@@ -86,14 +87,14 @@ class CriticalPaths:
             self.touch(link.producer)
 
     def touch(self, call_id: str) -> None:
-        """What a call makes or who takes it has changed: all its ways are to be looked at."""
+        """A call's outputs or consumers have changed: all its ways have to be renewed."""
         if self._marks.timed or call_id in self._below_s:
             self._touched.add(call_id)
 
     def renew(self, call_id: str, moved: set[str]) -> bool:
-        """Bring a call's ways to the `moved` variables up to date, a touched call's all; returns whether any changed.
+        """Bring a call's ways to the `moved` variables up to date, or all ways of a touched call.
 
-        `moved` are the variables some way to which has changed; those to which one of this call's has are added.
+        Returns whether any way changed. `moved` are the variables to which some way has changed; this call's are added.
         """
         if call_id in self._touched:
             self._touched.remove(call_id)

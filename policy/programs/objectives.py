@@ -1,26 +1,25 @@
-"""What each call of a session should be optimised for, deduced from what the application waits for (Parrot, 5.2).
+"""Deduces each call's objective from the variables and calls that the application waits for (Parrot, 5.2).
 
-A client says so in two ways: it *gets* a variable with an objective, or annotates a call with one. Both make a call an
-awaited one: the variable's producer, or the call itself. Walking from awaited calls against the edges of the graph:
+A client states an objective in two ways: it *gets* a variable with one, or annotates a call with one. Both make a call
+an awaited call: the variable's producer, or the call itself. Walking from awaited calls against the edges of the graph:
 
-- `throughput` marks every call upstream throughput-preferred;
-- `latency` gives every call upstream a stage: 0 is the awaited call, and a consumer in stage k puts its producers into
-  stage k + 1, so a call's stage is its longest distance to the awaited call. A stage of one call is a latency call, all
-  the way up the chain. Two or more are a task group: what counts is when the last of them has completed.
+- `throughput` makes every call upstream a throughput call;
+- `latency` gives every call upstream a stage. The awaited call is stage 0. A consumer in stage k puts its producers
+  into stage k + 1, so a call's stage is its longest distance to the awaited call. The only call of a stage is a latency
+  call, all the way up the chain. Two or more are a task group: what counts is when its last call completes.
 
-Where the wishes differ:
+Where objectives conflict:
 
 - A call's own annotation wins over anything deduced for it. A call annotated `throughput` is in no task group, but
-  hands on upstream the stage that it would have had.
+  passes upstream the stage that it would have had.
 - Latency wins over throughput for a call that serves both.
-- A call whose consumers are in stages of several awaited calls takes the smallest of the stages that they offer; of
-  equal ones, that of the awaited call with the smaller id. (A consumer offers only the stage that it takes itself, so a
-  call remembers one stage, however many variables are awaited.) An awaited call is in its own stage 0 in any case.
-- A get with an explicit `Slo` deduces as `latency`; its figures are given by `asked`.
+- A call whose consumers are in stages of several awaited calls takes the smallest stage that they offer; ties: the
+  awaited call with the smaller id. (A consumer offers only its own stage, so a call remembers one stage, however many
+  variables are awaited.) An awaited call is always in its own stage 0.
+- A get with an explicit `Slo` deduces as `latency`; `asked` returns its figures.
 
-The deduction is a function of the graph's calls and links and of the marks, never of the order in which they came. A
-call that has ended is not in the graph: when only one call of a group is left it is a latency call, as it alone holds
-up what follows.
+The deduction is a function of the graph's calls and links and of the marks, never of their order of arrival. A call
+that has ended is not in the graph. The last call of a group is a latency call, because it alone holds up what follows.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from plait.policy.types import Objective, Slo
 
 @dataclass(frozen=True, slots=True)
 class Deduction:
-    """What a call is optimised for (Parrot, 5.2): `objective` is None if nobody has said anything that reaches it.
+    """A call's deduced objective (Parrot, 5.2): `objective` is None if no get and no annotation reaches the call.
 
-    `stage` is how many calls follow it on the longest way to the awaited one, None unless it is a latency call. `group`
-    is the task group that it is part of, the same value for all of its calls for as long as there is one.
+    `stage` is how many calls follow it on the longest way to the awaited call, None unless it is a latency call.
+    `group` is its task group: one value for all calls of the group, for as long as the group exists.
     """
 
     objective: Objective | None = None
@@ -53,16 +52,16 @@ class Deduction:
 
 
 NOTHING = Deduction()
-"""Nobody has said anything."""
+"""No get and no annotation reaches the call."""
 _THROUGHPUT = Deduction(Objective.THROUGHPUT)
 
 
 class Deductions:
-    """The deductions of one session's graph, kept as it changes: `apply` is told the effects of every event.
+    """The deductions of one session's graph, kept up to date: `apply` takes the effects of every event.
 
-    Every event returns the calls whose deduction has changed by it. It costs the calls whose need changes and their
-    links; sessions in which nobody marks anything cost nothing. `paths` are kept in the same pass, for the shares of
-    end-to-end times; `predicted_s` is how long a call takes that waits, and does not change while it does.
+    Every event returns the calls whose deduction it has changed. Its cost is in the calls whose need changes, and their
+    links. A session without marks costs nothing. The same pass renews `paths`, for the shares of end-to-end times.
+    `predicted_s` is the time that a waiting call takes; it does not change while the call waits.
     """
 
     __slots__ = ("_deduced", "_graph", "_marks", "_needs", "_stages", "paths")
@@ -76,7 +75,7 @@ class Deductions:
         self.paths = CriticalPaths(graph, self._marks, predicted_s)
 
     def of(self, call_id: str) -> Deduction:
-        """What a call is to be optimised for now. Raises `UnknownCallError`."""
+        """A call's deduction now. Raises `UnknownCallError`."""
         self._known(call_id)
         return self._deduced.get(call_id, NOTHING)
 
@@ -85,29 +84,25 @@ class Deductions:
         return self._stages.members(group)
 
     def asked(self, call_id: str) -> Slo | None:
-        """The explicit figures that gets of a call's outputs ask for: of several, the tightest of each kind.
+        """The explicit figures of the gets of a call's outputs: the tightest of each kind.
 
         `jct_s` is end to end: see `CriticalPaths`. Raises `UnknownCallError`.
         """
         return self._marks.asked(call_id)
 
     def get(self, variable: str, mark: Mark) -> tuple[str, ...]:
-        """A client waits for a variable, which nobody may have named yet; nothing is left to deduce for one that is
-        set or has failed.
-        """
+        """A client waits for a variable, which may be unknown yet. No effect if it is set or has failed."""
         if self._graph.variable_state(variable) in {VariableState.SET, VariableState.FAILED}:
             return ()
         self._marks.add(variable, mark)
         return self._marked(variable)
 
     def release(self, variable: str, mark: Mark) -> tuple[str, ...]:
-        """A client waits no longer. Once a variable is set or has failed, its gets are answered and gone, and
-        releasing one does nothing.
-        """
+        """A client waits no longer. No effect once the variable is set or has failed: its gets are answered."""
         return self._marked(variable) if self._marks.remove(variable, mark) else ()
 
     def annotate(self, call_id: str, objective: Objective | None) -> tuple[str, ...]:
-        """A call says itself what it is to be optimised for; None takes it back. Raises `UnknownCallError`."""
+        """A call states its own objective; None takes it back. Raises `UnknownCallError`."""
         self._known(call_id)
         self._marks.annotate(call_id, objective)
         return self._settle((call_id,))
@@ -142,13 +137,15 @@ class Deductions:
             raise UnknownCallError(call_id)
 
     def _producer(self, variable: str) -> tuple[str, ...]:
-        """The call that is to give a variable its value, or has just done so; none if it has ended."""
+        """The call that produces a variable, or has just produced it; none if the call has ended."""
         producer = self._graph.producer(variable)
         return (producer,) if producer is not None and producer in self._graph else ()
 
     def _drop(self, call_id: str) -> None:
-        """Forget a call that has ended. If it was still in a stage, the awaited call has failed with it, so the others
-        of that stage leave it too: they need not be told that they are fewer.
+        """Forget a call that has ended.
+
+        If it was still in a stage, the awaited call has failed with it. The others of that stage then leave it too, so
+        their deductions need no update here.
         """
         self._marks.annotate(call_id, None)
         self._needs.drop(call_id)
@@ -157,7 +154,7 @@ class Deductions:
         self._stages.move(call_id, None)
 
     def _settle(self, calls: Iterable[str], *marked: str) -> tuple[str, ...]:
-        """Bring up to date what may have changed from `calls` upwards, consumers before producers."""
+        """Bring needs, ways and deductions up to date from `calls` upwards, consumers before producers."""
         graph, ways_moved = self._graph, set(marked)
         moved = {call_id: None for call_id in calls if call_id in graph}
         queued = set(moved)

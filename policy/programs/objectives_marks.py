@@ -1,4 +1,4 @@
-"""What a session's clients ask for: marks on the variables that they get, and annotations on calls (Parrot, 4.1)."""
+"""The objectives that a session's clients state: marks on the variables that they get, annotations (Parrot, 4.1)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from plait.policy.programs.request_graph_view import RequestGraphView
 from plait.policy.types import Objective, Slo
 
 Mark = Objective | Slo
-"""What a `get` asks for: an objective, or figures (Parrot, section 4.1)."""
+"""The objective of a `get`, or its figures (Parrot, section 4.1)."""
 
 
 class Marks:
     """The marks on variables that have no value yet, and the annotations of calls that have not ended.
 
-    `timed` are the variables for which somebody asks for an end-to-end time.
+    `timed` are the variables with a mark for an end-to-end time (JCT).
     """
 
     __slots__ = ("_annotations", "_by_variable", "_graph", "timed")
@@ -26,7 +26,7 @@ class Marks:
         self.timed: set[str] = set()
 
     def __contains__(self, variable: object) -> bool:
-        """Whether somebody marks the variable."""
+        """Whether the variable has a mark."""
         return variable in self._by_variable
 
     def add(self, variable: str, mark: Mark) -> None:
@@ -36,7 +36,7 @@ class Marks:
             self.timed.add(variable)
 
     def remove(self, variable: str, mark: Mark) -> bool:
-        """A client waits no longer; returns whether it did."""
+        """A client waits no longer; returns whether it was waiting."""
         marks = self._by_variable.get(variable, [])
         if mark not in marks:
             return False
@@ -48,28 +48,28 @@ class Marks:
         return True
 
     def answer(self, variable: str) -> None:
-        """A variable is set or has failed: nobody waits for it any more."""
+        """A variable is set or has failed: its gets are answered."""
         self._by_variable.pop(variable, None)
         self.timed.discard(variable)
 
     def annotate(self, call_id: str, objective: Objective | None) -> None:
-        """A call says itself what it is to be optimised for, or no longer does."""
+        """A call states its own objective; None takes it back."""
         if objective is None:
             self._annotations.pop(call_id, None)
         else:
             self._annotations[call_id] = objective
 
     def annotation(self, call_id: str) -> Objective | None:
-        """What a call says itself."""
+        """A call's own objective, None without one."""
         return self._annotations.get(call_id)
 
     def on(self, call_id: str) -> Iterator[Mark]:
-        """The marks on what a call has still to produce."""
+        """The marks on the outputs that a call has still to produce."""
         for variable in self._graph.unset_outputs(call_id) if self._by_variable else ():
             yield from self._by_variable.get(variable, ())
 
     def asked(self, call_id: str) -> Slo | None:
-        """The explicit figures among them: of several, the tightest of each kind."""
+        """The explicit figures among the marks on a call's outputs: the tightest of each kind."""
         slos = [mark for mark in self.on(call_id) if isinstance(mark, Slo)]
         if not slos:
             return None

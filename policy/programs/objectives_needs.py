@@ -1,4 +1,4 @@
-"""What each call of a session is needed for: a stage of an application, throughput, or nothing (Parrot, 5.2)."""
+"""The need of each call of a session: a stage of an application, throughput, or nothing (Parrot, 5.2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plait.policy.types import Objective
 
 
 class Needs:
-    """The needs that calls have, and what their consumers offer them. Consumers are renewed before producers."""
+    """The needs of calls, and the needs that their consumers offer. Consumers are renewed before producers."""
 
     __slots__ = ("_graph", "_marks", "_needs", "_offers")
 
@@ -22,11 +22,11 @@ class Needs:
         self._offers: dict[str, Offers] = {}
 
     def of(self, call_id: str) -> Need | None:
-        """What a call is needed for."""
+        """A call's need; None if it is needed for nothing."""
         return self._needs.get(call_id)
 
     def stage(self, call_id: str) -> Stage | None:
-        """The stage that a call is in: it needs one, and does not say itself that it wants throughput."""
+        """The stage that a call needs; None without one, or if the call itself is annotated `throughput`."""
         need = self._needs.get(call_id)
         return need if isinstance(need, Stage) and self._marks.annotation(call_id) is not Objective.THROUGHPUT else None
 
@@ -37,7 +37,7 @@ class Needs:
             self._offer(link.producer, need, count)
 
     def renew(self, call_id: str) -> bool:
-        """Bring a call's need up to date, and what it offers to its producers; returns whether it has changed."""
+        """Bring a call's need up to date, and its offers to its producers. Returns whether the need has changed."""
         before, need = self._needs.get(call_id), self._need_of(call_id)
         if need == before:
             return False

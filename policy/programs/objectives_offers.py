@@ -1,4 +1,4 @@
-"""What the consumers of a call need it for, from which follows what the call itself is needed for."""
+"""The needs of a call's consumers, from which the call's own need follows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from plait.policy.programs.objectives_stage import Stage
 from plait.policy.types import Objective
 
 Need = Stage | Literal[Objective.THROUGHPUT]
-"""What those who wait for a call need it for: to be in a stage, or throughput."""
+"""A call's need: a stage, or throughput."""
 
 
 class Offers:
-    """The needs of one call's consumers, one for each link to them. Changing one is O(1), the nearest stage is found in
-    the logarithm of the awaited calls and the distances that differ.
+    """The needs of one call's consumers, one for each link to them.
+
+    A change is O(1). The nearest stage is found in the logarithm of the awaited calls and the different distances.
     """
 
     __slots__ = ("_changed", "_heap", "_links", "_throughput_links")
@@ -29,7 +30,7 @@ class Offers:
         return bool(self._links or self._throughput_links)
 
     def change(self, need: Need, links: int) -> None:
-        """So many more links, or fewer, to consumers with this need."""
+        """Add `links` links to consumers with this need; a negative number removes them."""
         if not isinstance(need, Stage):
             self._throughput_links += links
             return
@@ -47,8 +48,9 @@ class Offers:
         self._changed.append(awaited)
 
     def need(self) -> Need | None:
-        """What the call is needed for: the smallest stage behind its consumers, where of each awaited call's the
-        largest counts; else throughput; None if it is needed for nothing.
+        """The call's need: the smallest stage behind its consumers, else throughput, None if it has no need.
+
+        Of several stages of one awaited call, the largest counts.
         """
         for awaited in self._links.keys() & self._changed:
             heappush(self._heap, (max(self._links[awaited]), awaited))

@@ -1,4 +1,4 @@
-"""Deduced objectives as SLO fields on calls, which is what the schedulers inside the engines understand."""
+"""Turns deduced objectives into SLO fields on calls, which the schedulers inside the engines understand."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from plait.policy.programs.objectives import Deduction
 from plait.policy.types import Objective, Slo
 
 LATENCY_SLO: Final = Slo(ttft_s=1.0, tpot_s=0.040)
-"""A deduced latency call's: 40 ms a token is what Parrot's evaluation (section 8.1) holds latency-sensitive calls to,
-and what nobody reads needs no more; one second to the first token is ours, where no queue should be in front of it.
+"""The SLO of a deduced latency call. Parrot's evaluation (section 8.1) holds latency-sensitive calls to 40 ms a token,
+and an intermediate result, which nobody reads, needs no less. One second to the first token is ours: such a call should
+not have to queue.
 """
 
 GROUP_STRETCH: Final = 1.95
-"""A task group's common JCT over its slowest call's time alone: batches that give 8.2 times the throughput cost 95 %
-more latency (Parrot, section 3), and such batches are what a group is for.
+"""A task group's common JCT over its slowest call's time alone. A group should run in large batches, and batches that
+give 8.2 times the throughput cost 95 % more latency (Parrot, section 3).
 """
 
 
@@ -27,13 +28,13 @@ def slo_of(
     share_s: float | None = None,
     latency: Slo = LATENCY_SLO,
 ) -> Slo | None:
-    """The objectives of a call, in seconds from when it is ready; None: none (Parrot, section 5.2).
+    """The objectives of a call, in seconds from when it is ready; None if it has none (Parrot, section 5.2).
 
-    `own` is what it was annotated with, and wins whole. Else a call that is not a latency call has none. One that is
-    has its `share_s` of an end-to-end JCT (see `CriticalPaths`) and the TTFT and TPOT that were `asked` for its output.
-    Where nothing explicit reaches it, or the job is late already (`share_s` is nothing or less), a call of a task group
-    has the group's common JCT, from `slowest_s`: the longest predicted time, alone on an engine, of the group's calls;
-    any other has `latency`.
+    `own` is the call's annotation; it wins as a whole. Otherwise only latency calls have objectives. A latency call has
+    its `share_s` of an end-to-end JCT (see `CriticalPaths`), and the TTFT and TPOT `asked` for its output. If nothing
+    explicit reaches it, or the job is late already (`share_s` is 0 or less), it has a default. For a call of a task
+    group that is the group's common JCT, from `slowest_s`: the longest predicted time of the group's calls, each alone
+    on an engine. For any other latency call it is `latency`.
     """
     if own is not None and own != Slo():
         return own

@@ -1,4 +1,4 @@
-"""Which calls are in which stage of an application, and when a stage becomes a task group (Parrot, section 5.2)."""
+"""The stages of an application: which calls are in each, and when one becomes a task group (Parrot, section 5.2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Stage(NamedTuple):
 
 
 class Stages:
-    """The stage of each call that has one. `move` returns the calls for which that makes or ends a task group."""
+    """The stage of each call that has one. `move` returns the other calls that enter or leave a task group by it."""
 
     __slots__ = ("_members", "_stages")
 
@@ -26,7 +26,7 @@ class Stages:
         return self._stages.get(call_id)
 
     def members(self, stage: Stage) -> tuple[str, ...]:
-        """The calls of a stage, in the order in which they came into it."""
+        """The calls of a stage, in the order in which they entered it."""
         return tuple(self._members.get(stage, ()))
 
     def is_group(self, stage: Stage) -> bool:
@@ -34,7 +34,7 @@ class Stages:
         return len(self._members.get(stage, ())) > 1
 
     def move(self, call_id: str, stage: Stage | None) -> tuple[str, ...]:
-        """Put a call into a stage, or into none; returns the others who are now in company, or alone."""
+        """Put a call into a stage, or into none. Returns the calls that are now alone or no longer alone."""
         before = self._stages.get(call_id)
         if stage == before:
             return ()

@@ -1,9 +1,9 @@
-"""A session's calls and semantic variables: which call may run now, and what fails with what (Parrot, 4.2 and 5.1).
+"""A session's calls and semantic variables: which calls may run now, and which failures follow (Parrot, 4.2 and 5.1).
 
-The graph knows states, not texts. Calls come in any order, and may name variables that nobody produces yet. Each event
-is a method that either raises `GraphError` and changes nothing, or returns its `Effects`. A call that has ended is gone
-at once; its outputs keep their states until they are forgotten, so what a session holds is bounded by the calls that
-have not ended and the variables that somebody may still ask for.
+The graph knows states, not texts. Calls come in any order, and may name variables that no call produces yet. Each event
+is a method that either raises `GraphError` and changes nothing, or returns its `Effects`. A call that has ended leaves
+at once. Its outputs keep their states until they are forgotten. So a session holds only calls that have not ended and
+variables that a client may still ask for.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ CLIENT: Final = "the client"
 
 
 class RequestGraph:
-    """The graph of one session, which takes events; `view` answers what is asked of it.
+    """The graph of one session. Its methods are events; `view` answers questions.
 
-    Events cost what they change; adding a call costs its inputs and outputs, and a walk over calls whose order turns
-    out wrong if it comes between calls that are there (see `ranks_with`).
+    An event costs as much as it changes. Adding a call costs its inputs and outputs. If it comes between calls that are
+    there already, it also costs a walk over the calls whose order was wrong (see `ranks_with`).
     """
 
     __slots__ = ("_store", "view")
@@ -51,7 +51,7 @@ class RequestGraph:
         return f"RequestGraph(variables={self.view.variables}, {counts})"
 
     def add(self, call_id: str, inputs: Iterable[str], outputs: Sequence[str]) -> Effects:
-        """A call arrives that takes `inputs` and produces `outputs`, these in the order in which it will.
+        """A call arrives. It takes `inputs` and will produce `outputs` in this order.
 
         It is ready at once if all inputs have values, and fails at once if one has failed. Raises `DuplicateCallError`,
         `DoubleProducerError` or `CycleError`.
@@ -102,18 +102,20 @@ class RequestGraph:
         return Effects(ended=(Ended(call_id, node.state, None),))
 
     def fail(self, call_id: str, what: object) -> Effects:
-        """A call has ended without all of its outputs: they fail, and so does every call that waits for them, and so
-        on. `what` says why, as a text or a value that has one, and is the root of everybody's cause.
+        """A call has ended without all of its outputs. They fail, then every call that waits for them, and so on.
+
+        `what` says why: a text, or a value that has one. It is the root of every cause.
         """
         return self._break_off(call_id, CallEvent.FAIL, what)
 
     def cancel(self, call_id: str, what: str = "it was cancelled") -> Effects:
-        """As `fail`, because nobody wants the call any more."""
+        """As `fail`, because the call is no longer wanted."""
         return self._break_off(call_id, CallEvent.CANCEL, what)
 
     def forget(self, variable: str) -> None:
-        """Drop a variable that nobody will refer to again; the name is free. Raises `UnknownVariableError`, and
-        `VariableInUseError` while a call that has not ended names it.
+        """Drop a variable that is no longer needed; its name is free again.
+
+        Raises `UnknownVariableError`, and `VariableInUseError` while a call that has not ended names it.
         """
         users = self.view.users(variable)
         if users:
@@ -125,7 +127,7 @@ class RequestGraph:
         self._store.check()
 
     def _ranks_with(self, node: CallNode, inputs: Collection[str], outputs: Sequence[str]) -> dict[CallNode, int]:
-        """Everything that can be wrong with a new call is found here, and nothing is changed."""
+        """Check a new call and return the ranks to give. Raises every error that `add` can raise; changes nothing."""
         calls, variables = self._store.calls, self._store.variables
         if node.call_id in calls:
             raise DuplicateCallError(node.call_id)
@@ -144,7 +146,7 @@ class RequestGraph:
         return ranks_with(node, producers, ((variable, call) for variable in awaited for call in variable.consumers))
 
     def _add_failed(self, node: CallNode, failed: str, outputs: Iterable[str]) -> Effects:
-        """A call with an input that has failed: it is never linked, and takes those with it who wait for it."""
+        """A call with a failed input is never linked. It fails, and so do the calls that wait for it."""
         self._store.promise(node, outputs)
         node.enter(CallEvent.FAIL)
         cause = Cause(InputFailed(failed), node.call_id, self.view.cause(failed))
@@ -167,7 +169,7 @@ class RequestGraph:
         return self._collapse(node, Cause(what, call_id), self._store.end(node, event))
 
     def _collapse(self, node: CallNode, cause: Cause, cut: Iterable[Link], added: str | None = None) -> Effects:
-        """`node` has ended without its unset outputs: these fail, and all calls that wait for them, breadth first."""
+        """`node` has ended without its unset outputs. Fail them and all calls that wait for them, breadth first."""
         cut, ended, failed = list(cut), list[Ended](), list[Failed]()
         todo: deque[CallNode] = deque()
 

@@ -1,4 +1,4 @@
-"""What an event did to a request graph, as a value: the executor starts and answers calls by it (Parrot, 5.1)."""
+"""The effects of an event on a request graph, as a value: the executor starts and answers calls by it (Parrot, 5.1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Failed(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A call that waits for an output of another, once for each variable between them."""
+    """A consumer waits for an output of a producer; one link for each variable between them."""
 
     producer: str
     consumer: str
@@ -32,10 +32,10 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """The consequences of one event, its own included, each in a deterministic order.
+    """The consequences of one event, including the event itself, each in a deterministic order.
 
     `ready` calls are in the order in which they were added. `ended` and `variables_failed` go from the cause outwards.
-    `linked` and `cut` are the links that came and went; a cut link's ends may both have ended. A call that fails as it
+    `linked` and `cut` are the links that came and went. Both ends of a cut link may have ended. A call that fails as it
     is added was never linked.
     """
 

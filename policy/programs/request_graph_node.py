@@ -19,7 +19,7 @@ from plait.policy.programs.request_graph_state import (
 
 
 class VariableNode:
-    """A semantic variable. `producer` is a call's id, which may have ended, or the client; None while it is empty.
+    """A semantic variable. `producer` is the id of a call, which may have ended, or the client; None while it is empty.
 
     `consumers` are the calls that take it and have not ended, in the order in which they were added.
     """
@@ -52,7 +52,7 @@ class VariableNode:
 class CallNode:
     """A call that has not ended: `missing` of its inputs have no value, `produced` of its outputs have one.
 
-    `rank` is higher than that of every call whose output it still waits for.
+    `rank` is higher than the rank of every call whose output it still waits for.
     """
 
     __slots__ = ("call_id", "inputs", "missing", "outputs", "produced", "rank", "state")
@@ -105,11 +105,12 @@ Edge = tuple[VariableNode, CallNode]
 def ranks_with(
     call: CallNode, producers: Mapping[CallNode, VariableNode], consumers: Iterable[Edge]
 ) -> dict[CallNode, int]:
-    """The ranks to be given when `call` comes between `producers` and `consumers`, who do not know it yet: its own,
-    and those that have to rise above it. Changes nothing; raises `CycleError`.
+    """The ranks to give when `call` comes between `producers` and `consumers`, with which it is not linked yet.
 
-    As in other incremental topological orders (Pearce and Kelly, 2006), only calls whose order was wrong are visited:
-    none if nobody waits for the new call's outputs, if it waits for nobody, or if the order happens to be right.
+    They are its own rank, and the ranks of the calls that have to rise above it. Changes nothing; raises `CycleError`.
+
+    As in other incremental topological orders (Pearce and Kelly, 2006), only calls whose order was wrong are visited.
+    There are none if the new call has no consumers or no producers, or if the order happens to be right.
     """
     consumers = tuple(consumers)
     floor = max((producer.rank for producer in producers), default=None)
@@ -124,8 +125,9 @@ def ranks_with(
 def _raise_ranks(
     call: CallNode, rank: int, producers: Mapping[CallNode, VariableNode], consumers: Iterable[Edge]
 ) -> dict[CallNode, int]:
-    """By ascending old rank, so that each call's predecessors are settled before it. A path back to a producer runs
-    over ranks up to the producer's only, so all of it is visited.
+    """Raise ranks by ascending old rank, so that each call's predecessors are settled before it.
+
+    A path back to a producer has only ranks up to the producer's, so all of it is visited.
     """
     ranks = {call: rank}
     came_by: dict[CallNode, Edge] = {}

@@ -1,6 +1,6 @@
-"""What a call and a semantic variable of a session can be, and what may happen to them: two tables and their errors.
+"""The states and events of a session's calls and semantic variables: two transition tables, and the errors.
 
-A call that has ended leaves the graph at once, so its last three states are seen in the effects of what ended it only.
+A call that has ended leaves the graph at once. So its last three states appear only in the effects of its last event.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CallEvent(StrEnum):
 class VariableState(StrEnum):
     """Where a semantic variable is (Parrot, section 4.1)."""
 
-    EMPTY = "empty"  # calls wait for it, and nobody has said to produce it
+    EMPTY = "empty"  # calls wait for it, and it has no producer yet
     PENDING = "pending"  # a call that has not ended will produce it
     SET = "set"
     FAILED = "failed"
@@ -83,12 +83,12 @@ def next_state(table: Mapping[tuple[State, Event], State], state: State, event: 
 
 
 FURTHEST_CAUSES: Final = 5
-"""How many causes at the far end of a chain are at hand without walking along all of it."""
+"""This many causes at the far end of a chain are at hand without walking all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFailed:
-    """What happens to a call for want of a variable that has failed."""
+    """A call failed because its input `variable` has failed."""
 
     variable: str
 
@@ -98,13 +98,12 @@ class InputFailed:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cause:
-    """Why something failed: `what` happened, `where` (the id of a call), and because of what (Parrot, section 7: who
-    gets a variable whose intermediate steps have failed is told why).
+    """Why a call failed: `what` happened, `where` (the id of a call), and `because_of` which other cause.
 
-    `what` is a text or a value that has one: `InputFailed`, and at the root whatever the one knew who told of it.
-    Iterating gives the chain, this cause first and the root last; `length` is how many they are, and `furthest` are the
-    last `FURTHEST_CAUSES` behind this one. Chains share their tails and may be as long as the graph is deep, so nothing
-    here recurses.
+    A client that gets a variable whose intermediate steps have failed learns why (Parrot, section 7). `what` is a text,
+    or a value that has one: `InputFailed`, or at the root the `what` given to `fail`. Iterating gives the chain, this
+    cause first and the root last. `length` is the chain's length. `furthest` are its last causes behind this one, at
+    most `FURTHEST_CAUSES`. Chains share their tails and may be as long as the graph is deep, so nothing here recurses.
     """
 
     what: object
@@ -134,7 +133,7 @@ class Cause:
 
     @property
     def root(self) -> Cause:
-        """What it all began with."""
+        """The last cause of the chain, with which it began."""
         return self.furthest[-1] if self.furthest else self
 
 
@@ -143,7 +142,7 @@ class GraphError(Exception):
 
 
 class GraphTransitionError(GraphError):
-    """The call or the variable is not in a state in which this can happen."""
+    """The call or the variable is in a state in which this event cannot happen."""
 
 
 class UnknownCallError(GraphError):
@@ -180,7 +179,7 @@ class VariableInUseError(GraphError):
 
 
 class DoubleProducerError(GraphError):
-    """A variable has one producer, a call or the client: `first` is that, `second` is the one refused."""
+    """A variable has one producer, a call or the client: `first` is the producer, `second` was refused."""
 
     def __init__(self, variable: str, first: str, second: str) -> None:
         super().__init__(f"variable {variable!r} is produced by {first!r} already, {second!r} cannot produce it too")
@@ -190,7 +189,7 @@ class DoubleProducerError(GraphError):
 
 
 class CycleError(GraphError):
-    """A call would wait for itself. `path` is call, variable, call, ..., and ends with the call that it begins with."""
+    """A call would wait for itself. `path` is call, variable, call, ...; it begins and ends with the same call."""
 
     def __init__(self, path: tuple[str, ...]) -> None:
         super().__init__(f"a call cannot wait for its own output: {' -> '.join(path)}")

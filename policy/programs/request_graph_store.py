@@ -1,4 +1,4 @@
-"""The calls and variables of one request graph: the one owner of their nodes, which events change and a view reads."""
+"""The calls and variables of one request graph. The store owns their nodes: events change them, a view reads them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from plait.policy.programs.request_graph_state import (
 
 
 class GraphStore:
-    """Nodes by name, and how many calls are in each state. What goes in has been checked; readers change nothing.
+    """Nodes by name, and how many calls are in each state. The graph checks what goes in; readers change nothing.
 
-    `calls` have not ended; `variables` are those that somebody may still ask for.
+    `calls` have not ended. `variables` have not been forgotten.
     """
 
     __slots__ = ("calls", "counts", "variables")
@@ -36,14 +36,14 @@ class GraphStore:
         return node
 
     def variable(self, name: str) -> VariableNode:
-        """The node of a variable, made if nobody has named it yet."""
+        """The node of a variable, made if the name is new."""
         node = self.variables.get(name)
         if node is None:
             node = self.variables[name] = VariableNode(name)
         return node
 
     def add(self, node: CallNode, inputs: Iterable[str], outputs: Iterable[str]) -> tuple[Link, ...]:
-        """A call comes in, waiting for those of its inputs that have no value; returns its links."""
+        """A call comes in and waits for its inputs without a value. Returns its links."""
         node.inputs = tuple(self.variable(name) for name in inputs)
         for variable in node.inputs:
             variable.consumers[node] = None
@@ -55,7 +55,7 @@ class GraphStore:
         return (*before, *(Link(node.call_id, consumer.call_id) for _, consumer in node.edges()))
 
     def promise(self, node: CallNode, outputs: Iterable[str]) -> None:
-        """A call, which need not come in, is to produce these."""
+        """A call is to produce these `outputs`; the call need not be added."""
         node.outputs = tuple(self.variable(name) for name in outputs)
         for variable in node.outputs:
             variable.enter(VariableEvent.PROMISE)
@@ -69,7 +69,7 @@ class GraphStore:
         self.counts[node.state] += 1
 
     def end(self, node: CallNode, event: CallEvent) -> list[Link]:
-        """A call leaves with `event`; returns its links to those whose outputs it has been waiting for."""
+        """A call leaves with `event`. Returns its links to the producers that it was waiting for."""
         before = node.state
         node.enter(event)
         self.counts[before] -= 1
@@ -78,7 +78,7 @@ class GraphStore:
         for variable in node.inputs:
             del variable.consumers[node]
             if variable.state is VariableState.EMPTY and not variable.consumers:
-                del self.variables[variable.name]  # nobody names it any more
+                del self.variables[variable.name]  # no call names it any more
         return cut
 
     def forget(self, variable: str) -> None:

@@ -1,4 +1,4 @@
-"""What is known of a session's calls and variables (Parrot, 4.2): for those who plan by it and change nothing."""
+"""A read-only view of a session's calls and variables (Parrot, 4.2)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plait.policy.programs.request_graph_store import GraphStore
 
 
 class RequestGraphView:
-    """What can be asked of a request graph, whose nodes it is given; counts are O(1)."""
+    """Answers questions about a request graph, from its store; counts are O(1)."""
 
     __slots__ = ("_store",)
 
@@ -37,7 +37,7 @@ class RequestGraphView:
 
     @property
     def variables(self) -> int:
-        """Variables that are known, whatever their state."""
+        """Known variables, in any state."""
         return len(self._store.variables)
 
     def call_state(self, call_id: str) -> CallState | None:
@@ -46,7 +46,7 @@ class RequestGraphView:
         return None if node is None else node.state
 
     def variable_state(self, variable: str) -> VariableState | None:
-        """None for a variable that nobody has named, or that was forgotten."""
+        """A variable's state; None if no call has named it, or if it was forgotten."""
         node = self._store.variables.get(variable)
         return None if node is None else node.state
 
@@ -56,9 +56,9 @@ class RequestGraphView:
         return None if node is None else node.cause
 
     def producer(self, variable: str) -> str | None:
-        """The call that gives or gave the variable its value, or failed to, or `CLIENT`; None if nobody is to.
+        """The call that produces or produced the variable, or failed to, or `CLIENT`; None if it has no producer.
 
-        Parrot's GetProducer. A pending variable's producer is in the graph, that of another one may have ended.
+        Parrot's GetProducer. A pending variable's producer is in the graph. Another variable's producer may have ended.
         """
         node = self._store.variables.get(variable)
         return None if node is None else node.producer
@@ -83,7 +83,7 @@ class RequestGraphView:
         return (call.call_id for variable in self._store.call(call_id).unset for call in variable.consumers)
 
     def unset_outputs(self, call_id: str) -> tuple[str, ...]:
-        """What a call has still to produce, the next one first."""
+        """The outputs that a call has still to produce, the next one first."""
         return tuple(node.name for node in self._store.call(call_id).unset)
 
     def rank(self, call_id: str) -> int:

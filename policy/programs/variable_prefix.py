@@ -1,4 +1,4 @@
-"""Prefix keys at variable boundaries: what calls share is visible before their inputs have values (Parrot, 5.3).
+"""Prefix keys at variable boundaries, which show the prefixes that calls share before inputs have values (Parrot, 5.3).
 
 A prompt is a sequence of segments, constant texts and semantic variables. Its keys are a chain of 64-bit hashes, one
 for each segment, made as block hashes are (see `block_hash`):
@@ -6,9 +6,9 @@ for each segment, made as block hashes are (see `block_hash`):
     k_0 = the hash that block chains of the same model and cache salt begin with
     k_i = the first 8 bytes of SHA-256(k_{i-1} || content of segment i)
 
-A content is `c` and the bytes of a constant text, or `v` and a variable's name. A variable stands for itself whether it
-has a value or not, as it has one value for good: prompts of one session that begin with the same template and the same
-variables have the same keys up to there, and different ones from there on.
+A content is `c` and the bytes of a constant text, or `v` and a variable's name. The name is used even if the variable
+has a value: its value never changes. Prompts of one session that begin with the same template and the same variables
+have the same keys up to there, and different keys behind.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 MOST_SEGMENTS: Final = 64
-"""A longer prompt is compared by its first ones only, so that none is expensive to hold: a reviewer who is given 16
-files by name has 36.
+"""Only the first segments of a longer prompt are compared, so that no prompt is expensive to hold. For comparison: a
+code review of 16 files by name has 36 segments.
 """
 
 
 class Constant(NamedTuple):
-    """A text that stands in a prompt as it is: equal `content` is equal text, `tokens` is how long it is."""
+    """A constant text of a prompt, `tokens` long: equal `content` means equal text."""
 
     content: bytes
     tokens: int
 
 
 Segment = Constant | str
-"""A part of a prompt: a constant text, or the name of the variable whose value stands there."""
+"""A part of a prompt: a constant text, or the name of a variable, whose value goes there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
     """A prompt as far as it is known before its variables have values.
 
-    `keys[i]` stands for its first i + 1 segments; `sizes[i]` is how long segment i is: the tokens of a constant text,
-    or the name of the variable whose value is as long. Prompts of more than `MOST_SEGMENTS` are cut there.
+    `keys[i]` is the hash of its first i + 1 segments. `sizes[i]` is the length of segment i: the tokens of a constant
+    text, or the name of a variable, whose value gives the length. Prompts are cut after `MOST_SEGMENTS` segments.
     """
 
     keys: tuple[int, ...] = ()
@@ -49,8 +49,10 @@ class Outline:
 
     @classmethod
     def of(cls, segments: Iterable[Segment], root: int) -> Outline:
-        """Of a prompt's segments (Parrot's PrefixHash). `root` is `block_hash.root_hash` of the call's model and cache
-        salt: calls whose KV cache cannot be shared have no key in common.
+        """The outline of a prompt's segments (Parrot's PrefixHash).
+
+        `root` is `block_hash.root_hash` of the call's model and cache salt. So calls that cannot share KV cache have no
+        key in common.
         """
         previous, keys, sizes = root.to_bytes(8, "big"), list[int](), list[int | str]()
         for segment in islice(segments, MOST_SEGMENTS):
@@ -61,16 +63,16 @@ class Outline:
         return cls(tuple(keys), tuple(sizes))
 
     def tokens(self, segments: int, value_tokens: Callable[[str], int]) -> int:
-        """How long the first `segments` segments are, by the lengths of the values in them."""
+        """The length in tokens of the first `segments` segments; `value_tokens` gives the length of a value."""
         return sum(value_tokens(size) if isinstance(size, str) else size for size in self.sizes[:segments])
 
 
 NO_OUTLINE: Final = Outline()
-"""Nothing is known of the prompt: it shares nothing."""
+"""The outline of an unknown prompt: it shares nothing."""
 
 
 def shared_segments(outlines: Iterable[Outline]) -> int:
-    """How many segments all of the prompts have in common, from their start; 0 for none. O(prompts + segments)."""
+    """How many leading segments all prompts have in common; 0 without prompts. O(prompts + segments)."""
     prompts = iter(outlines)
     first = next(prompts, NO_OUTLINE).keys
     shared = len(first)

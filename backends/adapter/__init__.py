@@ -1,1 +1,1 @@
-"""What the engine adapters share: each of vLLM, SGLang and the embedded engine takes from here what it needs."""
+"""The shared parts of the engine adapters: vLLM's, SGLang's and the embedded engine's."""

@@ -1,9 +1,10 @@
-"""SLO attainment as an engine measures it: the share of calls that kept what they were promised.
+"""SLO attainment as an engine measures it: the share of calls that met all their objectives.
 
 See docs/design/clocks.md.
 
-A call counts when it ends, and as met if each of its objectives is: its TTFT, its TPOT over all tokens, its JCT, all
-from its zero. One that is given up counts for the tokens it had by then; without any, only if its first was overdue.
+A call counts when it ends. It has met its SLO if it has met its TTFT, its TPOT over all tokens, and its JCT, all from
+its zero. A call that is given up counts with the tokens that it had. Without tokens it counts only if the first was
+overdue.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Slo
 
 RECENT_CALLS = 256
-"""Calls with objectives that the share is taken over, the latest to end: its standard error is 3 % at most."""
+"""The share is over this many latest calls with objectives: its standard error is 3 % at most."""
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What an engine has done of one call; times in seconds on the engine's clock."""
+    """An engine's progress on one call; times in seconds on the engine's clock."""
 
     slo: Slo
     zero_s: float
@@ -31,7 +32,7 @@ class _Progress:
     last_s: float = 0.0
 
     def met(self, ended_s: float) -> bool | None:
-        """Whether all objectives are met; None if nothing can be said of a call without output."""
+        """Whether all objectives are met; None for a call without output that was not overdue."""
         slo = self.slo
         ttft_s, tpot_s, jct_s = (inf if limit_s is None else limit_s for limit_s in (slo.ttft_s, slo.tpot_s, slo.jct_s))
         if not self.tokens:
@@ -42,9 +43,9 @@ class _Progress:
 
 
 class Attainment:
-    """Told what happens to an engine's calls, in the order of time; those without objectives are passed over.
+    """Takes the events of an engine's calls, in the order of time. Calls without objectives are ignored.
 
-    `key` names a call: what the engine finds it by.
+    `key` is the engine's name for a call.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Attainment:
 
     @property
     def share(self) -> float | None:
-        """Of the last `RECENT_CALLS` with objectives to end, those that met them all; None: there were none."""
+        """The share of the latest `RECENT_CALLS` that met all objectives; None if no call with objectives has ended."""
         return sum(self._met) / len(self._met) if self._met else None
 
     def received(self, key: Hashable, call: LocalCall) -> None:
@@ -62,7 +63,7 @@ class Attainment:
             self._open[key] = _Progress(call.slo, call.arrived_s)
 
     def produced(self, key: Hashable, tokens: int, now_s: float) -> None:
-        """So many more output tokens of a call are there."""
+        """A call has `tokens` more output tokens."""
         progress = self._open.get(key)
         if progress is None or not tokens:
             return
@@ -72,7 +73,7 @@ class Attainment:
         progress.last_s = now_s
 
     def ended(self, key: Hashable, now_s: float) -> None:
-        """A call is through, or given up; without effect on one that has ended before."""
+        """A call has finished or was given up. No effect on a call that has ended before."""
         progress = self._open.pop(key, None)
         met = progress.met(now_s) if progress is not None else None
         if met is not None:

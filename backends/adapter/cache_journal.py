@@ -8,13 +8,13 @@ from itertools import takewhile
 from plait.backends.protocol.cache_state import StoredRun
 
 MAX_TOMBSTONES = 65_536
-"""Removals remembered: a gateway that polls every second misses one only above 4 million evicted tokens a second."""
+"""Removals remembered: a gateway that polls every second misses none up to 4 million evicted tokens a second."""
 
 
 class CacheJournal:
-    """Tree blocks by the order of their last change, so that a delta is the tail of that order.
+    """Tree blocks in the order of their last change, so that a delta is the tail of that order.
 
-    `cursor` counts changes; asking with a cursor older than the oldest remembered removal gives a snapshot.
+    `cursor` counts changes. A cursor older than the oldest remembered removal gets a snapshot.
     """
 
     def __init__(self, max_tombstones: int = MAX_TOMBSTONES) -> None:
@@ -32,7 +32,7 @@ class CacheJournal:
         return len(self._stored)
 
     def store(self, block: int, parent: int | None) -> None:
-        """`block` is resident from now on, behind `parent`; again is no change."""
+        """`block` is resident from now on, behind `parent`. No change if it is stored already."""
         if block in self._stored:
             return
         self.cursor += 1
@@ -40,7 +40,7 @@ class CacheJournal:
         self._stored[block] = (self.cursor, parent)
 
     def remove(self, block: int) -> None:
-        """`block` was evicted; one that is not stored is no change."""
+        """`block` was evicted. No change if it is not stored."""
         if self._stored.pop(block, None) is None:
             return
         self.cursor += 1

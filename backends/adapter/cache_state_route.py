@@ -29,14 +29,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 MAX_WAIT_MS = 60_000
 
 ANSWER_DEADLINE_S = 20.0
-"""Far above any iteration, between which a scheduler answers. One that was stopped never does, and a request that
-waited for it would keep the API server from stopping too.
+"""Far longer than any iteration; a scheduler answers between iterations. A stopped scheduler never answers, and a
+request that waited for it would keep the API server from stopping too.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ReportQuery:
-    """What is asked for."""
+    """The query of a request: cursor, epoch, and how long the answer may be held back."""
 
     since: int | None
     epoch: str | None

@@ -1,4 +1,4 @@
-"""Levers pulled by force: changes another local scheduler's plans as settings say, for tests on real engines."""
+"""Changes another local scheduler's plans by force, as settings say: for tests on real engines."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from plait.policy.scheduling.local_scheduler import (
 
 
 def local_scheduler(settings: SchedulerSettings) -> LocalScheduler:
-    """The one that is asked for, its levers pulled where the settings say so."""
+    """The local scheduler of the settings, wrapped in `ForcedLevers` if they force any lever."""
     policy = SCHEDULERS[settings.scheduler]()
     return policy if settings.levers == LeverSettings() else ForcedLevers(policy, settings.levers)
 
 
 class ForcedLevers:
-    """A LocalScheduler around another one."""
+    """A LocalScheduler that wraps another one."""
 
     def __init__(self, inner: LocalScheduler, settings: LeverSettings) -> None:
         self._inner = inner
@@ -34,19 +34,19 @@ class ForcedLevers:
         self._measuring = inner if isinstance(inner, MeasuringScheduler) else None
 
     def expect(self, costs: CostModel) -> None:
-        """For the inner scheduler, if it measures."""
+        """Passed on to the inner scheduler, if it measures."""
         if self._measuring is not None:
             self._measuring.expect(costs)
 
     def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
-        """For the inner scheduler, if it measures."""
+        """Passed on to the inner scheduler, if it measures."""
         if self._measuring is not None:
             self._measuring.observe(duration_s, work)
 
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
-        """The inner plan over the calls that are not held back, cut and limited, without the preempted one."""
+        """The inner scheduler's plan for the calls that are not held back, with the forced changes."""
         self._iterations += 1
         shown = self._shown(waiting) if running else list(waiting)
         if self._settings.order == "reverse":
@@ -81,5 +81,5 @@ class ForcedLevers:
         chunk, budget = self._settings.chunk_tokens, self._settings.budget_tokens
         if chunk is not None:
             picks = tuple((call, min(tokens, chunk)) for call, tokens in plan.picks)
-            plan = replace(plan, picks=picks, backfill=())  # who takes the rest would take it whole
+            plan = replace(plan, picks=picks, backfill=())  # backfill would not be cut
         return plan if budget is None else replace(plan, budget_tokens=budget)

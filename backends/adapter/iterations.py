@@ -10,7 +10,7 @@ from plait.policy.scheduling.plan import RECENT_ITERATIONS
 
 
 class Iterations:
-    """Told of iterations as they begin and end, in that order even where several are in flight."""
+    """Takes the beginning and end of iterations, in the order of iterations even where several are in flight."""
 
     def __init__(self) -> None:
         self._begun: dict[int, float] = {}
@@ -21,12 +21,12 @@ class Iterations:
 
     @property
     def mean_queue_s(self) -> float:
-        """Mean time that calls lately admitted had waited in the engine."""
+        """Mean time that the calls admitted lately had waited in the engine."""
         return _mean(self._queued_s)
 
     @property
     def last_s(self) -> float:
-        """How long the last one took, 0 before there was one."""
+        """How long the last iteration took, 0 before the first."""
         return self._durations_s[-1] if self._durations_s else 0.0
 
     def admitted(self, queued_s: float) -> None:
@@ -34,15 +34,18 @@ class Iterations:
         self._queued_s.append(queued_s)
 
     def computes(self, tokens: Iterable[int]) -> None:
-        """An iteration has so many tokens of each of its calls; more than one are a chunk of a prompt."""
+        """An iteration computes these `tokens`, one number a call. More than one token is a chunk of a prompt."""
         self._chunks.extend([chunk for chunk in tokens if chunk > 1])
 
     def begin(self, iteration: int, now_s: float) -> None:
-        """The iteration called so, until it ends, was scheduled."""
+        """An iteration was scheduled; `iteration` names it until it ends."""
         self._begun[iteration] = now_s
 
     def end(self, iteration: int, now_s: float) -> float | None:
-        """Its output is there: how long it took. While several are in flight, each counts from the one before's end."""
+        """An iteration has its output; returns how long it took, None if it is unknown.
+
+        If several are in flight, each counts from the end of the one before.
+        """
         begun_s = self._begun.pop(iteration, None)
         if begun_s is None:
             return None
@@ -52,11 +55,11 @@ class Iterations:
         return duration_s
 
     def took(self, duration_s: float) -> None:
-        """One took so long: for who knows that without a clock."""
+        """An iteration took `duration_s`: for engines that know it without a clock."""
         self._durations_s.append(duration_s)
 
     def state(self, budget_tokens: int) -> IterationState:
-        """What is reported of them."""
+        """The report on these iterations."""
         return IterationState(
             mean_s=_mean(self._durations_s),
             max_s=max(self._durations_s, default=0.0),

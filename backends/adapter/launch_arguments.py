@@ -1,4 +1,4 @@
-"""The command line of an engine's launcher: Plait's own options, then `--` and what is for the engine."""
+"""The command line of an engine's launcher: Plait's own options, then `--` and the engine's arguments."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Sequence
 
 OPTIONS = """
   --scheduler NAME   the local scheduler: slo (default), hit_ratio, longest_prefix or fcfs
-  --profile PROFILE  what iterations take here: a cost profile's name or .toml file; measured where there is none
+  --profile PROFILE  how long iterations take: a cost profile's name or .toml file; without it, they are measured
   --name NAME        the engine's name in its reports
 """
 
 
 class LaunchError(ValueError):
-    """The command line cannot be started like this."""
+    """The command line is wrong; the message says how."""
 
 
 def split_arguments(arguments: Sequence[str], engine: str) -> tuple[dict[str, str], list[str]]:
-    """Plait's settings, by name, and the arguments for the engine called so; raises LaunchError."""
+    """Plait's settings by name, and the arguments for the engine; raises LaunchError."""
     if "--" not in arguments:
-        raise LaunchError(f"what is for {engine} stands behind --")
+        raise LaunchError(f"put the arguments for {engine} behind --")
     cut = list(arguments).index("--")
     return _settings(list(arguments[:cut]), engine), list(arguments[cut + 1 :])
 
 
 def taken_options(served: Sequence[str]) -> set[str]:
-    """The options that are given among an engine's arguments, as they are written in full."""
+    """The options among an engine's arguments, with dashes for underscores."""
     return {argument.partition("=")[0].replace("_", "-") for argument in served if argument.startswith("--")}
 
 
@@ -34,7 +34,7 @@ def _settings(own: list[str], engine: str) -> dict[str, str]:
     while rest:
         option, *rest = rest
         if option not in {"--scheduler", "--profile", "--name"}:
-            raise LaunchError(f"{option} is not an option; what is for {engine} stands behind --")
+            raise LaunchError(f"{option} is not an option; put the arguments for {engine} behind --")
         if not rest:
             raise LaunchError(f"{option} needs a value")
         settings[option[2:]], *rest = rest

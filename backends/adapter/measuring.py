@@ -1,4 +1,4 @@
-"""Local schedulers that measure how long iterations take, and what they can be told before the first."""
+"""Local schedulers that measure how long iterations take, and the cost model that they start with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from plait.policy.scheduling.local_scheduler import LocalScheduler, MeasuringSch
 
 
 def measuring(policy: LocalScheduler, costs: CostModel | None) -> MeasuringScheduler | None:
-    """The scheduler, if it is one that measures, and None else; it expects `costs` until it has measured."""
+    """`policy` if it measures, else None. It plans by `costs`, if there are any."""
     if not isinstance(policy, MeasuringScheduler):
         return None
     if costs is not None:

@@ -1,4 +1,4 @@
-"""Where a prompt's cached prefix ends, found by asking for few of its blocks: caches evict a prefix from its end."""
+"""Finds the end of a prompt's cached prefix by bisection, which works because caches evict a prefix from its end."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 def cached_blocks(most: int, guess: int, is_cached: Callable[[int], bool]) -> int:
-    """How many of a prompt's first `most` blocks are cached; where `guess` of them end is looked at first.
+    """How many of a prompt's first `most` blocks are cached; `guess` is tried first.
 
-    `is_cached` is asked for a block's index, and true for every block before one that it is true for.
+    `is_cached` takes a block's index. If it is true for a block, it is true for every block before.
     """
     low, high = 0, most
     for end in (guess, guess + 1):

@@ -1,7 +1,6 @@
-"""Which names of an engine a plugin relies on, and whether the installed version has them.
+"""Checks whether the installed version of an engine has the names that a plugin relies on.
 
-Versions differ in these, not in their numbers: what is looked for is every class, method, parameter and attribute that
-is called or replaced.
+Names matter, not version numbers: every class, method, parameter and attribute that is called or replaced is checked.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 
 def load(name: str) -> Any:
-    """The object of a dotted name: a module's path, then attributes; None if it is not there."""
+    """The object of a dotted name: a module's path, then attributes; None if it is missing."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         try:
@@ -39,7 +38,7 @@ def missing_names(methods: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
 
 
 def missing_attributes(target: Any, paths: Sequence[str]) -> Iterator[str]:
-    """The dotted paths that an object lacks, each behind the name of its class."""
+    """The dotted paths that an object lacks, each after the name of its class."""
     for path in paths:
         if not _has(target, path):
             yield f"{type(target).__name__}.{path}"

@@ -1,4 +1,4 @@
-"""What an engine's plugin can be told of its local scheduler, wherever the engine takes it from."""
+"""The local scheduler's settings in an engine's plugin; each engine has its own way to pass them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from plait.policy.scheduling.local_scheduler import SCHEDULERS
 
 
 class SettingsError(ValueError):
-    """The plugin's settings are wrong; the message names where they stand, and the key."""
+    """The plugin's settings are wrong; the message names their place and the key."""
 
 
 class LeverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Levers pulled by force, for tests that have to see each of them move the engine; none is, by default.
+    """Forced levers, for tests that each lever moves the engine. By default none is forced.
 
     order: `reverse` admits the latest arrival first.
     budget_tokens: tokens an iteration may compute. chunk_tokens: tokens of one prompt in an iteration.
-    hold_back_iterations: iterations that each waiting call is held back for while others run.
-    preempt_every_iterations: in each so manieth iteration, the running call with the most output is preempted.
+    hold_back_iterations: each waiting call is held back for this many iterations while others run.
+    preempt_every_iterations: every Nth iteration preempts the running call with the most output.
     """
 
     order: Literal["arrival", "reverse"] = "arrival"
@@ -34,8 +34,8 @@ class LeverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`scheduler` is a name in `policy.scheduling.local_scheduler.SCHEDULERS`; `name` is the engine's, for its reports.
 
-    `profile` is a cost profile, by its name or the path of its .toml file: a scheduler that plans by how long
-    iterations take then knows so from the start, and measures it where there is none.
+    `profile` is a cost profile: its name or the path of its .toml file. A scheduler that plans by how long iterations
+    take then knows this from the start. Without a profile it measures them.
     """
 
     scheduler: str = "slo"
@@ -48,7 +48,7 @@ S = TypeVar("S", bound=SchedulerSettings)
 
 
 def convert_settings(given: Any, kind: type[S], where: str) -> S:
-    """The settings in a decoded object that stands at `where`; raises SettingsError."""
+    """The settings in a decoded object; `where` names its place in messages. Raises SettingsError."""
     try:
         settings = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -60,7 +60,7 @@ def convert_settings(given: Any, kind: type[S], where: str) -> S:
 
 
 def cost_model(settings: SchedulerSettings, where: str) -> CostModel | None:
-    """By the settings' profile, None without one; raises SettingsError for one that is missing or bad."""
+    """The cost model of the settings' profile, None without one. Raises SettingsError if it is missing or bad."""
     if settings.profile is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Makes an engine's cache-state reports: what stays the same in all of them, and what they are gathered from."""
+"""Makes an engine's cache-state reports from the engine's fixed facts and its current state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateReporter:
-    """One engine's, from its start on; `epoch` tells it from the one before a restart.
+    """Reports on one engine from its start on; each start has a new `epoch`.
 
-    `engine` is its name, `policy` its local scheduler's. Whoever drives it tells `iterations` and `attainment` what
-    happens. The other fields are as in `CacheState`.
+    `engine` is the engine's name, `policy` its local scheduler's. The engine's driver feeds `iterations` and
+    `attainment`. The other fields are as in `CacheState`.
     """
 
     engine: str
@@ -41,7 +41,7 @@ class StateReporter:
         budget_tokens: int,
         preemptions: int,
     ) -> CacheState:
-        """The cache-state report since a cursor of `epoch`; that of another one gives a snapshot, None is this one.
+        """The cache-state report since a cursor of `epoch`, None for the current one. Another epoch gets a snapshot.
 
         `waiting_prompts` are the lengths of the waiting calls' prompts, in tokens.
         """

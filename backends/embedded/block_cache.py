@@ -1,8 +1,8 @@
 """The embedded engine's KV cache: reference-counted blocks, found by chained hash, evicted least lately used first.
 
-A block that no call uses keeps its content until its room is needed. Calls give back their blocks last one first, so
-that eviction takes a prefix from its end (leaf first), as in vLLM. A hash has one block: a call that computed what
-another one already has joins that block.
+A block that no call uses keeps its content until its room is needed. Calls release their last block first, so that
+eviction takes a prefix from its end (leaf first), as in vLLM. A hash has one block: a call that computed the same
+content again joins the existing block.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 
 class BlockCache:
-    """`total_blocks` blocks, numbered from 0; `on_evict` is told the hash of each block whose content is given up."""
+    """`total_blocks` blocks, numbered from 0; `on_evict` gets the hash of each evicted block."""
 
     def __init__(self, total_blocks: int, on_evict: Callable[[int], None]) -> None:
         self.total_blocks = total_blocks
@@ -26,13 +26,13 @@ class BlockCache:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no call uses, cached ones included: what an allocation can draw on."""
+        """Blocks that no call uses, including cached ones: all can be allocated."""
         return len(self._free)
 
     def match(self, hashes: Sequence[int], most: int | None = None, guess: int = 0) -> int:
         """How many of a chain's leading blocks, `most` at most, are cached.
 
-        Eviction takes leaves first, so a bisection finds it; two look-ups do if it is still `guess`.
+        Eviction takes leaves first, so a bisection finds the number. Two look-ups suffice if it is still `guess`.
         """
         by_hash = self._by_hash
         low, high = 0, len(hashes)
@@ -51,9 +51,9 @@ class BlockCache:
         return low
 
     def idle(self, hashes: Sequence[int], most: int) -> int:
-        """How many of a chain's first `most` blocks, all cached, no call uses: to acquire them takes as many free ones.
+        """How many of a chain's first `most` blocks, all cached, no call uses: acquiring takes as many free blocks.
 
-        Who uses a block uses those before it, so a bisection finds the first that nobody does.
+        A call that uses a block uses all blocks before it. So a bisection finds the first block that no call uses.
         """
         references, by_hash = self._references, self._by_hash
         low, high = 0, most
@@ -66,7 +66,7 @@ class BlockCache:
         return most - low
 
     def exclusive(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks one call alone uses: releasing them frees as many."""
+        """How many of these blocks only one call uses: releasing frees as many."""
         return sum(self._references[block] == 1 for block in blocks)
 
     def acquire(self, hashes: Sequence[int]) -> list[int]:
@@ -92,7 +92,7 @@ class BlockCache:
         return blocks
 
     def register(self, block: int, block_hash: int) -> int:
-        """`block` now holds this prefix; returns the block to use from here on, another one if it existed already."""
+        """`block` now holds this prefix. Returns the block to use from now on: an older one with the prefix, if any."""
         existing = self._by_hash.get(block_hash)
         if existing is None:
             self._hashes[block] = block_hash
@@ -110,7 +110,7 @@ class BlockCache:
             if self._references[block] == 0:
                 self._free[block] = None
                 if self._hashes[block] is None:
-                    self._free.move_to_end(block, last=False)  # nothing to lose: the first to be taken again
+                    self._free.move_to_end(block, last=False)  # it holds nothing, so it is allocated first
                 else:
                     self.cached_blocks += 1
 

@@ -1,4 +1,4 @@
-"""A call in the embedded engine, and the tokens that come of it."""
+"""A call in the embedded engine, and its output tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from plait.policy.scheduling.local_scheduler import LocalCall
 
 @dataclass(slots=True, eq=False)
 class EmbeddedCall(LocalCall):
-    """A call in this engine: its tokens as hashes of KV blocks and of tree blocks, and where its output comes from.
+    """A call in this engine: the hashes of its KV blocks and tree blocks, and the source of its output.
 
     `cached_tokens` is what the first admission found in the cache, as vLLM reports it in `usage`. `received_s` is when
-    it came here, which can be later than its zero; `matched_blocks` is what was last found in the cache.
+    the engine received the call, which can be later than its zero. `matched_blocks` is what the cache last had of it.
     """
 
     chain: HashChain = field(kw_only=True)
@@ -30,7 +30,7 @@ class EmbeddedCall(LocalCall):
 
     @property
     def queued_since_s(self) -> float:
-        """When it came to this engine."""
+        """When the engine received the call."""
         return self.arrived_s if self.received_s is None else self.received_s
 
 

@@ -12,14 +12,14 @@ from plait.backends.protocol.cache_state import CacheState
 OnOutput = Callable[[Output], None]
 
 MAX_LAG_S = 1.0
-"""How far (in emulated seconds) this process may fall behind its accelerator before iterations count as late."""
+"""This process may fall behind its accelerator by this many emulated seconds before iterations count as late."""
 
 
 class EngineClock:
-    """Drives one engine core. `time_scale` emulated seconds pass in a real one: 10 is an engine ten times as fast.
+    """Drives one engine core. `time_scale` emulated seconds pass in a real second: 10 is an engine ten times as fast.
 
-    An iteration begins where the last one ended, as on an accelerator that is kept fed, even if this process wakes up
-    late; the tokens are then late, the emulated time is not.
+    An iteration begins when the last one ended, as on a busy accelerator, even if this process wakes up late. Then the
+    tokens are late, but the emulated time is right.
     """
 
     def __init__(self, engine: Engine, time_scale: float = 1.0) -> None:
@@ -46,12 +46,12 @@ class EngineClock:
         self._added.set()
 
     def end(self, call: EmbeddedCall) -> None:
-        """The call has all it needs (a stop string): its blocks are free at once."""
+        """The call has reached its end (a stop string): its blocks are free at once."""
         if self._listeners.pop(call, None) is not None:
             self.engine.remove(call)
 
     def abort(self, call: EmbeddedCall) -> None:
-        """Nobody waits for the call any more; without effect on one that has ended."""
+        """The call's client has gone. No effect on a call that has ended."""
         if self._listeners.pop(call, None) is not None:
             self.engine.abort(call)
 
@@ -77,7 +77,7 @@ class EngineClock:
         while True:
             if ends_s is None:
                 await self._added.wait()
-                self._added.clear()  # not before: a call can be there before this task first runs
+                self._added.clear()  # not before the wait: a call may have come before this task first runs
                 now_s = self.now_s()
             else:
                 await asyncio.sleep(max(0.0, (ends_s - self.now_s()) / self._time_scale))

@@ -24,12 +24,12 @@ from plait.policy.prefix.block_hash import root_hash
 from plait.policy.types import Slo
 
 NATURAL_OUTPUT_TOKENS = (64, 256)
-"""A completion of no given length ends by itself within these bounds, around the means of public chat traces."""
+"""Without a length limit, a completion ends by itself within these bounds, around the means of public chat traces."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model an engine emulates: its name, how it reads text, and how long prompt and output may be together."""
+    """The model that an engine emulates: name, tokenizer, and the most tokens of prompt and output together."""
 
     name: str
     tokenizer: Tokenizer
@@ -38,7 +38,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request runs, under which id, and what the gateway says about it."""
+    """Where a request runs, under which id, with which annotations of the gateway."""
 
     model: ServedModel
     clock: EngineClock
@@ -47,7 +47,7 @@ class Target:
 
 
 def in_emulated_time(annotations: EngineAnnotations, time_scale: float) -> EngineAnnotations:
-    """What clients mean in real time, on a clock of which `time_scale` seconds pass in a real one."""
+    """Convert annotations from real time to a clock of which `time_scale` seconds pass in a real second."""
     slo = annotations.slo
     if slo is not None:
         slo = Slo(*(None if real_s is None else real_s * time_scale for real_s in astuple(slo)))
@@ -55,7 +55,7 @@ def in_emulated_time(annotations: EngineAnnotations, time_scale: float) -> Engin
 
 
 class Completion:
-    """The choices of one request, all in the engine from the start, as vLLM runs them."""
+    """The choices of one request; all run in the engine from the start, as in vLLM."""
 
     def __init__(self, request: Request, form: Format) -> None:
         self.stream = bool(request.stream)
@@ -81,7 +81,7 @@ class Completion:
         return self._format.whole(choices, self._usage())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events as the tokens come, a choice's opening with its first; then the usage, if asked for."""
+        """Server-sent events as tokens come; each choice begins with its opening. The usage is last, if asked for."""
         opened: set[int] = set()
         async for index, piece in self._until_ended():
             opening = None if index in opened else self._format.opening(index)
@@ -94,7 +94,7 @@ class Completion:
         yield b"data: [DONE]\n\n"
 
     def abort(self) -> None:
-        """End what has not ended."""
+        """Abort the choices that have not ended."""
         for generation in self._generations:
             generation.abort()
 
@@ -106,7 +106,7 @@ class Completion:
             yield index, piece
 
     def _usage(self) -> Usage:
-        """The prompt of several choices counts once, as what the first of them found cached does."""
+        """The usage; the prompt of several choices counts once, with what its first choice found cached."""
         usage = Usage()
         prompts: set[str] = set()
         for call in (generation.call for generation in self._generations):
@@ -196,7 +196,7 @@ def _output(
 
 
 def _output_limit(request: Request, target: Target, prompt_tokens: int) -> int:
-    """How long a completion may become; refuses, in vLLM's words, what does not fit the model's context."""
+    """The most tokens of a completion. Refuses, in vLLM's words, a request that does not fit the model's context."""
     context_tokens = target.model.max_context_tokens
     room = context_tokens - prompt_tokens
     asked = request.output_limit or 0

@@ -1,8 +1,8 @@
 """The embedded engine's core: an iteration loop over a block cache, with time as an argument.
 
-`step(now)` ends the iteration in flight and begins the next one: the local scheduler plans it, blocks are found or
+`step(now)` ends the iteration in flight and begins the next one. The local scheduler plans it, blocks are found or
 allocated, and the cost model says how long an accelerator would take. A real-time server sleeps until then; the
-simulator jumps. Blocks become findable when their computation is scheduled, as in vLLM: a later iteration reads them.
+simulator jumps. Blocks can be found once their computation is scheduled, as in vLLM: a later iteration reads them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plait.policy.scheduling.local_scheduler import SCHEDULERS, LocalScheduler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What one emulated engine is: `kv_tokens` is the KV cache's size, `max_batch_tokens` an iteration's budget.
+    """The settings of one emulated engine: `kv_tokens` is the KV cache's size, `max_batch_tokens` the budget.
 
     `scheduler` is the local scheduler, by its name in `plait.policy.scheduling.local_scheduler.SCHEDULERS`.
     """
@@ -39,7 +39,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the ended iteration brought, and when the one that began will end (None: the engine is idle)."""
+    """The ended iteration's outputs, and when the new iteration will end (None: the engine is idle)."""
 
     outputs: tuple[Output, ...]
     ends_s: float | None
@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; `computed_prompt_tokens` counts recomputation after preemption too."""
+    """Totals since the start; `computed_prompt_tokens` includes recomputation after preemption."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -61,9 +61,9 @@ class Counters:
 
 
 class Engine:
-    """One emulated engine. `facts` is what its local scheduler plans from, and `journal` what its cache holds.
+    """One emulated engine. `facts` is the input of its local scheduler; `journal` has the content of its cache.
 
-    `scheduler` is used in place of a new one of the settings' name.
+    `scheduler` replaces the one that the settings name.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Engine:
         )
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self._stepped_s = 0.0
-        """When the last iteration ended: the tokens that calls have until the next step came then."""
+        """When the last iteration ended, which is when its tokens came."""
 
     @property
     def idle(self) -> bool:
@@ -111,7 +111,7 @@ class Engine:
         return self._ends_s is None
 
     def fits(self, prompt_tokens: int, max_output_tokens: int) -> bool:
-        """Whether a call can ever run: its KV has to fit an otherwise empty cache."""
+        """Whether a call can run at all: its KV has to fit an otherwise empty cache."""
         return self._blocks.blocks_for(prompt_tokens + max_output_tokens) <= self._blocks.cache.total_blocks
 
     def add(self, call: EmbeddedCall) -> None:
@@ -123,7 +123,7 @@ class Engine:
         self._attainment.received(call, call)
 
     def abort(self, call: EmbeddedCall) -> None:
-        """Nobody waits for a call any more: its blocks are free at once."""
+        """A call's client has gone: its blocks are free at once."""
         if self.remove(call):
             self.counters.aborted_calls += 1
 
@@ -190,7 +190,7 @@ class Engine:
         return now_s + duration_s
 
     def _admit(self, call: EmbeddedCall, now_s: float) -> None:
-        """Move a waiting call to the running ones, on the blocks it finds cached."""
+        """Start a waiting call, on the blocks that it finds cached."""
         self._blocks.admit(call)
         if call.cached_tokens is None:
             call.cached_tokens = call.computed_tokens
@@ -223,7 +223,7 @@ class Engine:
         return Output(call, token, finished)
 
     def _preempt(self, call: EmbeddedCall) -> None:
-        """Back to the head of the queue: its blocks stay cached until their room is needed (vLLM's recomputation)."""
+        """Put a call back at the head of the queue. Its blocks stay cached until their room is needed, as in vLLM."""
         self.counters.preemptions += 1
         self.running.remove(call)
         self._blocks.take_back(call)

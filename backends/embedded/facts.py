@@ -1,4 +1,4 @@
-"""What the embedded engine's local scheduler plans from."""
+"""The embedded engine's facts, from which its local scheduler plans."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class EmbeddedFacts:
         return self._cache.free_blocks
 
     def cached_tokens(self, call: LocalCall) -> int:
-        """Tokens of a waiting call that are in the cache now; its last token is always computed."""
+        """Tokens of a waiting call that are in the cache now. The last token is always computed."""
         assert isinstance(call, EmbeddedCall)
         return self._matched(call) * self._block_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """Free blocks that computing `new_tokens` more of a call takes, cached ones it would pin included."""
+        """Free blocks that `new_tokens` more of a call take, including cached ones that it would pin."""
         assert isinstance(call, EmbeddedCall)
         if call.blocks:
             return -(-(call.computed_tokens + new_tokens) // self._block_tokens) - len(call.blocks)
         return -(-new_tokens // self._block_tokens) + self._cache.idle(call.chain.hashes, self._matched(call))
 
     def blocks_freed(self, call: LocalCall) -> int:
-        """Blocks that preempting a running call would set free."""
+        """Blocks that preempting a running call would free."""
         assert isinstance(call, EmbeddedCall)
         return self._cache.exclusive(call.blocks)

@@ -1,4 +1,4 @@
-"""One completion that the embedded engine generates: tokens to text, stop strings, where it ends and why."""
+"""One completion of the embedded engine: tokens to text, stop strings, where it ends and why."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ class Piece:
 
 
 class Generation:
-    """A call in the engine and the text it brings.
+    """A call in the engine, and its text.
 
-    `prompt` is token ids, hashed from `root` on. `source` gives the output's tokens, of which `natural_tokens` make a
-    completion that nothing cuts (None: it has no end of its own); `limit` is the most that was asked for. `annotations`
-    are in emulated time, as everything here.
+    `prompt` is token ids, hashed from `root` on. `source` gives the output's tokens. A completion ends by itself after
+    `natural_tokens` (None: never), at the latest after `limit`. `annotations` are in emulated time, as everything here.
     """
 
     def __init__(
@@ -57,13 +56,13 @@ class Generation:
         return self
 
     def __next__(self) -> int:
-        """The next token, as the engine asks for it; its text waits for `_on_output`."""
+        """The next token, when the engine takes it. Its text waits for `_on_output`."""
         token = next(self._source)
         self._held.append((token.token_id, token.text))
         return token.token_id
 
     def abort(self) -> None:
-        """Nobody waits for it any more; without effect once it has ended."""
+        """The client has gone. No effect once the completion has ended."""
         self._clock.abort(self.call)
 
     def _embedded_call(
@@ -98,7 +97,7 @@ class Generation:
             self._take_safe(text)
 
     def _take_safe(self, text: str) -> None:
-        """Send whole tokens while what is held back is longer than the start of a stop string could be."""
+        """Send whole tokens, but hold back as many characters as a stop string's beginning can have."""
         count, length = 0, 0
         while count < len(self._held) and length + len(self._held[count][1]) <= len(text) - self._held_chars:
             length += len(self._held[count][1])

@@ -1,6 +1,6 @@
-"""The KV blocks of the calls in one embedded engine, and the tree blocks that they make up, as they are reported.
+"""The KV blocks of the calls in one embedded engine, and the tree blocks of its reports, which they make up.
 
-Blocks become findable when their computation is scheduled, as in vLLM: a later iteration reads them.
+Blocks can be found once their computation is scheduled, as in vLLM: a later iteration reads them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from plait.policy.prefix.block_hash import tree_block_tokens
 
 
 class KvBlocks:
-    """A KV cache of `kv_tokens`. It alone changes which blocks a call has; `journal` has the tree blocks in `cache`."""
+    """A KV cache of `kv_tokens`. Only it changes which blocks a call has; `journal` has the tree blocks in `cache`."""
 
     def __init__(self, kv_tokens: int, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -23,24 +23,24 @@ class KvBlocks:
         self._tree_block_of: dict[int, int] = {}
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """The number of blocks for `tokens`."""
         return -(-tokens // self.block_tokens)
 
     def matched(self, call: EmbeddedCall) -> int:
-        """How many leading blocks of a waiting call are in the cache now; its last token is always computed."""
+        """How many leading blocks of a waiting call are in the cache now. The last token is always computed."""
         most = (call.prompt_tokens + call.output_tokens - 1) // self.block_tokens
         call.matched_blocks = self.cache.match(call.chain.hashes, most, call.matched_blocks)
         return call.matched_blocks
 
     def admit(self, call: EmbeddedCall) -> None:
-        """The call has the blocks that it finds cached, and their tokens as computed."""
+        """Give the call its cached blocks, and count their tokens as computed."""
         matched = self.matched(call)
         call.blocks = self.cache.acquire(call.chain.hashes[:matched])
         call.registered_blocks = matched
         call.computed_tokens = matched * self.block_tokens
 
     def extend(self, call: EmbeddedCall, tokens: int) -> None:
-        """Give the call the blocks to compute `tokens` more, and make those that they fill findable."""
+        """Give the call the blocks for `tokens` more. Blocks that are full now can be found from here on."""
         cache, blocks = self.cache, call.blocks
         call.computed_tokens += tokens
         whole, rest_tokens = divmod(call.computed_tokens, self.block_tokens)
@@ -58,7 +58,7 @@ class KvBlocks:
         self.cache.release(call.blocks)
 
     def take_back(self, call: EmbeddedCall) -> None:
-        """As `release`, of a call that will start anew."""
+        """As `release`, for a call that will start anew."""
         self.cache.release(call.blocks)
         call.blocks = []
         call.computed_tokens = 0
@@ -69,7 +69,7 @@ class KvBlocks:
         return KvState(cache.total_blocks, cache.free_blocks - cache.cached_blocks, cache.cached_blocks)
 
     def _stored(self, call: EmbeddedCall, index: int) -> None:
-        """Report a tree block while the last of its KV blocks is there: eviction takes that one first."""
+        """Report a tree block as long as its last KV block is cached: eviction takes that block first."""
         per_tree_block = self.granularity_tokens // self.block_tokens
         tree_index, offset = divmod(index, per_tree_block)
         if offset == per_tree_block - 1:

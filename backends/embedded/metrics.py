@@ -15,7 +15,7 @@ COUNTERS = {
     "calls": "Calls received",
     "prompt_tokens": "Prompt tokens of admitted calls",
     "cached_prompt_tokens": "Prompt tokens found in the KV cache",
-    "computed_prompt_tokens": "Prompt tokens computed, again after a preemption",
+    "computed_prompt_tokens": "Prompt tokens computed, including recomputation after a preemption",
     "output_tokens": "Tokens generated",
     "iterations": "Iterations run",
     "busy_s": "Emulated seconds of computation",

@@ -12,7 +12,7 @@ from plait.backends.embedded.generation import Piece
 Json = dict[str, Any]
 
 FINGERPRINT = "plait-embedded-emulated-text"
-"""Stands in every response: nobody shall take this text for a model's."""
+"""It is in every response, so that no reader takes this text for a model's."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class ChatFormat:
 
 
 class TextFormat:
-    """`text_completion`, the same object whole and in events; `echo[i]` stands before choice i."""
+    """`text_completion`, the same object whole and in events; `echo[i]` precedes choice i."""
 
     def __init__(self, request_id: str, model: str, *, echo: list[str] | None = None, logprobs: bool = False) -> None:
         self._envelope = _Envelope(f"cmpl-{request_id}", model)

@@ -39,7 +39,7 @@ MAX_WAIT_MS = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """`time_scale` emulated seconds pass in a real one; `api_key` guards every route but `/health` and `/metrics`."""
+    """`time_scale` emulated seconds pass in a real one; `api_key` guards all routes except `/health` and `/metrics`."""
 
     engine: EngineSettings
     cost_model: CostModel
@@ -55,7 +55,7 @@ class EmbeddedServer:
         self.engine = Engine(settings.engine, settings.cost_model, epoch=uuid.uuid4().hex)
         self._settings = settings
         self._annotations = AnnotationReader()
-        # What does not fit the KV cache can never run; a block that is not whole holds nothing.
+        # A call that does not fit the KV cache can never run; a partial block holds nothing.
         room_tokens = settings.engine.kv_tokens // settings.engine.block_tokens * settings.engine.block_tokens
         self._model = replace(settings.model, max_context_tokens=min(settings.model.max_context_tokens, room_tokens))
         self._registry = CollectorRegistry()
@@ -128,7 +128,7 @@ class EmbeddedServer:
 
 
 class CompletionResponse(Response):
-    """Sends a completion, whole or as events; a client that goes away meanwhile aborts its calls at once."""
+    """Sends a completion, whole or as events. If the client goes away, its calls are aborted at once."""
 
     def __init__(self, completion: Completion) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The text of the emulated engine: endless, readable, plainly synthetic English, the same for the same seed."""
+"""The emulated engine's text: endless, readable, plainly synthetic English, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SENTENCES: Final = len(SUBJECTS) * len(VERBS) * len(OBJECTS)
 
 
 class EmulatedToken(NamedTuple):
-    """A generated token and the text that it adds to what came before."""
+    """A generated token, and the text that it adds."""
 
     token_id: int
     text: str
@@ -34,8 +34,8 @@ class EmulatedToken(NamedTuple):
 class TextSource(Iterator[EmulatedToken]):
     """The tokens of one call's output, without end.
 
-    Encoding the text of its first n tokens gives their ids again wherever the tokenizer splits at spaces, so that
-    the next turn of a conversation finds the output in the cache.
+    If the tokenizer splits at spaces, encoding the text of the first n tokens gives their ids again. So the next turn
+    of a conversation finds the output in the cache.
     """
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
@@ -69,7 +69,7 @@ class _EncodedSentences(dict[int, tuple[EmulatedToken, ...]]):
         return tokens
 
     def _tokens(self, context: list[int], ids: list[int]) -> tuple[EmulatedToken, ...]:
-        """Each id with the text it adds after the one before it: on its own, its leading space may be lost."""
+        """Each id with the text that it adds after the id before it. Decoded alone, it may lose its leading space."""
         decode = self._tokenizer.decode
         tokens: list[EmulatedToken] = []
         before = context[-1:]

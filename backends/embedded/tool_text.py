@@ -1,4 +1,4 @@
-"""Tool calls of the emulated model: which tool a request makes it call, and arguments that fit the tool's schema."""
+"""Tool calls of the emulated model: which tool it calls, with arguments that fit the tool's schema."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXAMPLES: dict[str, Any] = {
 
 
 def called_tool(request: ChatRequest) -> dict[str, Any] | None:
-    """The tool that `tool_choice` asks for: the one it names, the first if it is `required`, else none."""
+    """The tool of `tool_choice`: the named tool, the first if it is `required`, else none."""
     choice, tools = request.tool_choice, request.tools or []
     if choice is None or choice in ("auto", "none"):
         return None

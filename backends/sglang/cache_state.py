@@ -1,8 +1,8 @@
-"""What SGLang's radix cache really holds, as tree blocks: followed by the events it keeps of its pages.
+"""The exact content of SGLang's radix cache as tree blocks, followed by the cache's events about its pages.
 
-SGLang names a page by a hash of its own, chained over the tokens and the cache salt before it. A page is stored behind
-its parent and evicted before it, so that a tree block is whole exactly while its last page is there. Only pages on the
-accelerator count, and only ones that tokens determine: others (behind an image, say) are not reported.
+SGLang names a page by its own hash, chained over the tokens and the cache salt before it. A page is stored after its
+parent and evicted before it. So a tree block is whole exactly while its last page is there. Only pages on the
+accelerator count, and only pages that tokens determine: others (behind an image, say) are not reported.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from plait.backends.adapter.cache_journal import CacheJournal
 from plait.policy.prefix.block_hash import chain, root_hash, tree_block_tokens
 
 ACCELERATOR: Final = "GPU"
-"""The medium of pages that a call can be served from at once."""
+"""The medium of the pages that calls can use at once."""
 
 _root_hash = lru_cache(maxsize=4096)(root_hash)
 
 
 @dataclass(slots=True, eq=False)
 class _Page:
-    """A page in the cache. `before` is the chain's hash before its tree block, None if that is not known.
+    """A page in the cache. `before` is the chain's hash before its tree block, None if not known.
 
-    `previous` is the page before it in the same tree block, `filled` how many tokens of that there are at its end, and
-    `tree_block` the hash of one that it ends.
+    `previous` is the page before it in the same tree block. `filled` is how many tokens of the tree block there are up
+    to the page's end. `tree_block` is the hash of the tree block that the page ends, if any.
     """
 
     before: int | None
@@ -38,7 +38,7 @@ class _Page:
 
 
 class CacheObserver:
-    """Takes the cache's events; `journal` has the tree blocks. `model` is what calls without a LoRA name."""
+    """Takes the cache's events; `journal` has the tree blocks. `model` is the model's name in calls without a LoRA."""
 
     def __init__(self, *, page_tokens: int, model: str) -> None:
         self.journal = CacheJournal()
@@ -67,7 +67,7 @@ class CacheObserver:
 
     def _stored(self, event: Any) -> None:
         size, tokens, parent = event.block_size, event.token_ids, event.parent_block_hash
-        if tokens and isinstance(tokens[0], tuple):  # a draft model's pages name each token with the one behind it
+        if tokens and isinstance(tokens[0], tuple):  # a draft model's pages pair each token with the next
             tokens = [first for first, _ in tokens]
         for index, key in enumerate(event.block_hashes):
             page = self._pages.get(key)
@@ -78,7 +78,7 @@ class CacheObserver:
             parent = key
 
     def _page(self, parent_key: int | None, tokens: Sequence[int], event: Any) -> _Page:
-        """A new page; the tree block that it ends is in the journal."""
+        """A new page. If it ends a tree block, that goes into the journal."""
         before, previous = self._behind(parent_key, event)
         if before is None or len(tokens) != self.page_tokens:
             return _Page(None)
@@ -86,13 +86,13 @@ class CacheObserver:
         if page.filled == self.granularity_tokens:
             try:
                 (page.tree_block,) = chain(_tokens_until(page), self.granularity_tokens, before)
-            except OverflowError:  # not tokens, but what stands for an image there
+            except OverflowError:  # no tokens: an image's placeholders
                 return _Page(None)
             self.journal.store(page.tree_block, None if before == self._root_of(event) else before)
         return page
 
     def _behind(self, parent_key: int | None, event: Any) -> tuple[int | None, _Page | None]:
-        """The hash before the tree block that goes on behind a page, and its page that is there, if any."""
+        """The hash before the tree block that continues behind a page, and that tree block's last page, if any."""
         if parent_key is None:
             return self._root_of(event), None
         parent = self._pages.get(parent_key)
@@ -121,7 +121,7 @@ class CacheObserver:
 
 
 def _tokens_until(page: _Page) -> list[int]:
-    """The tokens of a tree block up to the end of one of its pages."""
+    """The tokens of a tree block up to the end of `page`."""
     pages = [page]
     while (previous := pages[-1].previous) is not None:
         pages.append(previous)

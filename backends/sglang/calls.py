@@ -1,4 +1,4 @@
-"""SGLang's requests as the local scheduler sees them, and SGLang's KV cache as the facts that it plans from."""
+"""SGLang's requests as local-scheduler calls, and SGLang's KV cache as the facts of its plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plait.policy.scheduling.local_scheduler import LocalCall
 class SglangCall(LocalCall):
     """A request in SGLang. `order` sorts calls by arrival; `tree_blocks` are the hashes of its prompt's tree blocks.
 
-    The hit that was found last is remembered, for where to look for the next. `seen_tokens` of its output were counted.
+    `hit_blocks` is the last hit found; the next search starts there. `seen_tokens` of its output were counted.
     """
 
     order: tuple[float, int] = field(kw_only=True)
@@ -31,7 +31,7 @@ class SglangCall(LocalCall):
     seen_tokens: int = field(default=0, kw_only=True)
 
     def follow_waiting(self, request: Any) -> None:
-        """One that was preempted starts anew, its output being part of what is to be computed."""
+        """A preempted request starts anew; its output is part of the tokens to compute."""
         self.waits = True
         self.prompt_tokens = len(request.origin_input_ids)
         self.computed_tokens = 0
@@ -44,7 +44,7 @@ class SglangCall(LocalCall):
         self.output_tokens = len(request.output_ids)
 
     def follow_decode(self, request: Any, in_flight: int) -> None:
-        """Output that is still being computed counts as there: so many tokens."""
+        """Output that is still being computed counts as generated: `in_flight` tokens."""
         self.waits = False
         self.output_tokens = len(request.output_ids) + in_flight
         self.computed_tokens = self.prompt_tokens + self.output_tokens - 1
@@ -53,7 +53,7 @@ class SglangCall(LocalCall):
 def sglang_call(
     request: Any, annotations: EngineAnnotations, now_s: float, sequence: int, observer: CacheObserver
 ) -> SglangCall:
-    """The call for a request that SGLang has just received, the `sequence`th of this engine."""
+    """The call of a request that SGLang has just received, the `sequence`th of this engine."""
     arrived_s = now_s - annotations.age_s
     granularity = observer.granularity_tokens
     tree_blocks = _tree_blocks(request, observer)
@@ -72,9 +72,9 @@ def sglang_call(
 
 
 def _tree_blocks(request: Any, observer: CacheObserver) -> Sequence[int]:
-    """None for a prompt whose cached pages have names that its tokens alone do not give.
+    """The hashes of a prompt's tree blocks; none if its tokens alone do not determine the names of its cached pages.
 
-    The last token is always computed: a block that it ends cannot be hit whole.
+    The last token is always computed, so a block that it ends cannot be hit whole.
     """
     named = request.lora_id is None and request.extra_key is None and request.multimodal_inputs is None
     if not named:
@@ -88,7 +88,7 @@ def _tree_blocks(request: Any, observer: CacheObserver) -> Sequence[int]:
 class SchedulerFacts:
     """The EngineFacts of one SGLang scheduler; KV blocks are its pages.
 
-    SGLang itself also keeps room for the output of the calls that it admits, and checks again before it does.
+    SGLang itself also keeps room for the output of the calls that it admits, and checks again before it admits them.
     """
 
     def __init__(self, scheduler: Any, observer: CacheObserver) -> None:
@@ -133,7 +133,7 @@ class SchedulerFacts:
         return call.hit_blocks * self._granularity
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """Free pages that computing `new_tokens` more of a call takes, cached ones it would pin included."""
+        """Free pages that `new_tokens` more of a call take, including cached ones that it would pin."""
         call = cast("SglangCall", call)
         if not call.waits:
             return self._pages(call.computed_tokens + new_tokens) - self._pages(call.computed_tokens)
@@ -142,7 +142,7 @@ class SchedulerFacts:
         return self._pages(cached_tokens + new_tokens) - in_use * self._granularity // self._page_tokens
 
     def blocks_freed(self, call: LocalCall) -> int:
-        """Pages that preempting a running call would set free: all but those that others use too."""
+        """Pages that preempting a running call would free: all that no other call uses."""
         call = cast("SglangCall", call)
         users, blocks = self._users, call.tree_blocks
         shared = cached_blocks(len(blocks), 0, lambda index: users[blocks[index]] > 1)

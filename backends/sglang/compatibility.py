@@ -1,4 +1,4 @@
-"""Which names of SGLang the plugin relies on; a version that lacks one is refused, with the list."""
+"""The names of SGLang that the plugin relies on. A version that lacks any is refused, with the list."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "sglang.srt.runtime_context.get_serving": (),
     "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type"),
 }
-"""Dotted names, and the parameters that a function has to take in this order."""
+"""Dotted names, and the parameters that a function must take, in this order."""
 
 ATTRIBUTES = (
     *("waiting_queue", "running_batch", "chunked_req", "last_batch", "result_queue", "enable_overlap"),
@@ -49,11 +49,11 @@ ATTRIBUTES = (
     *("tree_cache.evictable_size", "tree_cache.take_events", "tree_cache.disable"),
     *("enable_priority_scheduling", "request_receiver.recv_requests"),
 )
-"""What a scheduler, once built, has to have."""
+"""The attributes that a scheduler must have once it is built."""
 
 
 class UnsupportedSglangError(RuntimeError):
-    """The installed SGLang, or the way it was started, is not one that the plugin can work with."""
+    """The plugin cannot work with the installed SGLang, or with the way it was started."""
 
 
 def check_names(methods: Mapping[str, tuple[str, ...]] = METHODS) -> None:

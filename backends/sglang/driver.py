@@ -1,8 +1,8 @@
-"""Drives a local scheduler with a SGLang scheduler's state, and the SGLang scheduler with its plans.
+"""Drives a local scheduler with a SGLang scheduler's state, and the SGLang scheduler with the local scheduler's plans.
 
-SGLang's `get_new_batch_prefill()` is called as it is; a plan reaches it through what it reads on its way: the waiting
+SGLang's `get_new_batch_prefill()` is called unchanged. A plan reaches it through the state that it reads: the waiting
 queue and its order, the prompt in chunks, the chunk size, whether decodes are mixed in, and the limits of its adder.
-Preemption is done beforehand. What is decided depends on nothing but what all tensor-parallel ranks have alike.
+Preemption is done beforehand. Decisions depend only on state that is the same on all tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Driver:
         self.prefill_pass = NO_LIMITS
         self.preemptions = 0
         self.diverged_picks = 0
-        """Picks that SGLang did not schedule as planned: it found more cached, or no room."""
+        """Picks that SGLang did not schedule as planned, because it found more cached, or no room."""
         self._scheduler = scheduler
         self._events = events
         self._release = release
@@ -81,7 +81,7 @@ class Driver:
     # What SGLang's scheduler tells.
 
     def tick(self) -> Tick | None:
-        """What the leading rank sends along with the next step's requests."""
+        """The tick that the leading rank sends along with the next step's requests."""
         scheduler = self._scheduler
         busy = scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.last_batch or scheduler.chunked_req
         return self.clock.tick(idle=not busy)
@@ -102,7 +102,7 @@ class Driver:
         return call
 
     def step(self, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
-        """A prefill pass by plan, in which SGLang's own `schedule` gets the batch of running decodes."""
+        """Schedule a prefill pass by plan; SGLang's own `schedule` takes the batch of running decodes."""
         self._events.drain()
         running, waiting = self._requests.calls(running_batch)
         self._facts.follow_running(running)
@@ -114,7 +114,7 @@ class Driver:
         victims = [self._requests.of(cast("SglangCall", call)) for call in plan.preempt]
         preempted = preempt(self._scheduler, running_batch, victims, self._release)
         result = self._pulled(self._levers(plan), running_batch, schedule)
-        for request in preempted:  # not before: what of it is still being computed would count for its next run
+        for request in preempted:  # only now: output still in flight would count for its next run
             self._scheduler._add_request_to_queue(request, is_retracted=True)  # noqa: SLF001
         self._observe(plan, result.batch_to_run)
         return result
@@ -131,7 +131,7 @@ class Driver:
         self._iterations.computes([tokens for tokens, _ in work])
 
     def ended(self, batch: Any) -> None:
-        """Its result has been processed: results come in the order of batches."""
+        """A batch's result has been processed. Results come in the order of batches."""
         number, work = self._begun.popleft()
         now_s = self.clock.present_s
         self._unmeasured.append(work)
@@ -145,7 +145,7 @@ class Driver:
                 self._attainment.ended(call.call_id, now_s)
 
     def given_up(self) -> None:
-        """Requests were ended from outside: of those that had not begun, SGLang says nothing more."""
+        """Requests were ended from outside. SGLang reports no end for those that had not begun."""
         scheduler = self._scheduler
         begun = self._requests.running(scheduler.running_batch)
         present = {request.rid for request in (*scheduler.waiting_queue, *begun)}
@@ -184,7 +184,7 @@ class Driver:
         return levers if self._decodes_are_due else Levers()
 
     def _pulled(self, levers: Levers, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
-        """What SGLang schedules with the levers set; they are given back."""
+        """Set the levers, let SGLang schedule, and give the levers back."""
         scheduler, chunked = self._scheduler, self._scheduler.chunked_req
         queue, shown = scheduler.waiting_queue, [self._requests.of(call) for call in levers.shown]
         seen = set(map(id, shown))
@@ -208,7 +208,7 @@ class Driver:
             self.prefill_pass = NO_LIMITS
 
     def _observe(self, plan: Plan, batch: Any) -> None:
-        """Count what became of the plan's prompts, and who was admitted."""
+        """Count the picks that were not scheduled as planned, and note the admitted calls."""
         extends = dict(zip(map(id, batch.reqs), batch.extend_lens, strict=True)) if batch is not None else {}
         for call, tokens in cast("Sequence[tuple[SglangCall, int]]", plan.picks):
             request = self._requests.of(call)

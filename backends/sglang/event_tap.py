@@ -1,4 +1,4 @@
-"""SGLang's KV cache events, read by the observer of its cache and still there for a publisher of SGLang's own."""
+"""Shows SGLang's KV cache events to the cache's observer, and keeps them for SGLang's own publisher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plait.backends.sglang.cache_state import CacheObserver
 
 
 class EventTap:
-    """Stands before `take_events` of one tree cache; `published` says whether SGLang takes them too."""
+    """Wraps `take_events` of one tree cache; `published` says whether SGLang takes the events too."""
 
     def __init__(self, tree_cache: Any, observer: CacheObserver, *, published: bool) -> None:
         self._take = tree_cache.take_events
@@ -18,7 +18,7 @@ class EventTap:
         tree_cache.take_events = self._take_kept
 
     def drain(self) -> None:
-        """Show the observer what has happened."""
+        """Show the new events to the observer."""
         events = self._take()
         if events:
             self._observer.observe(events)

@@ -14,10 +14,10 @@ from plait.backends.sglang.settings import VARIABLE
 PLUGIN: Final = "plait"
 """The name of the entry point."""
 ALLOW_LIST: Final = "SGLANG_PLUGINS"
-"""SGLang's variable: which plugins it loads, all where it is not set."""
+"""SGLang's variable that lists the plugins to load; if it is not set, SGLang loads all."""
 
 ADDED: Final = ("--enable-cache-report", "--enable-mixed-chunk")
-"""So that answers say how much was cached, and that decodes go on while prompts are computed."""
+"""With these, answers say how much was cached, and decodes go on while prompts are computed."""
 
 USAGE = f"""usage: plait sglang [--scheduler NAME] [--profile PROFILE] [--name NAME] -- <launch_server arguments>
 
@@ -28,7 +28,7 @@ Starts SGLang's server with Plait's local scheduler and its cache-state route.
 def main(arguments: Sequence[str]) -> None:
     """Replace this process by SGLang's server; `arguments` are those after `plait sglang`.
 
-    A SGLang that the plugin does not know is refused here, with what is missing; SGLang itself would go on without it.
+    If the plugin does not know this SGLang, it is refused here, with the missing names. SGLang would start without it.
     """
     if "-h" in arguments[:1] or "--help" in arguments[:1]:
         sys.stdout.write(USAGE)
@@ -52,7 +52,7 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
 
 
 def serve_environment(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """What is to be set in its environment: our settings beside those that stand there; raises LaunchError."""
+    """The variables to set in its environment: our settings added to the given ones. Raises LaunchError."""
     settings, _ = split_arguments(arguments, "SGLang")
     try:
         given = json.loads(environment.get(VARIABLE) or "{}")

@@ -1,4 +1,4 @@
-"""A plan in SGLang's terms: what is set for one prefill pass so that it does what was planned."""
+"""A plan in SGLang's terms: the state to set for one prefill pass so that it follows the plan."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from plait.policy.scheduling.local_scheduler import EngineFacts, Plan
 
 @dataclass(frozen=True, slots=True)
 class Levers:
-    """`shown` are the waiting calls that SGLang gets to see, in order; without `goes_on` the prompt in chunks waits.
+    """`shown` are the waiting calls that SGLang sees, in order. Without `goes_on` the prompt in chunks waits.
 
-    `prompt_tokens` may be computed of prompts in the pass, none if it is 0; `decodes` says whether decodes go along.
+    `prompt_tokens` is the most prompt tokens of the pass. `decodes` says whether decodes go along.
     """
 
     shown: Sequence[SglangCall] = ()
@@ -26,7 +26,7 @@ class Levers:
 
 
 def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page_tokens: int) -> Levers:
-    """What to set for a plan; `in_chunks` is the running call whose prompt is not computed yet.
+    """The levers of a plan; `in_chunks` is the running call whose prompt is not computed yet.
 
     SGLang counts a prompt's tokens in whole pages, and has one prompt in chunks at most.
     """

@@ -1,7 +1,7 @@
 """SGLang's entry point into Plait: SGLang calls `register` in each process that it starts.
 
-What `register` raises SGLang logs, and goes on without the plugin; `/cache_state` then says so. It is in the API server
-whatever happens, which therefore comes first.
+If `register` raises, SGLang logs the error and goes on without the plugin. Then `/cache_state` says so. For this, the
+API server's hook is registered first.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ KV_CACHE: Final = "sglang.srt.mem_cache.kv_cache_builder.build_kv_cache"
 
 
 def register() -> None:
-    """Register the hooks that the process is for; raises UnsupportedSglangError or SettingsError."""
+    """Register the hooks for this process. Raises UnsupportedSglangError or SettingsError."""
     is_api_server = multiprocessing.parent_process() is None
     if is_api_server:
         _hook(API_SERVER, _before_serving, "BEFORE")
     elif SCHEDULER not in sys.modules:
-        return  # neither does it schedule: the detokenizer, say
+        return  # it does not schedule either: the detokenizer, say
     check()
     if not is_api_server:
         from plait.backends.sglang.scheduler import scheduler_class  # noqa: PLC0415 - only once SGLang is known to fit
@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def check() -> None:
-    """Raise UnsupportedSglangError or SettingsError if the plugin cannot work here as it is told to."""
+    """Raise UnsupportedSglangError or SettingsError if the plugin cannot work here with its settings."""
     check_names()
     read_settings()
 
@@ -52,7 +52,7 @@ def _before_serving(*_: Any, **__: Any) -> None:
 
 
 def _problem() -> str | None:
-    """Why the plugin is not active in this process either."""
+    """Why the plugin cannot be active; None if it can."""
     try:
         check()
     except (RuntimeError, ValueError) as error:
@@ -61,5 +61,5 @@ def _problem() -> str | None:
 
 
 def _with_events(build: Any, *args: Any, **kwargs: Any) -> Any:
-    """The KV cache is to keep its events on every rank, whoever publishes them."""
+    """Make the KV cache keep its events on every rank, no matter who publishes them."""
     return build(*args, **{**kwargs, "enable_kv_cache_events": True})

@@ -1,4 +1,4 @@
-"""Preemption in SGLang: what requests hold is taken back, and they are computed again from their tokens."""
+"""Preemption in SGLang: takes the blocks of requests away; they are computed again from their tokens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def preempt(scheduler: Any, running_batch: Any, victims: Iterable[Any], release: Callable[..., Any]) -> list[Any]:
-    """Take back what the victims hold that can start anew; those are the requests to queue again.
+    """Free the blocks of the victims that can start anew. Returns these requests, to be queued again.
 
-    `release` is SGLang's `release_req`, which frees what a request holds.
+    `release` is SGLang's `release_req`, which frees a request's resources.
     """
     victims = [request for request in victims if _can_start_anew(request)]
     if not victims:

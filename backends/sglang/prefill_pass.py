@@ -1,4 +1,4 @@
-"""What a plan allows SGLang's prefill pass: how many tokens, who may be cut where, and whether decodes go along."""
+"""A plan's limits on SGLang's prefill pass: the most tokens of each prompt, and whether a prompt may be cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plait.backends.adapter.required_names import load
 if TYPE_CHECKING:
 
     class _SglangAdder:
-        """What of SGLang's PrefillAdder the limits below call on."""
+        """The parts of SGLang's PrefillAdder that the limits below use."""
 
         page_size: int
         rem_chunk_tokens: int | None
@@ -33,9 +33,9 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPass:
-    """`limits` are the most tokens of some requests, by their ids; without `may_cut` no prompt is begun in part.
+    """`limits` are the most tokens of some requests, by their ids. Without `may_cut` no prompt is begun in part.
 
-    SGLang keeps account of one prompt in chunks: while that is held back, no other may be cut.
+    SGLang tracks one prompt in chunks. While that is held back, no other prompt may be cut.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -46,12 +46,12 @@ NO_LIMITS = PrefillPass()
 
 
 class LimitedAdder(_SglangAdder):
-    """Before SGLang's adder in the method resolution order; `plait_pass` is what its plan allows."""
+    """Comes before SGLang's adder in the method resolution order; `plait_pass` has the plan's limits."""
 
     plait_pass = NO_LIMITS
 
     def add_chunked_req(self, req: Any) -> Any:
-        """The next chunk of the prompt that is computed in chunks; it ends where a page does."""
+        """Add the next chunk of the prompt that is computed in chunks; the chunk ends at a page's end."""
         limit = self.plait_pass.limits.get(req.rid)
         if limit is not None:
             end = (req.prefix_len + limit) // self.page_size * self.page_size
@@ -60,7 +60,7 @@ class LimitedAdder(_SglangAdder):
         return super().add_chunked_req(req)
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any:
-        """Admit a request, up to its limit; one that could only be cut is passed over where another one is already."""
+        """Admit a request, up to its limit. If it would have to be cut and another is cut already, skip it."""
         room = self.rem_chunk_tokens
         if room is None:
             return super().add_one_req(req, has_chunked_req, truncation_align_size)
@@ -72,13 +72,13 @@ class LimitedAdder(_SglangAdder):
         self.rem_chunk_tokens = limit
         result = super().add_one_req(req, has_chunked_req, truncation_align_size)
         self.rem_chunk_tokens += room - limit
-        if limit < room and result is _results().OTHER:  # it has used up its limit, which is not all there is
+        if limit < room and result is _results().OTHER:  # only its own limit is used up, not the room
             return self.budget_state()
         return result
 
 
 def limited(base: type, allowed: PrefillPass) -> Callable[..., Any]:
-    """Makes SGLang's adder, or one derived from it, with our limits."""
+    """A factory of SGLang's adder, or of a class derived from it, with our limits."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         adder = _limited_class(base)(*args, **kwargs)

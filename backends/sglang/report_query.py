@@ -1,7 +1,8 @@
 """How SGLang's API server asks a scheduler for the cache-state report: in the id of a request for its internal state.
 
-That request has no field of its own for it. A scheduler without the plugin answers it as any other; one with it answers
-with the report alone, under `STATE_KEY`: so the report also attests that the plugin is active where it has to be.
+That request has no other field for it. A scheduler without the plugin answers it like any other request. A scheduler
+with the plugin answers only with the report, under `STATE_KEY`. So the report also proves that the plugin is active
+there.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ STATE_KEY: Final = "plait_cache_state"
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What is known already: the cursor of an epoch."""
+    """The cursor and epoch of the report that is known already."""
 
     since: int | None = None
     epoch: str | None = None
 
 
 def query_id(since: int | None, epoch: str | None) -> str:
-    """The request id that asks for the changes since."""
+    """The request id that asks for the changes since a cursor of `epoch`."""
     return PREFIX + msgspec.json.encode(Known(since, epoch)).decode()
 
 
 def parse_query(request_id: str | None) -> Known | None:
-    """What a request id asks for, None for any other request."""
+    """The query in a request id, None for any other request."""
     if request_id is None or not request_id.startswith(PREFIX):
         return None
     return msgspec.json.decode(request_id.removeprefix(PREFIX), type=Known)

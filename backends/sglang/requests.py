@@ -1,4 +1,4 @@
-"""SGLang's requests as the calls that there is something to plan for, and back."""
+"""Maps SGLang's requests to the calls of a plan, and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ORDER = attrgetter("order")
 
 
 class Requests:
-    """Those of one scheduler; `received` makes the call of a request that has none yet."""
+    """The requests of one scheduler; `received` makes the call of a request that has none yet."""
 
     def __init__(self, scheduler: Any, received: Callable[[Any], SglangCall]) -> None:
         self._scheduler = scheduler

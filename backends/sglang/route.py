@@ -1,4 +1,4 @@
-"""`GET /cache_state` in SGLang's API server. Its key is asked for as on SGLang's own routes."""
+"""`GET /cache_state` in SGLang's API server. It needs the API key as SGLang's own routes do."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.backends.sglang.report_query import STATE_KEY, query_id
 
 ASKING_INTERVAL_S = 0.02
-"""While a report is waited for: as often as a gateway asks a busy engine, and 0.2 % of an idle scheduler's time."""
+"""The interval of asking while a request waits: as a gateway asks a busy engine; 0.2 % of an idle scheduler's time."""
 
 
 class CacheStateRoute:
-    """An ASGI application; `problem` is why the plugin is not active, if it is known in the API server already."""
+    """An ASGI application; `problem` is why the plugin is not active, if the API server knows it already."""
 
     def __init__(self, problem: str | None = None) -> None:
         self._problem = problem
@@ -28,7 +28,7 @@ class CacheStateRoute:
         await answer(scope, send, self._report)
 
     async def _report(self, _scope: Scope, query: ReportQuery) -> bytes:
-        """The scheduler's report, as soon as it tells something new, or at the end of the wait."""
+        """The scheduler's report, as soon as it has a change, or at the end of the wait."""
         ends_s = asyncio.get_running_loop().time() + query.wait_s
         while True:
             report = await self._ask(query)
@@ -40,11 +40,11 @@ class CacheStateRoute:
             await asyncio.sleep(ASKING_INTERVAL_S)
 
     async def _ask(self, query: ReportQuery) -> bytes:
-        """The report as it is now; raises UnsupportedError where the scheduler does not say that it has the plugin."""
+        """The report now. Raises UnsupportedError if the scheduler answers without the plugin."""
         manager = load("sglang.srt.entrypoints.http_server.get_global_state")().tokenizer_manager
         manager.auto_create_handle_loop()
         request = load("sglang.srt.managers.io_struct.GetInternalStateReq")(rid=query_id(query.since, query.epoch))
-        # Never given up: SGLang would take its late answer for that of the next request.
+        # Never cancelled: SGLang would take the late answer for the next request's.
         asked = asyncio.ensure_future(manager.get_internal_state_communicator(request))
         try:
             async with asyncio.timeout(ANSWER_DEADLINE_S):

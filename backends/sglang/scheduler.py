@@ -1,4 +1,4 @@
-"""SGLang's scheduler with our hooks before it: what the plugin puts in its place in every rank's process."""
+"""SGLang's scheduler with our hooks before it; the plugin replaces SGLang's by it in every rank's process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plait.backends.sglang.step_clock import Tick
 if TYPE_CHECKING:
 
     class _SglangScheduler:
-        """What of SGLang's scheduler the hooks below call on."""
+        """The parts of SGLang's scheduler that the hooks below use."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -56,7 +56,7 @@ class PlannedScheduler(_SglangScheduler):
         self.plait = _driver(self)
 
     def _poll_timeout_aborts(self) -> list[Any]:
-        """What the leading rank adds to the requests of a step, which all ranks get."""
+        """Add the leading rank's tick to the requests of a step, which all ranks get."""
         tick = self.plait.tick()
         added = super()._poll_timeout_aborts()
         return added if tick is None else [*added, tick]
@@ -68,7 +68,7 @@ class PlannedScheduler(_SglangScheduler):
         super().process_input_requests([request for request in recv_reqs if not isinstance(request, Tick)])
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
-        """A request waits from now on, or does so again."""
+        """A request waits from now on, for the first time or after a preemption."""
         if is_retracted:
             self.plait.preemptions += 1
         else:
@@ -80,7 +80,7 @@ class PlannedScheduler(_SglangScheduler):
         return self.plait.step(running_batch, super().get_new_batch_prefill)
 
     def get_prefill_adder_class(self) -> Any:
-        """What makes the object that admits requests in a prefill pass, anew for each."""
+        """The factory of the adder, which admits requests in one prefill pass."""
         return limited(super().get_prefill_adder_class(), self.plait.prefill_pass)
 
     def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ class PlannedScheduler(_SglangScheduler):
         return super().run_batch(batch, *args, **kwargs)
 
     def process_batch_result(self, batch: Any, result: Any) -> None:
-        """Its result is there."""
+        """Process a batch's result."""
         super().process_batch_result(batch, result)
         self.plait.ended(batch)
 
@@ -114,7 +114,7 @@ def scheduler_class(base: type) -> Any:
 
 
 def _check_options(scheduler: Any) -> None:
-    """Raise UnsupportedSglangError for what is started in a way that we do not schedule."""
+    """Raise UnsupportedSglangError for options that Plait does not schedule."""
     parallel = load("sglang.srt.runtime_context.get_parallel")()
     fcfs = load("sglang.srt.managers.schedule_policy.CacheAgnosticPolicy.FCFS")
     refused = {

@@ -1,6 +1,6 @@
-"""What the plugin can be told, through the environment: `PLAIT_SGLANG='{"scheduler": "fcfs"}'`.
+"""The plugin's settings, passed by the environment: `PLAIT_SGLANG='{"scheduler": "fcfs"}'`.
 
-SGLang hands its environment down to the processes that it starts, and has no option that would travel with it.
+SGLang passes its environment on to the processes that it starts. It has no command-line option that could carry them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VARIABLE: Final = "PLAIT_SGLANG"
 
 
 class Settings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
-    """As of any engine; one without a name is called for what it is."""
+    """The settings of every engine; the default name is `sglang`."""
 
     name: str = "sglang"
 

@@ -1,8 +1,7 @@
-"""The time that decisions are made by: one rank's, sent to all of them with a step's requests.
+"""The clock of decisions: the leading rank's time, sent to all ranks with a step's requests.
 
-Under tensor parallelism every rank runs a scheduler of its own, and all have to decide alike. So no rank plans by its
-clock: the leading one says what time it is and how long iterations took, and all go by what it said. See
-docs/design/clocks.md.
+Under tensor parallelism every rank runs its own scheduler, and all must decide alike. So no rank plans by its own
+clock. The leading rank sends the time and how long iterations took, and all ranks use these. See docs/design/clocks.md.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Sent at the beginning of a step: its time, and how long the iterations took that ended since the last tick."""
+    """Sent at the beginning of a step: its time, and the durations of the iterations since the last tick."""
 
     now_s: float
     durations_s: tuple[float, ...]
 
 
 class StepClock:
-    """On every rank `now_s` and what `ticked` returns; the rest only on the leading one.
+    """All ranks use `now_s` and the result of `ticked`; only the leading rank uses the rest.
 
-    The time stands still while the engine is idle, when no tick is sent: it would change nothing but the metrics.
+    While the engine is idle, no tick is sent and the time stands still. That affects only the metrics.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,15 +35,15 @@ class StepClock:
 
     @property
     def present_s(self) -> float:
-        """What a tick would say now."""
+        """The time that a tick would have now."""
         return self._said_s + self._clock() - self._looked_s
 
     def measured(self, duration_s: float) -> None:
-        """An iteration is over, in the order in which all ranks count them."""
+        """An iteration is over. All ranks count iterations in the same order."""
         self._durations_s.append(duration_s)
 
     def tick(self, *, idle: bool) -> Tick | None:
-        """What to send with the next step; it may get lost on the way, as long as it does so on all ranks."""
+        """The tick to send with the next step, None when idle. It may get lost, if it gets lost on all ranks."""
         if idle:
             self._looked_s = self._clock()
             return None
@@ -52,7 +51,7 @@ class StepClock:
         return Tick(self._said_s, tuple(self._durations_s))
 
     def ticked(self, tick: Tick) -> tuple[float, ...]:
-        """A tick has arrived: the durations that it brought."""
+        """A tick has arrived; returns its durations."""
         self.now_s = tick.now_s
         for _ in tick.durations_s[: len(self._durations_s)]:
             self._durations_s.popleft()

@@ -1,11 +1,11 @@
-"""What vLLM's block pool really holds, as tree blocks: seen where blocks enter and leave its prefix-cache map.
+"""The exact content of vLLM's block pool as tree blocks, observed where blocks enter and leave its prefix-cache map.
 
-vLLM names a block by a hash of its own, chained over the tokens, LoRA, cache salt and media before it. While it caches
-a request's blocks, the request's tokens are at hand: then the tree block's hash (`plait.policy.prefix.block_hash`) is
-computed, from the same tokens, LoRA and salt. When vLLM evicts a block, its own hash says which tree block went with
-it.
+vLLM names a block by its own hash, chained over the tokens, LoRA, cache salt and media before it. When vLLM caches a
+request's blocks, the request's tokens are at hand. Then the tree block's hash (`plait.policy.prefix.block_hash`) is
+computed from the same tokens, LoRA and salt. When vLLM evicts a block, the block's own hash says which tree block went
+with it.
 
-Of a model with several kinds of attention the blocks of the first full-attention group are reported, as an upper bound
+For a model with several kinds of attention, the blocks of the first full-attention group are reported: an upper bound
 of what a prefix hit needs. Blocks that tokens do not determine (behind an image, prompt embeddings) are not reported.
 """
 
@@ -32,7 +32,7 @@ class PoolObserver:
         self.block_tokens = block_tokens
         self.granularity_tokens = tree_block_tokens(block_tokens)
         self.group_suffix = group_id.to_bytes(4, "big")
-        """What vLLM appends to a block's hash to name it within a KV cache group."""
+        """vLLM appends this to a block's hash to name the block within a KV cache group."""
         self._pool = pool
         self._group_id = group_id
         self._model = model
@@ -44,7 +44,7 @@ class PoolObserver:
         _wrap(pool, "reset_prefix_cache", self._reset_prefix_cache)
 
     def kv_state(self) -> KvState:
-        """The pool's blocks as they are now; vLLM keeps one for itself."""
+        """The pool's blocks now; vLLM keeps one block for itself."""
         cached = len(self._idle)
         return KvState(self._pool.num_gpu_blocks - 1, self._pool.get_num_free_blocks() - cached, cached)
 
@@ -53,7 +53,7 @@ class PoolObserver:
         return block_hash + self.group_suffix
 
     def _follow_map(self) -> None:
-        """Have a word in the map's `insert` and `pop`: short ones, a step may come here hundreds of times."""
+        """Wrap the map's `insert` and `pop`. The wrappers are short: a step may call them hundreds of times."""
         blocks, suffix, idle = self._pool.cached_block_hash_to_block, self.group_suffix, self._idle
         inserted, removed = self.blocks.inserted, self.blocks.removed
         vllm_insert, vllm_pop = blocks.insert, blocks.pop
@@ -105,7 +105,7 @@ class PoolObserver:
             parent = tree_block
 
     def _hash_before(self, request: Any, blocks: list[Any], index: int) -> int:
-        """The chain's hash before a request's tree block: known, if the request found what is before it cached."""
+        """The chain's hash before a request's tree block. It is known if the request found the blocks before cached."""
         granularity, lora = self.granularity_tokens, request.lora_request
         last = blocks[index * granularity // self.block_tokens - 1].block_hash if index else None
         known = self.blocks.tree_block(last) if last is not None else None
@@ -128,12 +128,12 @@ class PoolObserver:
         if done:
             self._idle.clear()
             self.blocks.clear()
-            self._follow_map()  # it is a new one
+            self._follow_map()  # vLLM has made a new map
         return done
 
 
 def _wrap(target: Any, name: str, around: Callable[..., Any]) -> None:
-    """Have `around(original, ...)` called in place of a method of this one object."""
+    """Replace a method of this one object by `around(original, ...)`."""
     original = getattr(target, name)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -143,7 +143,7 @@ def _wrap(target: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def _hashable_tokens(request: Any) -> int:
-    """How many of a request's leading tokens say all there is to say about their KV."""
+    """How many of a request's leading tokens determine their KV completely."""
     if request.prompt_embeds is not None:
         return 0
     media = [int(feature.mm_position.offset) for feature in request.mm_features]

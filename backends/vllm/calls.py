@@ -1,4 +1,4 @@
-"""vLLM's requests as the local scheduler sees them, and vLLM's KV cache as the facts that it plans from."""
+"""vLLM's requests as local-scheduler calls, and vLLM's KV cache as the facts of its plans."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from plait.backends.vllm.cache_state import PoolObserver
 from plait.policy.scheduling.local_scheduler import LocalCall
 
 _UNKNOWN = b""
-"""No block's key: a call whose hit was never looked for."""
+"""No block's key: the hit of this call was never looked up."""
 
 
 @dataclass(slots=True, eq=False)
 class VllmCall(LocalCall):
-    """A request in vLLM. It does not refer to the request itself, which vLLM wants freed without garbage collection.
+    """A request in vLLM. It has no reference to the request, so that vLLM can free that without garbage collection.
 
-    `order` sorts calls by arrival. The known hit is remembered as the keys on both sides of where it ends.
+    `order` sorts calls by arrival. `last_hit` and `first_miss`, the keys on both sides of the end of the known hit,
+    remember it.
     """
 
     received_s: float = field(kw_only=True)
@@ -34,7 +35,7 @@ class VllmCall(LocalCall):
     first_miss: bytes | None = field(default=None, kw_only=True)
 
     def follow_waiting(self, request: Any) -> None:
-        """A preempted request starts anew, its output being part of what is to be computed."""
+        """A preempted request starts anew; its output is part of the tokens to compute."""
         output_tokens = request.num_tokens - request.num_prompt_tokens
         if not self.waits or output_tokens != self.output_tokens:
             self.last_hit, self.first_miss = _UNKNOWN, None  # there may be more blocks to hit now
@@ -44,7 +45,7 @@ class VllmCall(LocalCall):
         self.output_tokens = output_tokens
 
     def follow_running(self, request: Any) -> None:
-        """Output that is still being computed counts as there, as vLLM counts it in `num_computed_tokens`."""
+        """Output that is still being computed counts as generated, as in vLLM's `num_computed_tokens`."""
         self.waits = False
         self.prompt_tokens = prompt_tokens = request.num_prompt_tokens
         self.computed_tokens = request.num_computed_tokens
@@ -52,7 +53,7 @@ class VllmCall(LocalCall):
 
 
 def vllm_call(request: Any, annotations: EngineAnnotations, now_s: float, sequence: int) -> VllmCall:
-    """The call for a request that vLLM has just received, the `sequence`th of this engine."""
+    """The call of a request that vLLM has just received, the `sequence`th of this engine."""
     arrived_s = now_s - annotations.age_s
     return VllmCall(
         call_id=request.request_id,
@@ -72,14 +73,14 @@ def vllm_call(request: Any, annotations: EngineAnnotations, now_s: float, sequen
 class SchedulerFacts:
     """The EngineFacts of one vLLM scheduler.
 
-    Exact for models with one kind of attention. For others, what a waiting call needs is that of the observed group:
-    vLLM itself checks again before it admits.
+    They are exact for models with one kind of attention. For others, the blocks of the observed group count for a
+    waiting call. vLLM itself checks again before it admits a call.
     """
 
     def __init__(self, scheduler: Any, observer: PoolObserver) -> None:
         self.max_batch_tokens: int = scheduler.max_num_scheduled_tokens
         self.silent_calls = 0
-        """Calls that run but have nothing to compute now; they are in no plan."""
+        """Running calls that have nothing to compute now; they are in no plan."""
         self._scheduler = scheduler
         self._observer = observer
         self._copies = observer.blocks.copies
@@ -91,7 +92,7 @@ class SchedulerFacts:
 
     @property
     def max_running_calls(self) -> int:
-        """The most calls that may run at once, those of the plan: others keep their places."""
+        """The most calls of a plan that may run at once: other calls keep their slots."""
         elsewhere = self.silent_calls + self._scheduler.num_waiting_for_streaming_input
         return int(self._scheduler.max_num_active_reqs - elsewhere)
 
@@ -101,9 +102,9 @@ class SchedulerFacts:
         return int(self._pool.get_num_free_blocks())
 
     def cached_tokens(self, call: LocalCall) -> int:
-        """Tokens of a waiting call that are in the cache now; two look-ups say whether the known hit still ends there.
+        """Tokens of a waiting call that are in the cache now; two look-ups check whether the known hit still holds.
 
-        vLLM evicts a prefix from its end, so that presence can be bisected.
+        vLLM evicts a prefix from its end, so that the hit can be found by bisection.
         """
         call, copies = cast("VllmCall", call), self._copies
         if call.first_miss in copies or (call.last_hit is not None and call.last_hit not in copies):
@@ -111,7 +112,7 @@ class SchedulerFacts:
         return call.hit_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """Free blocks that computing `new_tokens` more of a call takes, cached ones it would pin included."""
+        """Free blocks that `new_tokens` more of a call take, including cached ones that it would pin."""
         call = cast("VllmCall", call)
         if call.waits:
             return self._blocks_to_admit(call, new_tokens)
@@ -124,7 +125,7 @@ class SchedulerFacts:
         return needed
 
     def blocks_freed(self, call: LocalCall) -> int:
-        """Blocks that preempting a running call would set free."""
+        """Blocks that preempting a running call would free."""
         return sum(
             block.ref_cnt == 1 and not block.is_null
             for manager in self._managers
@@ -138,7 +139,7 @@ class SchedulerFacts:
         return -(-(cached_tokens + new_tokens) // block_tokens) - self._blocks_in_use(call, hit)
 
     def _blocks_in_use(self, call: VllmCall, hit: int) -> int:
-        """How many of the hit blocks a running call uses: who uses one uses all before it."""
+        """How many of the hit blocks running calls use; a call that uses a block uses all blocks before it."""
         get = self._pool.cached_block_hash_to_block.get_one_block
         low, high = 0, hit
         while low < high:
@@ -150,7 +151,7 @@ class SchedulerFacts:
         return low
 
     def _search(self, call: VllmCall) -> None:
-        """Find where the hit ends, first where it was or where the gateway expects it."""
+        """Find the end of the hit. Try first where it was, or where the gateway expects it."""
         block_tokens, copies = self._observer.block_tokens, self._copies
         most = self._most_hit_blocks(call)
         guess = (call.hit_tokens or call.hint_tokens) // block_tokens
@@ -160,7 +161,7 @@ class SchedulerFacts:
         call.first_miss = self._key(call, hit) if hit < most else None
 
     def _most_hit_blocks(self, call: VllmCall) -> int:
-        """Blocks that can be hit at all: the last token is always computed."""
+        """The most blocks that can be hit: the last token is always computed."""
         if not call.reads_cache:
             return 0
         tokens = call.prompt_tokens + call.output_tokens

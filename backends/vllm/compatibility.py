@@ -1,4 +1,4 @@
-"""Which names of vLLM the plugin relies on; a version that lacks one is refused, with the list."""
+"""The names of vLLM that the plugin relies on. A version that lacks any is refused, with the list."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.sched.interface.PauseState.UNPAUSED": (),
     "vllm.v1.engine.core.EngineCore": (),
 }
-"""Dotted names, and the parameters that a function has to take in this order."""
+"""Dotted names, and the parameters that a function must take, in this order."""
 
 ATTRIBUTES = (
     *("waiting", "kv_holding_waiting", "running", "requests", "pause_state", "prev_step_scheduled_req_ids"),
@@ -49,11 +49,11 @@ ATTRIBUTES = (
     *("kv_cache_config.kv_cache_groups", "kv_cache_manager.coordinator.single_type_managers"),
     *("kv_cache_manager.block_pool.cached_block_hash_to_block", "kv_cache_manager.block_pool.num_gpu_blocks"),
 )
-"""What a scheduler, once built, has to have."""
+"""The attributes that a scheduler must have once it is built."""
 
 
 class UnsupportedVllmError(RuntimeError):
-    """The installed vLLM, or the way it was started, is not one that the plugin can work with."""
+    """The plugin cannot work with the installed vLLM, or with the way it was started."""
 
 
 def check_names(methods: Mapping[str, tuple[str, ...]] = METHODS) -> None:

@@ -1,7 +1,7 @@
-"""Drives a local scheduler with a vLLM scheduler's state, and the vLLM scheduler with its plans.
+"""Drives a local scheduler with a vLLM scheduler's state, and the vLLM scheduler with the local scheduler's plans.
 
-vLLM's `schedule()` is called as it is; a plan reaches it through what it reads on its way: the order of its waiting
-queue, which calls stand in it, the token budget, and the limit on one request's chunk. Preemption is done beforehand.
+vLLM's `schedule()` is called unchanged. A plan reaches it through the state that it reads: the waiting queue and its
+order, the token budget, and the limit on one request's chunk. Preemption is done beforehand.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Driver:
         self.observer = observer
         self.preemptions = 0
         self.diverged_picks = 0
-        """Picks that vLLM did not schedule as planned: it found less cached, or no room."""
+        """Picks that vLLM did not schedule as planned, because it found less cached, or no room."""
         self._scheduler = scheduler
         self._ready, self._preempted = statuses.WAITING, statuses.PREEMPTED
         self._policy = policy or local_scheduler(settings)
@@ -82,7 +82,7 @@ class Driver:
     def step(self, schedule: Callable[[], Any]) -> Any:
         """Schedule an iteration by plan; `schedule` is vLLM's own."""
         scheduler, now_s = self._scheduler, self._clock()
-        if scheduler.pause_state.value:  # paused in part or in full: what is to run then is vLLM's business
+        if scheduler.pause_state.value:  # paused in part or in full: vLLM decides what runs
             output = schedule()
             self._observe(Plan((), ()), output, now_s)
             return output
@@ -112,7 +112,7 @@ class Driver:
                     attainment.ended(one.request_id, now_s)
 
     def given_up(self) -> None:
-        """Requests were ended from outside: nobody waits for them, or they have all that was wanted of them."""
+        """Requests were ended from outside: their clients have gone, or they have enough output."""
         self._attainment.retain(self._scheduler.requests, self._clock())
 
     # What is asked from outside.
@@ -139,9 +139,9 @@ class Driver:
     # From vLLM's state to a plan, and back.
 
     def _waited_s(self, request: Any) -> float:
-        """How long a request has been on its way from the API server: it is handed over between iterations only.
+        """How long a request was on its way from the API server, which hands requests over only between iterations.
 
-        By the time of day there, which may be another machine's: so never longer than an iteration.
+        It is measured by the server's time of day, maybe on another machine, so it is capped at one iteration.
         """
         waited_s = self._wall_clock() - float(request.arrival_time)
         return min(max(0.0, waited_s), self._iterations.last_s)
@@ -164,7 +164,7 @@ class Driver:
             elif request.status is preempted:
                 request.plait_call.follow_waiting(request)
                 waiting.append(request.plait_call)
-            else:  # waits for a grammar, a transfer or more input: vLLM looks whether it is there
+            else:  # waits for a grammar, a transfer or more input: vLLM checks whether it has come
                 blocked.append(request)
         waiting.sort(key=_ORDER)
         return running, cast("list[LocalCall]", waiting), blocked
@@ -173,7 +173,7 @@ class Driver:
         scheduler = self._scheduler
         for call in plan.preempt:
             request = scheduler.requests[call.call_id]
-            # As vLLM preempts itself. A KV connector may still write to its blocks: then it stays.
+            # As vLLM itself preempts. If a KV connector may still write to the call's blocks, the call stays.
             if scheduler._request_blocks_can_be_freed(request):  # noqa: SLF001
                 scheduler.running.remove(request)
                 scheduler._preempt_request(  # noqa: SLF001
@@ -203,12 +203,12 @@ class Driver:
 
 
 def served_model(vllm_config: Any) -> str:
-    """The name that clients know the model by: the first, where it has several."""
+    """The model's name for clients; the first, if it has several."""
     names = vllm_config.model_config.served_model_name
     return str(names if isinstance(names, str) else names[0])
 
 
 def _is_ending(request: Any) -> bool:
-    """Whether the step in flight brings an asynchronous request's last token; reckoned as vLLM does."""
+    """Whether the step in flight brings an asynchronous request's last token; computed as in vLLM."""
     sure = request.num_computed_tokens + 2 - request.num_output_placeholders
     return bool(sure >= request.num_prompt_tokens + request.max_tokens)

@@ -36,11 +36,11 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
     served = served[1:] if served[:1] == ["serve"] else served
     taken = taken_options(served)
     if "--scheduler-cls" in taken:
-        raise LaunchError("--scheduler-cls is what Plait sets; leave it out")
+        raise LaunchError("--scheduler-cls is set by Plait; leave it out")
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *_with_settings(served, settings)]
     command += ["--scheduler-cls", SCHEDULER, "--middleware", MIDDLEWARE]
     if "--enable-prompt-tokens-details" not in taken:
-        command.append("--enable-prompt-tokens-details")  # else no answer says how much was cached
+        command.append("--enable-prompt-tokens-details")  # without it, no answer says how much was cached
     return command
 
 

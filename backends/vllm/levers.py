@@ -1,4 +1,4 @@
-"""A plan in vLLM's terms: what is set for one iteration so that vLLM's own `schedule()` does what was planned."""
+"""A plan in vLLM's terms: the state to set for one iteration so that vLLM's own `schedule()` follows the plan."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from plait.policy.scheduling.local_scheduler import LocalCall, Plan
 
 
 class Levers:
-    """What vLLM's scheduler reads on its way: its waiting queue, the token budget, and limits on requests' chunks.
+    """The state that vLLM's scheduler reads: its waiting queue, the token budget, and limits on requests' chunks.
 
-    While an iteration is being scheduled, `limits` are the chunk limits by request id, and `hidden` the waiting
+    While an iteration is being scheduled, `limits` are the chunk limits by request id, and `hidden` are the waiting
     requests that are held back. `budget_tokens` is the budget of the latest plan.
     """
 
@@ -24,7 +24,7 @@ class Levers:
         self._facts = facts
 
     def show(self, plan: Plan, blocked: list[Any]) -> None:
-        """Leave in vLLM's queue, in the plan's order, only whom the plan admits; the others are `hidden`."""
+        """Leave in vLLM's queue only the calls that the plan admits, in its order. The others are `hidden`."""
         requests, queue = self._scheduler.requests, self._scheduler.waiting
         shown = [requests[call.call_id] for call, _ in _picks(plan) if call.waits]
         shown += [requests[call.call_id] for call in _backfill(plan) if call.waits]
@@ -36,7 +36,7 @@ class Levers:
         queue.extend(shown)
 
     def limit(self, plan: Plan, running: list[LocalCall]) -> None:
-        """Set the budget, and limits for the calls that get less than they could take."""
+        """Set the budget, and limits for the calls that get less than they want."""
         budget_tokens = self._facts.max_batch_tokens
         if plan.budget_tokens is not None:
             budget_tokens = min(budget_tokens, max(0, plan.budget_tokens))
@@ -50,14 +50,14 @@ class Levers:
                 wanted -= self._facts.cached_tokens(call)
             else:
                 go_on += 1
-            if tokens < wanted and call is not last:  # the last one is cut by the budget's end: vLLM sees that itself
+            if tokens < wanted and call is not last:  # vLLM itself cuts the last call, at the end of the budget
                 self._limit_call(call, tokens)
         go_on += sum(not call.waits for call in _backfill(plan))
         if go_on < len(running):
             self._hold(plan, running)
 
     def give_back(self) -> None:
-        """The iteration is scheduled: vLLM has its queue and its budget again."""
+        """The iteration is scheduled: give vLLM its queue and its budget back."""
         self._scheduler.waiting.extend(self.hidden)
         self._scheduler.max_num_scheduled_tokens = self._facts.max_batch_tokens
         self.limits, self.hidden = {}, []
@@ -86,7 +86,7 @@ def _backfill(plan: Plan) -> tuple[VllmCall, ...]:
 
 
 def _served_last(picks: Sequence[tuple[VllmCall, int]], running: Sequence[LocalCall]) -> LocalCall | None:
-    """The pick that vLLM comes to last: it serves running calls in their order, and waiting ones in the plan's."""
+    """The pick that vLLM serves last. vLLM serves running calls in its own order, then waiting calls in the plan's."""
     for call, _ in reversed(picks):
         if call.waits:
             return call

@@ -1,6 +1,6 @@
 """`GET /cache_state` in vLLM's API server, as ASGI middleware for `--middleware`.
 
-If the engine has an API key, the report is readable with it only.
+If the engine has an API key, the report can be read only with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plait.backends.vllm.plugin import METHOD
 
 
 class CacheStateMiddleware:
-    """Answers its own path and lets everything else through."""
+    """Answers `/cache_state` and passes every other request on."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
@@ -32,7 +32,7 @@ class CacheStateMiddleware:
 
 
 async def _report(scope: Scope, query: ReportQuery) -> bytes:
-    """The engine core's report; one that it held back in vain is given up and asked for anew."""
+    """The engine core's report. If a wait ends without a change, the report is asked for again without waiting."""
     state = scope["app"].state
     _authenticate(dict(scope["headers"]).get(b"authorization", b""), _keys(state))
     core = _core(state.engine_client)

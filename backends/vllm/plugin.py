@@ -20,7 +20,7 @@ METHOD = "plait_cache_state"
 """The method's name in EngineCore."""
 
 MAX_WAITING = 16
-"""Reports waited for at once: an API server that gave up waiting does not say so."""
+"""At most this many reports wait at once, since an API server that gives up waiting does not say so."""
 
 
 class _Waiting(NamedTuple):
@@ -38,7 +38,7 @@ class CacheReports:
         self._published = driver.cursor
 
     def report(self, since: int | None, epoch: str | None, wait: bool) -> bytes | Future[bytes]:
-        """The report since a cursor of `epoch`; with `wait`, a future of it if nothing has changed yet."""
+        """The report since a cursor of `epoch`. With `wait`, a future of the report if nothing has changed yet."""
         driver = self._driver
         if not wait or since is None or since != driver.cursor or epoch not in {None, driver.epoch}:
             return self._encoded(since, epoch)
@@ -49,7 +49,7 @@ class CacheReports:
         return waiting.result
 
     def publish(self) -> None:
-        """Answer those who wait, if the cache has changed."""
+        """Answer the waiting requests if the cache has changed."""
         if self._waiting and self._driver.cursor != self._published:
             while self._waiting:
                 self._answer(self._waiting.popleft())

@@ -15,7 +15,7 @@ from plait.backends.vllm.settings import parse_settings
 if TYPE_CHECKING:
 
     class _VllmScheduler:
-        """What of vLLM's scheduler the hooks below call on."""
+        """The parts of vLLM's scheduler that the hooks below use."""
 
         vllm_config: Any
         kv_cache_config: Any
@@ -76,7 +76,7 @@ class PlannedScheduler(_VllmScheduler):
         return ended
 
     def get_request_counts(self) -> tuple[int, int]:
-        """(running, waiting) requests, also while some of the waiting ones are held back."""
+        """(running, waiting) requests, including waiting requests that are held back."""
         running, waiting = super().get_request_counts()
         return running, waiting + len(self.plait.levers.hidden)
 
@@ -85,9 +85,9 @@ class PlannedScheduler(_VllmScheduler):
         super()._preempt_request(*args, **kwargs)
 
     def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int:
-        """The last word on how many tokens a request gets in an iteration; 0 skips a running one."""
+        """Limit the tokens that a request gets in an iteration; 0 skips a running request."""
         limits = self.plait.levers.limits
-        if limits:  # mostly there are none, and this is asked for every request of every iteration
+        if limits:  # mostly there are none, and this runs for every request of every iteration
             new = min(new, limits.get(request.request_id, new))
         return super()._reserve_prefill_lookahead(request, computed, new)
 
@@ -131,7 +131,7 @@ def _driver(scheduler: Any) -> Driver:
 
 
 def _observed_group(groups: Any) -> int:
-    """The first KV cache group with full attention: what it holds bounds what a prefix hit can reuse."""
+    """The first KV cache group with full attention: its content bounds what a prefix hit can reuse."""
     spec = load("vllm.v1.kv_cache_interface.FullAttentionSpec")
     full = [number for number, group in enumerate(groups) if isinstance(group.kv_cache_spec, spec)]
     return full[0] if full else 0

@@ -1,6 +1,6 @@
-"""What the plugin can be told, through vLLM's own `--additional-config '{"plait": {"scheduler": "fcfs"}}'`.
+"""The plugin's settings, passed by vLLM's own `--additional-config '{"plait": {"scheduler": "fcfs"}}'`.
 
-That option travels with vLLM's configuration to wherever the engine core runs, which an environment variable does not.
+vLLM's configuration reaches the engine core wherever that runs. An environment variable does not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ WHERE: Final = "--additional-config: plait"
 
 
 class Settings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
-    """As of any engine; one without a name is called for what it is."""
+    """The settings of every engine; the default name is `vllm`."""
 
     name: str = "vllm"
 

@@ -1,4 +1,4 @@
-"""Which tree blocks are whole in an engine's cache, kept exactly as the engine's own blocks come and go."""
+"""The tree blocks that are whole in an engine's cache, kept up to date as the engine's own blocks come and go."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from plait.backends.adapter.cache_journal import CacheJournal
 class TreeBlocks:
     """Translates engine blocks, named by the engine's keys, into tree blocks in a journal.
 
-    An engine may hold several copies of a block, and the first blocks of a tree block may be part of others too; a tree
-    block is reported while all its blocks have a copy. The key of its last block is its own: keys are chained.
+    An engine may hold several copies of a block. The first blocks of a tree block may belong to other tree blocks too.
+    A tree block is reported while all its blocks have a copy. Keys are chained, so the key of its last block identifies
+    the tree block.
     """
 
     def __init__(self, journal: CacheJournal) -> None:
@@ -21,11 +22,11 @@ class TreeBlocks:
         self._runs: dict[bytes, _Run] = {}
         self._run_of_part: dict[bytes, _Run] = {}
         self._more_of_part: dict[bytes, dict[_Run, None]] = {}
-        """Where tree blocks branch off in the middle: the runs beside the one in `_run_of_part`."""
+        """The further runs of a part, besides the run in `_run_of_part`: tree blocks that branch off in the middle."""
         self._whole: dict[int, int] = {}
 
     def inserted(self, key: bytes) -> None:
-        """The cache has one copy more of an engine block."""
+        """The cache has one more copy of an engine block."""
         if key in self.copies:
             self.copies[key] += 1
             return
@@ -37,7 +38,7 @@ class TreeBlocks:
                     self._store(run)
 
     def removed(self, key: bytes) -> None:
-        """The cache has one copy less of an engine block."""
+        """The cache has lost one copy of an engine block."""
         copies = self.copies[key] - 1
         if copies:
             self.copies[key] = copies
@@ -53,7 +54,7 @@ class TreeBlocks:
                 run.missing += 1
 
     def composed(self, tree_block: int, parent: int | None, keys: Sequence[bytes]) -> None:
-        """A tree block behind `parent` consists of these engine blocks, of which the last is in the cache."""
+        """A tree block behind `parent` consists of these engine blocks. No effect if the last is not in the cache."""
         *parts, last = keys
         copies, run_of_part = self.copies, self._run_of_part
         if last in self._runs or last not in copies:
@@ -98,7 +99,7 @@ class TreeBlocks:
                 del self._more_of_part[key]
 
     def _store(self, run: _Run) -> None:
-        # An engine that hashes more than the prefix (what follows, say) has several runs for one tree block.
+        # An engine that hashes more than the prefix (the tokens behind it, say) has several runs for one tree block.
         whole = self._whole.get(run.tree_block, 0)
         self._whole[run.tree_block] = whole + 1
         if whole == 0:
@@ -114,7 +115,7 @@ class TreeBlocks:
 
 
 class _Run:
-    """The engine blocks of one tree block; `parts` are all but the last, `missing` of which have no copy."""
+    """The engine blocks of one tree block. `parts` are all but the last; `missing` of them have no copy."""
 
     __slots__ = ("missing", "parent", "parts", "tree_block")
 

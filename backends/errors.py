@@ -1,6 +1,6 @@
-"""The errors a client can meet, in OpenAI's shape: whose fault, which HTTP status, what to do about it.
+"""The errors that a client can get, in OpenAI's shape: whose fault, which HTTP status, what to do about it.
 
-Both the gateway and the embedded engine answer with these; library errors are translated into them where they arise.
+Both the gateway and the embedded engine answer with these. Library errors are translated into them where they arise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 
 class PlaitError(Exception):
-    """The root: a message a user can act on, and what OpenAI's error object needs beside it.
+    """The root: a message that a user can act on, and the other fields of OpenAI's error object.
 
     `param` names the field at fault, `code` is machine-readable, `retry_after_s` becomes a `Retry-After` header.
     """
@@ -83,14 +83,14 @@ class BodyTooLargeError(CallerError):
 
 
 class WaitTimeoutError(CallerError):
-    """What was waited for did not come in the time that the caller gave it; it may still come."""
+    """The variable did not come within the caller's time limit; it may still come."""
 
     status = 408
     default_code = "get_timeout"
 
 
 class ConflictError(CallerError):
-    """The request contradicts what was asked before; `code` says how."""
+    """The request contradicts an earlier one; `code` says how."""
 
     status = 409
 
@@ -110,7 +110,7 @@ class ValueTooLargeError(CallerError):
 
 
 class FailedDependencyError(CallerError):
-    """What the request needs has failed, because of `causes`, the nearest first and the root last, ready for JSON."""
+    """A dependency of the request has failed. `causes` are the nearest first and the root last, ready for JSON."""
 
     status = 424
     kind = "failed_dependency"
@@ -128,7 +128,7 @@ class FailedDependencyError(CallerError):
 
 
 class LimitError(CallerError):
-    """The tenant has as much at once as it may; `code` says what."""
+    """The tenant has reached a limit on what it may have at once; `code` says which."""
 
     status = 429
     kind = "rate_limit_error"
@@ -156,7 +156,7 @@ class EngineError(PlaitError):
 
 
 class EngineUnreachableError(EngineError):
-    """No connection to the engine, so nothing of the request has run: another engine may take it."""
+    """No connection to the engine: nothing of the request has run, so another engine may take it."""
 
     default_code = "engine_unreachable"
 

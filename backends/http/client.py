@@ -1,6 +1,7 @@
 """The data path's HTTP/1.1 client: posts a call to one engine over a pool of kept-alive connections.
 
-Control traffic (probes, polling) uses httpx; here its half millisecond a request would be most of the gateway's cost.
+Control traffic (probes, polling) uses httpx. Here httpx's half millisecond a request would be most of the gateway's
+cost.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ IDLE_TTL_S = 4.0
 class HttpClient:
     """Posts to the engine at `url` (`http://host:port`, or https, with an optional base path).
 
-    At most `max_idle` connections are kept between calls, each for `idle_ttl_s`; how many are busy is not limited here.
-    `tls` replaces the system's trust for an https engine. It lives on the event loop that first uses it.
-    Raises `ValueError` for a URL that names no such origin.
+    At most `max_idle` connections are kept between calls, each for `idle_ttl_s`. The number of busy ones is not limited
+    here. `tls` replaces the system's trust for an https engine. A client belongs to the event loop that first uses it.
+    Raises `ValueError` for any other URL.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class HttpClient:
     async def post(self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Response:
         """Sends `body` to `path` (from the base path on) and returns the response once its head has arrived.
 
-        Host and Content-Length are added; other headers go out as given, so hop-by-hop ones have to be left out.
-        A kept-alive connection that turns out closed before a byte of response is replaced once by a fresh one.
+        Host and Content-Length are added. Other headers go out as given, so the caller leaves out hop-by-hop headers.
+        If a kept-alive connection closes before a byte of the response, a fresh one replaces it once.
         Raises `EngineUnreachableError`, `EngineTimeoutError` or `EngineError`; `ValueError` for a newline in a header.
         Cancelling it closes the connection it uses.
         """
@@ -77,12 +78,12 @@ class HttpClient:
             try:
                 return await kept.exchange(head, body)
             except StaleConnectionError:
-                pass  # the engine restarted or tired of waiting just now: this is no failure of the call yet
+                pass  # the engine has just restarted or closed the idle connection: the call has not failed yet
         fresh = await self._connect()
         return await fresh.exchange(head, body)
 
     def close(self) -> None:
-        """Closes every connection at once, and lets no call begin any more; responses still arriving fail."""
+        """Closes every connection at once. No call can begin any more, and responses still arriving fail."""
         self._closed = True
         for connection in list(self._open):
             connection.close()
@@ -118,7 +119,7 @@ class HttpClient:
     def _take(self) -> Connection | None:
         while self._idle:
             connection, _ = self._idle.popitem()
-            if connection.usable:  # one that is just closing is not gone yet
+            if connection.usable:  # a closing connection may still be in the pool
                 return connection
         return None
 
@@ -127,7 +128,7 @@ class HttpClient:
         try:
             async with asyncio.timeout(self._timeouts.connect_s):
                 _, connection = await connect(self._new_connection, self._host, self._port, ssl=self._tls)
-        except (OSError, UnicodeError) as error:  # refused, unresolved, not TLS, too late; a host name that is none
+        except (OSError, UnicodeError) as error:  # refused, unresolved, not TLS, too late; an invalid host name
             reason = str(error) or f"no connection within {self._timeouts.connect_s:g} s"
             raise EngineUnreachableError(f"engine {self._url} cannot be reached: {reason}") from error
         if self._closed or not connection.usable:

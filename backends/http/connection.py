@@ -1,7 +1,7 @@
 """One keep-alive connection to an engine: writes a request, parses the response, watches the clock.
 
-httptools does the parsing. The work per chunk is kept to a parse, an append, a number written for the timer and at most
-one wake-up of the reader, because this is the hottest path of the gateway.
+httptools does the parsing. This is the hottest path of the gateway. So the work per chunk is only a parse, an append, a
+number written for the timer, and at most one wake-up of the reader.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ WRITE_SLICE_BYTES = 256 * 1024  # a longer body is written in such slices
 class Timeouts:
     """How long an engine may keep a call waiting, in (finite) seconds.
 
-    `connect_s` is to a connection, TLS included; `first_byte_s` from there to the first byte of the response's body, as
-    engines send the head of a stream long before its first token; `idle_s` is each silence between two pieces of it.
+    `connect_s` limits connecting, TLS included. `first_byte_s` limits the time from there to the first byte of the
+    response's body: engines send the head of a stream long before its first token. `idle_s` limits each silence between
+    two pieces of the body.
     """
 
     connect_s: float = 5.0
@@ -35,11 +36,11 @@ class Timeouts:
 
 
 class StaleConnectionError(EngineError):
-    """A kept-alive connection closed before a byte of the response: the engine had hung up meanwhile."""
+    """A kept-alive connection closed before a byte of the response: the engine had closed it while it was idle."""
 
 
 class Owner(Protocol):
-    """What a connection tells the pool it belongs to."""
+    """The pool of a connection, as the connection calls it."""
 
     def on_idle(self, connection: Connection) -> None:
         """The connection can carry another request."""
@@ -51,8 +52,8 @@ class Owner(Protocol):
 class Connection(asyncio.Protocol):
     """A connection to the engine at `url` that carries one exchange at a time.
 
-    It goes back to `owner` when response and request have gone through whole, the engine keeps the connection alive and
-    nothing came after the response. Idle, it closes itself after `idle_ttl_s`, or when a byte or an end arrives.
+    It returns to `owner` if request and response are complete, the engine keeps the connection alive, and nothing came
+    after the response. An idle connection closes itself after `idle_ttl_s`, or when a byte or an end arrives.
     """
 
     __slots__ = (
@@ -84,9 +85,9 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing() and self._response is None
 
     async def exchange(self, head: bytes, body: bytes) -> Response:
-        """Sends a request and returns its response once that one's head is here; the connection has to be usable.
+        """Sends a request and returns its response once the response's head is here; the connection must be usable.
 
-        Raises `StaleConnectionError` if it was used before and closes without a byte, else `EngineError`.
+        Raises `StaleConnectionError` if it was used before and closes without a byte, otherwise `EngineError`.
         """
         response = self._response = Response(self)
         self._head_bytes = 0
@@ -109,7 +110,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(head + body)  # a copy of 100 KB costs less than a second system call
             return
         # In slices, as the transport copies what the socket does not take. An engine that answers early (a 413) may
-        # read no further: the rest is then handed over without waiting, and no reuse while it is unsent.
+        # read no further. Then the rest is written without waiting; no reuse of the connection while it is unsent.
         self._sending = True
         self._transport.write(head)
         view = memoryview(body)
@@ -124,7 +125,7 @@ class Connection(asyncio.Protocol):
     # What the reader of the response calls.
 
     def resume(self) -> None:
-        """Reads on, should reading have been paused."""
+        """Resumes reading if it was paused."""
         if self._reading_paused:
             self._reading_paused = False
             self._deadline.move(self._timeouts.idle_s)
@@ -146,9 +147,9 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
 
     def data_received(self, data: bytes) -> None:
-        """One read: parses it, then settles once what it meant."""
+        """Parses one read, then acts once on its result."""
         response = self._response
-        if response is None:  # nobody asked for it, so the next exchange may not take it for its answer
+        if response is None:  # no request is open, and the next exchange must not take this for its answer
             self.close()
             return
         try:
@@ -188,7 +189,7 @@ class Connection(asyncio.Protocol):
     # What the parser calls. A response has its status once its head is whole, and ignores what follows its end.
 
     def on_message_begin(self) -> None:
-        """Another response begins; after the end of the one asked for, nothing may."""
+        """A response begins; a further one after the requested response rules out reuse."""
         if self._whole:
             self._reusable = False
 
@@ -199,7 +200,7 @@ class Connection(asyncio.Protocol):
             response.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """The head is whole; those of 1xx responses only announce another."""
+        """The head is whole. A 1xx head only announces another response."""
         response = self._response
         if response is None or response.status:
             return
@@ -215,7 +216,7 @@ class Connection(asyncio.Protocol):
             self._response.push(body)
 
     def on_message_complete(self) -> None:
-        """The response is whole; the parser knows only here whether the connection stays alive."""
+        """The response is whole. Only now does the parser know whether the connection stays alive."""
         if self._response is not None and self._response.status and not self._whole:
             self._whole = True
             self._reusable = self._parser.should_keep_alive()
@@ -248,7 +249,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _end(self, exc: Exception | None) -> None:
-        """The connection ended: whole is now only a response whose end is the connection's."""
+        """The connection ended. The response is complete only if the connection's end marks its end."""
         response = self._response
         if response is not None and response.status and exc is None and _ends_with_connection(response):
             self._response = None

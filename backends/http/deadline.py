@@ -1,4 +1,4 @@
-"""A timer for work that keeps happening: every read moves it, and hardly any move touches the event loop."""
+"""A timer for frequent events: every read moves it, and hardly any move touches the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLOCK_STEP_S = 0.001  # uvloop's clock and timers step by this, so a timer can f
 class Deadline:
     """Calls `on_expiry` when the time last given to `move` has passed.
 
-    Moving it later only writes a number: the timer looks at that when it fires, and if it is early it goes on to then.
+    Moving it later only writes a number. The timer reads the number when it fires, and is set again if it is early.
     """
 
     __slots__ = ("_armed_at_s", "_at_s", "_loop", "_on_expiry", "_timer")
@@ -25,7 +25,7 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def move(self, delay_s: float) -> None:
-        """Expires `delay_s` from now, and not when it was to before."""
+        """Expires `delay_s` from now instead of at the earlier deadline."""
         self._at_s = self._loop.time() + delay_s
         if self._at_s < self._armed_at_s:
             self._arm()

@@ -9,17 +9,17 @@ from plait.backends.errors import EngineError
 
 
 class Source(Protocol):
-    """Where a response comes from, as far as its reader acts on it."""
+    """The source of a response, as its reader calls it."""
 
     def resume(self) -> None:
-        """Reads on, should reading have been paused because too much lay unread."""
+        """Resumes reading if it was paused because too much was unread."""
 
     def fail(self, error: EngineError) -> None:
         """Ends the exchange with `error` and closes the connection."""
 
 
 class Response:
-    """One response. Whoever holds it reads until `b""` or an error, or calls `abort`; one reader at a time.
+    """One response. Its owner reads until `b""` or an error, or calls `abort`; one reader at a time.
 
     `status` and `headers` (names in lower case, 1xx and trailers left out) are whole when `HttpClient.post` returns.
     `push`, `finish`, `fail` and `wake` belong to the connection; `wake` is called once a read, not once a chunk.
@@ -48,7 +48,7 @@ class Response:
     async def read_chunk(self) -> bytes:
         """The next piece of the body: all that has arrived and is unread; `b""` at the end, and again after it.
 
-        Raises `EngineError` (`EngineTimeoutError` for a silent engine) once what arrived before the failure is read.
+        Raises `EngineError` (`EngineTimeoutError` for a silent engine) once everything before the failure is read.
         Cancelling it aborts the response.
         """
         while not self._pieces:
@@ -70,7 +70,7 @@ class Response:
         return b"".join(pieces)
 
     def abort(self) -> None:
-        """Gives the response up: unless it has arrived whole, the connection closes, which makes the engine abort."""
+        """Gives the response up. Unless it is complete, the connection closes, so that the engine aborts the call."""
         if self._source is not None:
             self._source.fail(EngineError("the response was given up before its end"))
 
@@ -102,7 +102,7 @@ class Response:
         self.wake()
 
     def fail(self, error: EngineError) -> None:
-        """Nothing more will arrive, and the reader is to learn why."""
+        """Nothing more will arrive; the reader gets `error`."""
         self._source = None
         self._error = error
         self.wake()

@@ -22,7 +22,7 @@ Share = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured, by whom, and what of it is extrapolated."""
+    """What was measured, by whom, and which parts are extrapolated."""
 
     engine: str
     model: str
@@ -76,7 +76,7 @@ class Pivot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far the profile is from the points that it was fitted to and checked with, as shares of the measured time."""
+    """The profile's errors at the points that it was fitted to and checked with, as shares of the measured time."""
 
     points: Tokens
     mean_relative_error: Share

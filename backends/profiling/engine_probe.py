@@ -1,6 +1,6 @@
-"""A live engine as the profiler sees it: what it says of itself, and calls whose tokens are timed.
+"""A live engine as the profiler sees it: its identity and limits, and calls whose tokens are timed.
 
-Only OpenAI's routes are needed; `GET /cache_state` is read where there is one. Every failure is a `ValueError` that
+Only OpenAI's routes are needed. `GET /cache_state` is read if the engine has it. Every failure is a `ValueError` that
 says what the engine did and what to do about it.
 """
 
@@ -23,10 +23,10 @@ from plait.backends.profiling.timed_stream import TimedStream, read_stream
 from plait.backends.protocol.cache_state import IterationState, KvState, QueueState
 
 FALLBACK_CONTEXT_TOKENS = 4096
-"""Where the engine tells neither its context nor its KV cache."""
+"""The context length if the engine reports neither its context nor its KV cache."""
 
 WINDING_DOWN_S = 1.0
-"""How long an engine may count calls of ours that have just ended or were given up."""
+"""An engine may count our ended or cancelled calls for this long."""
 
 
 class _Model(msgspec.Struct):
@@ -40,7 +40,7 @@ class _ModelList(msgspec.Struct):
 
 
 class _CacheState(msgspec.Struct):
-    """Of a `CacheState` what a profile needs, so that a report of another version will do."""
+    """The parts of a `CacheState` that a profile needs, so that a report of another version suffices."""
 
     engine: str
     block_tokens: int
@@ -57,7 +57,7 @@ class _ErrorBody(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the engine says it is, which model is profiled, and what both can take."""
+    """The engine's own name, the profiled model, and the limits of both."""
 
     engine: str
     model: str
@@ -91,7 +91,7 @@ class EngineProbe:
         await self._client.aclose()
 
     async def identify(self) -> Identity:
-        """Ask who it is; also settles the model that `complete` sends."""
+        """Ask for the engine's identity. This also sets the model that `complete` sends."""
         models = await self._get("/v1/models")
         if models is None:
             raise ValueError(f"engine {self._url} has no /v1/models: --engine takes the URL without /v1")
@@ -110,7 +110,7 @@ class EngineProbe:
         return Identity(f"{state.kind or model.owned_by or 'engine'} {state.engine}", model.id, limits)
 
     async def check_idle(self) -> None:
-        """Call this when no call of ours runs; ValueError if the engine counts others'. It may not tell at all."""
+        """Raises ValueError if the engine counts calls while none of ours runs. No effect if it reports no counts."""
         for _ in range(20):
             state = await self._cache_state()
             if state is None or not (calls := state.queue.running + state.queue.waiting):
@@ -119,7 +119,7 @@ class EngineProbe:
         raise ValueError(f"engine {self._url} is busy with {calls} calls that are not ours: profile it without load")
 
     async def complete(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[TimedStream]:
-        """Send prompts of token ids all at once, and time the tokens that come back; each has just as many."""
+        """Send prompts of token ids all at once, and time their output tokens; each generates `output_tokens`."""
         bodies = [msgspec.json.encode(self._body(prompt, output_tokens)) for prompt in prompts]
         try:
             async with asyncio.TaskGroup() as group:

@@ -16,12 +16,12 @@ from plait.backends.profiling.profiler import Measured
 from plait.policy.cost_model import CostModel
 
 DIGITS = 6
-"""Significant ones of a coefficient: beyond any measurement."""
+"""Significant digits of a coefficient: more than any measurement has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What the engine was not asked for: today's date, Plait's version, what the user told of it instead."""
+    """Facts that do not come from the engine: today's date, Plait's version, what the user said about the engine."""
 
     date: str
     version: str
@@ -31,7 +31,7 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True)
 class FittedProfile:
-    """The profile, and each point with what it says of it."""
+    """The profile, and each point with the profile's prediction."""
 
     profile: Profile
     residuals: list[Residual]
@@ -56,7 +56,7 @@ class FittedProfile:
 
 
 def fit_profile(measured: Measured, identity: Identity, circumstances: Circumstances) -> FittedProfile:
-    """Fit, and write down how it was done. Raises ValueError if too little was measured."""
+    """Fit, and record how it was measured. Raises ValueError if too little was measured."""
     fitted = fit_cost_model(measured.points)
     source = _source(measured, identity, circumstances, fitted.request_s)
     profile = _profile(fitted.costs, source, identity)
@@ -126,7 +126,7 @@ def _of(kind: Kind, points: Iterable[Point]) -> list[Point]:
 
 
 def _range(kind: Kind, points: Iterable[Point]) -> str:
-    """What the points of a kind span."""
+    """The range of sizes of a kind's points."""
     works = [[call for iteration in point.iterations for call in iteration] for point in _of(kind, points)]
     if kind is Kind.DECODE:
         batches = sorted(len(work) for work in works)

@@ -10,16 +10,16 @@ from math import fsum, sqrt
 from operator import mul
 
 TOLERANCE = 1e-10
-"""Of the columns' unit length: a gradient or a pivot below it is rounding."""
+"""A gradient or a pivot under this share of the columns' unit length is rounding."""
 
 STEPS_PER_COLUMN = 10
-"""Far more than ever needed, but for columns that rounding cannot tell apart."""
+"""Far more than ever needed, except for columns that rounding cannot tell apart."""
 
 
 def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
     """The x >= 0 with the least sum of (row . x - target)^2.
 
-    A column that the others make up already gets 0, as does one without effect. All rows are equally long.
+    A column that depends on the others, or has no effect, gets 0. All rows are equally long.
     """
     columns = [list(column) for column in zip(*rows, strict=True)]
     lengths = [sqrt(_dot(column, column)) or 1.0 for column in columns]
@@ -31,7 +31,7 @@ def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequenc
 
 
 def _active_set(gram: list[list[float]], goal: list[float], tolerance: float) -> list[float]:
-    """Free one coefficient after the other, the one that helps most first; whoever would turn negative is held at 0."""
+    """Free the coefficients one by one, the one that helps most first. Hold those at 0 that would become negative."""
     solution = [0.0] * len(goal)
     free: list[int] = []
     useless: set[int] = set()  # freed without effect since the last step ahead: else rounding could free them for ever
@@ -54,7 +54,7 @@ def _active_set(gram: list[list[float]], goal: list[float], tolerance: float) ->
             break
         for j, value in zip(free, trial, strict=True):
             solution[j] = value
-    return solution  # as good as rounding lets it become
+    return solution  # as good as rounding allows
 
 
 def _step_to_bound(solution: list[float], free: list[int], trial: Sequence[float]) -> None:

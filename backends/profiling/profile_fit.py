@@ -22,12 +22,12 @@ TAIL_SIZES = 2
 """The slope behind the last knot has to rest on this many sizes at least."""
 
 NOISE = 1e-3
-"""A relative error that no measurement is better than: what lowers it further is no improvement."""
+"""No measurement has a smaller relative error: lowering it further is no improvement."""
 
 KNOT_GAIN, THRESHOLD_GAIN = 0.2, 0.75
-"""The share of the squared error that a further knot, or a threshold instead of none, has to take away.
+"""A further knot, or a threshold instead of none, must remove this share of the squared error.
 
-Among twenty candidates, chance alone takes away about a tenth at sixty points.
+Among twenty candidates, chance alone removes about a tenth at sixty points.
 """
 
 
@@ -48,7 +48,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """What the model says of a point."""
+    """A point, and the model's prediction for it."""
 
     point: Point
     predicted_s: float
@@ -61,9 +61,9 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class FittedModel:
-    """The cost model, and what a request takes beside it, in all and for each token of its prompt.
+    """The cost model, and a request's time outside iterations: a constant, and a term for each token of its prompt.
 
-    That is HTTP, parsing, hashing, copying: it is in a time to first token, and in no iteration.
+    This time is HTTP, parsing, hashing, copying. It is part of a TTFT and of no iteration.
     """
 
     costs: CostModel
@@ -71,7 +71,7 @@ class FittedModel:
     prompt_token_s: float = 0.0
 
     def residual(self, point: Point) -> Residual:
-        """What it says of a point, held out or not."""
+        """The prediction for a point, held out or not."""
         seconds = sum(map(self.costs.iteration_time_s, point.iterations))
         if point.prompt_tokens:
             seconds += self.request_s + self.prompt_token_s * point.prompt_tokens
@@ -110,7 +110,7 @@ def _threshold(points: Sequence[Point], knots: Sequence[int]) -> int:
 
 
 def _knots(points: Sequence[Point], candidates: Sequence[int], threshold: int) -> list[int]:
-    """The first size, and one by one those that help most, for as long as they help."""
+    """The first size, then one by one the sizes that help most, as long as they help enough."""
     knots = [candidates[0]]
     error = _squared_error(points, knots, threshold)
     while len(knots) < min(MAX_KNOTS, len(candidates)):
@@ -148,7 +148,7 @@ def _model(points: Sequence[Point], knots: Sequence[int], threshold: int) -> Fit
 
 
 def _terms(point: Point, knots: Sequence[int], threshold: int) -> list[float]:
-    """What each coefficient is multiplied with at a point, summed over its iterations."""
+    """The factor of each coefficient at a point, summed over the point's iterations."""
     each = [list(_iteration_terms(iteration, knots, threshold)) for iteration in point.iterations]
     terms = [sum(column) for column in zip(*each, strict=True)]
     terms.append(1.0 if point.prompt_tokens else 0.0)
@@ -164,7 +164,7 @@ def _iteration_terms(iteration: Iteration, knots: Sequence[int], threshold: int)
     behind = max(0, new_total - knots[-1])
     yield 1.0
     for left, right in pairwise(knots):
-        # Behind the last knot it goes on rising at least as between first and last: batching does not get cheaper.
+        # Behind the last knot, time rises at least as fast as from first to last: batching does not get cheaper.
         yield min(1.0, max(0.0, (new_total - left) / (right - left))) + behind / (knots[-1] - knots[0])
     yield behind
     yield sum(new + context for new, context in iteration)

@@ -1,4 +1,4 @@
-"""Which points of a cost profile are measured, within what an engine can hold: pure."""
+"""The points of a cost profile to measure, within the engine's limits: pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WINDOW_TOKENS = 24
 """Gaps between tokens that a measurement of decoding averages over."""
 
 LIKELY_BUDGET_TOKENS = 2048
-"""An engine's usual token budget, where it does not tell."""
+"""An engine's usual token budget, if it does not report one."""
 
 KV_SHARE = 0.8
-"""Of the KV cache, for one trial: nothing may be preempted, and cached prefixes are to stay."""
+"""One trial may use this share of the KV cache: no call may be preempted, and cached prefixes have to stay."""
 
 
 class Kind(StrEnum):
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine can take; None where it does not tell: its iteration's token budget, its KV cache."""
+    """An engine's limits: context length, token budget, KV cache; the last two are None if it does not report them."""
 
     context_tokens: int
     budget_tokens: int | None = None
@@ -44,7 +44,7 @@ class Limits:
 
     @property
     def most_tokens(self) -> int:
-        """What one trial may keep in the KV cache: an engine holds at least one call of full length."""
+        """The tokens that one trial may keep in the KV cache. An engine holds at least one call of full length."""
         return int(KV_SHARE * (self.kv_tokens or self.context_tokens))
 
     @property
@@ -65,7 +65,7 @@ class Trial:
 
     @property
     def tokens(self) -> int:
-        """What it holds in the KV cache at its end, by which trials are ordered: those of most tokens take longest."""
+        """Its tokens in the KV cache at its end. Trials are ordered by them: the most tokens take longest."""
         return self.batch * (self.new_tokens + self.context_tokens + self.output_tokens)
 
     def fits(self, limits: Limits) -> bool:
@@ -78,7 +78,8 @@ class Trial:
 class Effort:
     """How much is measured: `repeats` of each trial within `limit_s`, up to these sizes.
 
-    `ladder` has the lengths of prompts, `behind` of those behind `prefixes` cached ones, each a quarter of the last.
+    `ladder` has the lengths of prompts. `behind` has the lengths of prompts behind a cached prefix. There are
+    `prefixes` such prefixes, each a quarter as long as the last.
     """
 
     repeats: int
@@ -119,9 +120,9 @@ FULL = Effort(
 
 
 def plan(limits: Limits, effort: Effort) -> dict[Kind, list[Trial]]:
-    """The trials by kind, the cheapest first; a kind that the engine has no room for is left out.
+    """The trials by kind, the cheapest first. A kind for which the engine has no room is left out.
 
-    The first trial of `PREFILL` is a prompt of one token, as much work as decoding one: the rest is not work.
+    The first trial of `PREFILL` is a prompt of one token. It is as much work as one decode; the rest is overhead.
     """
     trials = {
         Kind.PREFILL: _prefill(limits, effort),

@@ -19,15 +19,15 @@ from plait.backends.profiling.profile_plan import Effort, Kind, Limits, Trial, p
 from plait.backends.profiling.trial_runner import Engine, NoSampleError, TrialRunner
 
 AGREEMENT = 0.05
-"""More than half of a point's repeats shall be this near to its value; else it is repeated, within `MOST_ROUNDS`."""
+"""If at most half of a point's repeats are this near to its value, it is repeated, within `MOST_ROUNDS`."""
 
 MOST_ROUNDS = 3
-"""Times the planned number of rounds."""
+"""There are at most this many times the planned rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The points, and how they came about: from how many timings, on what system, and what is missing."""
+    """The points, with the number of timings, the system's fingerprint, and what was not measured."""
 
     points: list[Point]
     samples: int
@@ -55,7 +55,7 @@ class Profiler:
         self._fingerprint: str | None = None
 
     async def measure(self) -> Measured:
-        """Everything the plan has, within the effort's limit. Raises ValueError where that is too little for a fit."""
+        """Measure the plan within the effort's limit. Raises ValueError if that is too little for a fit."""
         await self._engine.check_idle()
         self._fingerprint = (await self._runner.warm_up()).fingerprint
         clock = self._engine.clock
@@ -74,7 +74,7 @@ class Profiler:
         return self._evaluate()
 
     def _wanted(self, kind: Kind, number: int) -> list[Trial]:
-        """All in the rounds that were planned; then those whose repeats disagree too much to be trusted."""
+        """All trials in the planned rounds; afterwards only trials whose repeats disagree too much."""
         trials = self._groups[kind]
         return list(trials) if number <= self._effort.repeats else [trial for trial in trials if self._disputed(trial)]
 
@@ -86,7 +86,7 @@ class Profiler:
         return 2 * sum(abs(sample - value) <= AGREEMENT * value for sample in samples) <= len(samples)
 
     async def _round(self, number: int, wanted: dict[Kind, list[Trial]], begun_s: float) -> None:
-        """Run trials by kind. A round keeps to its part of the limit: the first decides what can be measured."""
+        """Run trials by kind. A round keeps to its part of the limit; the first decides what can be measured."""
         clock = self._engine.clock
         ends_s = begun_s + self._effort.limit_s / self._effort.repeats
         for left, (kind, trials) in zip(range(len(wanted), 0, -1), wanted.items(), strict=True):
@@ -96,7 +96,7 @@ class Profiler:
             self._progress(f"round {number}: {kind}, {len(trials)} points in {clock() - now_s:.1f} s")
 
     async def _group(self, trials: list[Trial], ends_s: float, *, first: bool) -> None:
-        """Run trials of a kind. What the first round cannot measure is not tried again, nor is what is larger."""
+        """Run trials of a kind. A trial that the first round cannot measure is dropped, and so are larger trials."""
         for trial in trials:
             if trial not in self._groups[trial.kind]:
                 continue
@@ -119,7 +119,7 @@ class Profiler:
         samples.append(sample.seconds)
 
     def _drop(self, trial: Trial, reason: str, size: Callable[[Trial], int]) -> None:
-        """Trials of that size and above will not be run any more."""
+        """Run no more trials of this trial's size or above."""
         trials = self._groups[trial.kind]
         trials[:] = [other for other in trials if size(other) < size(trial)]
         batch = f" in a batch of {trial.batch}" if trial.batch > 1 else ""
@@ -140,7 +140,7 @@ class Profiler:
 
 
 def typical(samples: Sequence[float]) -> float:
-    """The median of the half of the samples that lie closest together: disturbances delay, and each by its own time."""
+    """The median of the closest half of the samples: disturbances only delay, each by a different time."""
     ordered = sorted(samples)
     half = len(ordered) // 2 + 1
     start = min(range(len(ordered) - half + 1), key=lambda first: ordered[first + half - 1] - ordered[first])

@@ -13,7 +13,7 @@ import msgspec
 from plait.backends.http.response import Response
 
 FEWEST_GAPS = 4
-"""Fewer between two tokens of a stream say more of the network than of the engine."""
+"""Fewer gaps between two tokens of a stream say more about the network than about the engine."""
 
 
 class _Details(msgspec.Struct):
@@ -55,8 +55,8 @@ class TimedStream:
 async def read_stream(response: Response, sent_s: float, clock: Callable[[], float]) -> TimedStream:
     """Read a stream of `/v1/completions` to its end; ValueError for one that is none, or that fails on its way.
 
-    Tokens are counted by the running usage where the engine sends it (`continuous_usage_stats`); else each piece is
-    taken for one token, or for its share of them if the usage at the end says that pieces held several.
+    Tokens are counted by the running usage if the engine sends it (`continuous_usage_stats`). Otherwise each piece
+    counts as one token, or as its share of the tokens if the usage at the end says that pieces held several.
     """
     collector, buffer = _Collector(TimedStream(sent_s)), b""
     while piece := await response.read_chunk():

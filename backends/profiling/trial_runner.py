@@ -12,14 +12,14 @@ from plait.backends.profiling.profile_plan import Kind, Limits, Trial, chunks
 from plait.backends.profiling.timed_stream import TimedStream, inter_token_s
 
 TOKEN_IDS = (300, 1300)
-"""Ids that every vocabulary has and that mean nothing special: behind the control tokens and single bytes."""
+"""Ordinary ids of every vocabulary: behind the control tokens and single bytes."""
 
 CACHED_SHARE = 0.75
-"""Of a prefix, for it to count as cached: an engine rounds down to its block, which may be hundreds of tokens."""
+"""A prefix counts as cached from this share on: an engine rounds down to its block, which may be hundreds of tokens."""
 
 
 class Engine(Protocol):
-    """What is measured; `plait.backends.profiling.engine_probe` has the one over HTTP."""
+    """The engine to measure; `plait.backends.profiling.engine_probe` has the one over HTTP."""
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -54,7 +54,7 @@ class TrialRunner:
         self._prompts: dict[tuple[int, int], list[int]] = {}
 
     async def warm_up(self) -> TimedStream:
-        """A first call, in which an engine does whatever it does at its first call only."""
+        """A first call, so that an engine's one-time work is not measured."""
         [stream] = await self._engine.complete([self._fresh(2)], 2)
         return stream
 
@@ -68,7 +68,7 @@ class TrialRunner:
         return self._prefill(stream)
 
     async def _decode(self, trial: Trial) -> Sample:
-        """The prompts are the same in each round: once they are cached, decoding begins sooner."""
+        """Time decoding. The prompts are the same in each round: once they are cached, decoding begins sooner."""
         length = trial.context_tokens + trial.new_tokens
         prompts = [self._same(length, number) for number in range(trial.batch)]
         for output_tokens in (trial.output_tokens, 2 * trial.output_tokens):
@@ -95,7 +95,7 @@ class TrialRunner:
         return Sample(iterations, stream.ttft_s)
 
     def _fresh(self, tokens: int) -> list[int]:
-        """A prompt that nobody has sent before; for one of a token or two there are not enough of them to matter."""
+        """A prompt that was not sent before. Prompts of a token or two may repeat, which does not matter."""
         return self._rng.choices(range(*TOKEN_IDS), k=tokens)
 
     def _same(self, tokens: int, number: int) -> list[int]:

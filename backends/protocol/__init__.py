@@ -1,1 +1,1 @@
-"""What travels between gateway and engines: OpenAI's requests, our annotations, cache-state reports."""
+"""The messages between gateway and engines: OpenAI's requests, our annotations, cache-state reports."""

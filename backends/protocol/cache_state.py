@@ -3,8 +3,8 @@
 See docs/design/residency.md.
 
 A report is the net change since the cursor: apply `removed`, then `stored`. With `snapshot` set it is the whole state
-and replaces what was known; so it is on the first request, after a restart (a new `epoch`) and after a cursor that the
-engine no longer remembers. Blocks are tree blocks, named by `plait.policy.prefix.block_hash`.
+and replaces earlier reports. A snapshot answers the first request, a request after a restart (a new `epoch`), and a
+cursor that the engine no longer remembers. Blocks are tree blocks, named by `plait.policy.prefix.block_hash`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ BlockHash = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class StoredRun(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks stored one behind the other, the first of them behind `parent` (None: at the start of a prompt)."""
+    """Consecutive stored blocks; the first follows `parent` (None: it is at the start of a prompt)."""
 
     parent: BlockHash | None
     hashes: list[BlockHash]
 
 
 class KvState(msgspec.Struct, frozen=True):
-    """The KV cache in engine blocks: in all, holding nothing, and holding cached prefixes that no running call uses."""
+    """The KV cache in engine blocks: in all, empty, and with cached prefixes that no running call uses."""
 
     total_blocks: int
     free_blocks: int

@@ -1,5 +1,6 @@
-"""What the gateway tells an engine about a call: flat `plait_*` keys among the body's extra parameters, all of them
-optional. This module both writes and reads them.
+"""The gateway's annotations of a call for an engine: flat, optional `plait_*` keys among the body's extra parameters.
+
+This module both writes and reads them.
 
 vLLM takes these in `vllm_xargs`, SGLang in `custom_params`. None is a time stamp, because clocks differ.
 
@@ -46,9 +47,10 @@ T = TypeVar("T")
 
 
 def to_parameters(annotations: EngineAnnotations) -> dict[str, str | float]:
-    """The parameters that say so; without those that would say nothing.
+    """The annotations as parameters, without those that are not set.
 
-    A time goes in milliseconds, to the microsecond. An objective below half of one goes as 0, which readers ignore.
+    Times are in milliseconds, rounded to the microsecond. An objective under half a microsecond becomes 0, which
+    readers ignore.
     """
     slo = annotations.slo or Slo()
     told: dict[str, str | float | None] = {
@@ -64,7 +66,7 @@ def to_parameters(annotations: EngineAnnotations) -> dict[str, str | float]:
 
 
 class AnnotationReader:
-    """Reads annotations; `ignored` counts the values that were not understood, by key."""
+    """Reads annotations; `ignored` counts the bad values, by key."""
 
     def __init__(self) -> None:
         self.ignored: Counter[str] = Counter()

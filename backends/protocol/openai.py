@@ -1,6 +1,6 @@
 """The part of OpenAI's request bodies that Plait reads; every other field passes through to the engine untouched.
 
-The gateway decodes a body to place the call, the embedded engine to answer it: both refuse it with the same words.
+The gateway decodes a body to place the call, the embedded engine to answer it. Both refuse it with the same words.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What chat and text completions have in common; names and meanings are OpenAI's and vLLM's."""
+    """The fields that chat and text completions share; names and meanings are OpenAI's and vLLM's."""
 
     model: str
     stream: bool | None = None
@@ -46,12 +46,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def single_prompt(self) -> bool:
-        """Whether the request holds one prompt, and not several to be completed side by side."""
+        """Whether the request has exactly one prompt."""
         return True
 
     @property
     def wants_usage_event(self) -> bool:
-        """Whether a stream is to end with its usage."""
+        """Whether the stream has to end with its usage."""
         return bool(self.stream and self.stream_options and self.stream_options.include_usage)
 
 

@@ -1,1 +1,1 @@
-"""From messages to token ids, as the engine does it."""
+"""Turns messages into token ids, as the engine does."""

@@ -131,8 +131,8 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
 def _arguments(arguments: object) -> dict[str, Any]:
     """A call's arguments as the object that templates expect.
 
-    What is no JSON object becomes an empty one: it stands in the conversation's history, so refusing it would refuse
-    every later turn.
+    Anything else than a JSON object becomes an empty one. It is in the conversation's history, so refusing it would
+    refuse every later turn.
     """
     if isinstance(arguments, str):
         try:

@@ -1,4 +1,4 @@
-"""Chat templates: the Jinja that turns messages into a prompt, and what form of messages it wants."""
+"""Chat templates: the Jinja that turns messages into a prompt, and the form of messages that a template expects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENVIRONMENT: Final = ImmutableSandboxedEnvironment(
 
 
 def template_options(template: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a call (`chat_template_kwargs`) that its template reads: the others have no effect in vLLM either.
+    """The options of a call (`chat_template_kwargs`) that its template reads. Others have no effect in vLLM either.
 
     Raises CallerError for the two names that vLLM refuses.
     """

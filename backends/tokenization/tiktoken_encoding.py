@@ -12,7 +12,7 @@ import tiktoken
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What an encoding has beside its ranks; `chatml_start` is the id of <|im_start|>, <|im_end|> follows it."""
+    """The parts of an encoding besides its ranks. `chatml_start` is the id of <|im_start|>; <|im_end|> is the next."""
 
     pattern: str
     special_tokens: dict[str, int]
@@ -89,7 +89,7 @@ def _local(path: Path) -> tiktoken.Encoding:
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
-    """A line is a token's bytes in base64 and its rank. Not by tiktoken's reader, which caches a file by its path."""
+    """Read lines of a token's bytes in base64 and its rank. tiktoken's own reader would cache the file by its path."""
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]
         return {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}

@@ -1,6 +1,6 @@
-"""Tokenizers: text and chats to the token ids that an engine computes, so that prefix hashes agree with its cache.
+"""Tokenizers: turn text and chats into the engine's token ids, so that prefix hashes agree with its cache.
 
-Three kinds: Hugging Face files, as the engines load them; tiktoken's encodings; bytes, where nothing better is at hand.
+Three kinds: Hugging Face files, as the engines load them; tiktoken's encodings; bytes, if nothing better is available.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 class Tokenizer(Protocol):
-    """What the gateway and the embedded engine ask of a tokenizer.
+    """A tokenizer, as the gateway and the embedded engine use it.
 
     `name` is for logs; `exact` says whether the ids are an engine's, and is False only for the byte-level fallback.
     """
@@ -77,7 +77,7 @@ class Tokenizer(Protocol):
 
 
 class _ChatTokenizer(ABC):
-    """How a chat becomes ids: the same for every kind, over its own `encode`."""
+    """Turns a chat into ids, in the same way for every kind of tokenizer, by its `encode`."""
 
     name: str
     exact = True
@@ -205,7 +205,7 @@ class TiktokenTokenizer(_PlainTokenizer):
 
 
 class ByteTokenizer(_PlainTokenizer):
-    """A byte is a token: for a model whose tokenizer is not at hand. Shared prefixes stay shared."""
+    """Each byte is a token: for a model whose tokenizer is not available. Shared prefixes stay shared."""
 
     name = "bytes"
     exact = False
@@ -259,7 +259,7 @@ def _read_template(path: Path) -> str:
 def _import_transformers() -> None:
     """Import transformers without its advice to install PyTorch, which tokenizers do not need.
 
-    Imported late because it takes half a second, which processes without a tokenizer need not pay.
+    The import is late because it takes half a second, which processes without a tokenizer can save.
     """
 
     def is_no_advice(record: logging.LogRecord) -> bool:

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "tests": {"tests", *SHIPPED},
     "examples": {"examples", "client"},
     "e2e": {"e2e", "examples", *SHIPPED},
-    "benchmarks": {"benchmarks", "e2e", *SHIPPED},
+    "benchmarks": {"benchmarks", "e2e", "tests", *SHIPPED},
 }
 """gateway -> backends -> policy; client stands alone; nobody imports benchmarks."""
 

@@ -25,7 +25,6 @@ from benchmarks.schedulers.ablations import (
     sort_by_arrival_keeping_place,
 )
 from benchmarks.schedulers.published import ChunkedObjectives, SpreadObjectives, pivot_budget
-from benchmarks.tests.fake_engine import COSTS, FakeEngine, decode, engines, names, prompt, slos
 from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.cost_model import CostModel
@@ -36,6 +35,7 @@ from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.scheduling.slo_settings import SloSettings
 from plait.policy.types import Slo
+from tests.policy.scheduling.fake_engine import COSTS, FakeEngine, check_plan, decode, engines, names, prompt, slos
 
 Ablation = tuple[SloSettings, Phases]
 
@@ -182,18 +182,7 @@ known_costs = st.sampled_from((COSTS, None))
 @settings(deadline=None, max_examples=500)
 @given(engine=engines(), ablation=ablations, costs=known_costs)
 def test_a_plan_stays_within_budget_blocks_and_seats(engine: FakeEngine, ablation: Ablation, costs: object) -> None:
-    plan = engine.plan(scheduler(ablation, COSTS if costs else None), 3.0)
-    freed = sum(engine.blocks_freed(call) for call in plan.preempt)
-    used = sum(tokens for _, tokens in plan.picks)
-    assert used <= engine.max_batch_tokens
-    assert plan.budget_tokens is None or used <= plan.budget_tokens <= engine.max_batch_tokens
-    assert sum(engine.blocks_needed(call, tokens) for call, tokens in plan.picks) <= engine.free_blocks + freed
-    assert all(0 < tokens <= call.uncomputed_tokens - engine.cached_tokens(call) for call, tokens in plan.picks)
-    admitted = [call for call, _ in plan.picks if call in engine.waiting]
-    assert len(engine.running) - len(plan.preempt) + len(admitted) <= engine.max_running_calls
-    named = [*plan.preempt, *(call for call, _ in plan.picks), *plan.backfill]
-    assert len({id(call) for call in named}) == len(named)
-    assert set(plan.preempt) <= set(engine.running)
+    check_plan(engine, engine.plan(scheduler(ablation, COSTS if costs else None), 3.0))
 
 
 @settings(deadline=None, max_examples=300)

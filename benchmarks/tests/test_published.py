@@ -13,12 +13,12 @@ from benchmarks.schedulers.published import (
     SpreadObjectives,
     pivot_budget,
 )
-from benchmarks.tests.fake_engine import COSTS
 from plait.policy.cost_model import Pivot
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Slo
+from tests.policy.scheduling.fake_engine import COSTS
 
 PACE = Pace(longest_s=0.2, shortest_s=0.01, chunk_tokens=500.0, tokens_per_s=5000.0)
 

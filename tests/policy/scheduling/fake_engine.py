@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hypothesis import strategies as st
+
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.chunking import EngineBudget
 from plait.policy.scheduling.iteration_model import IterationModel
@@ -91,3 +93,48 @@ def decode(name: str, tokens: int = 100, output: int = 1, slo: Slo | None = None
 
 def names(plan: Plan) -> list[tuple[str, int]]:
     return [(call.call_id, tokens) for call, tokens in plan.picks]
+
+
+slos = st.none() | st.builds(
+    Slo,
+    ttft_s=st.none() | st.floats(0.001, 5.0),
+    tpot_s=st.none() | st.floats(0.001, 0.3),
+    jct_s=st.none() | st.floats(0.1, 60.0),
+)
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> FakeEngine:
+    engine = FakeEngine(
+        max_batch_tokens=draw(st.integers(1, 60)),
+        max_running_calls=draw(st.integers(1, 6)),
+        free_blocks=draw(st.integers(0, 20)),
+    )
+    for number in range(draw(st.integers(0, engine.max_running_calls))):
+        size, output = draw(st.integers(1, 40)), draw(st.integers(0, 5))
+        computed = draw(st.integers(0, size - 1)) if output == 0 else size + output - 1
+        call = LocalCall(f"running-{number}", draw(st.floats(0, 3)), size, computed, output, draw(slos))
+        engine.running.append(call)
+    for number in range(draw(st.integers(0, 6))):
+        call = LocalCall(
+            f"waiting-{number}", draw(st.floats(0, 3)), draw(st.integers(1, 40)), 0, draw(st.integers(0, 2))
+        )
+        call.slo, call.priority = draw(slos), draw(st.integers(-1, 1))
+        engine.cached[call.call_id] = draw(st.integers(0, blocks(call.uncomputed_tokens) - 1)) * BLOCK_TOKENS
+        engine.waiting.append(call)
+    return engine
+
+
+def check_plan(engine: FakeEngine, plan: Plan) -> None:
+    """Assert what holds for every plan: it stays within the budget, the blocks and the sequence slots."""
+    freed = sum(engine.blocks_freed(call) for call in plan.preempt)
+    used = sum(tokens for _, tokens in plan.picks)
+    assert used <= engine.max_batch_tokens
+    assert plan.budget_tokens is None or used <= plan.budget_tokens <= engine.max_batch_tokens
+    assert sum(engine.blocks_needed(call, tokens) for call, tokens in plan.picks) <= engine.free_blocks + freed
+    assert all(0 < tokens <= call.uncomputed_tokens - engine.cached_tokens(call) for call, tokens in plan.picks)
+    admitted = [call for call, _ in plan.picks if call in engine.waiting]
+    assert len(engine.running) - len(plan.preempt) + len(admitted) <= engine.max_running_calls
+    named = [*plan.preempt, *(call for call, _ in plan.picks), *plan.backfill]
+    assert len({id(call) for call in named}) == len(named)
+    assert set(plan.preempt) <= set(engine.running)

@@ -20,14 +20,15 @@ from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.scheduling.slo_settings import SloSettings
 from plait.policy.types import Slo
 from tests.policy.scheduling.fake_engine import (
-    BLOCK_TOKENS,
     COSTS,
     FakeEngine,
-    blocks,
+    check_plan,
     decode,
+    engines,
     names,
     prompt,
     slo_scheduler,
+    slos,
 )
 
 SETTINGS = [
@@ -304,36 +305,6 @@ def test_a_job_beyond_its_jct_makes_way() -> None:
 # What holds always.
 
 
-slos = st.none() | st.builds(
-    Slo,
-    ttft_s=st.none() | st.floats(0.001, 5.0),
-    tpot_s=st.none() | st.floats(0.001, 0.3),
-    jct_s=st.none() | st.floats(0.1, 60.0),
-)
-
-
-@st.composite
-def engines(draw: st.DrawFn) -> FakeEngine:
-    engine = FakeEngine(
-        max_batch_tokens=draw(st.integers(1, 60)),
-        max_running_calls=draw(st.integers(1, 6)),
-        free_blocks=draw(st.integers(0, 20)),
-    )
-    for number in range(draw(st.integers(0, engine.max_running_calls))):
-        size, output = draw(st.integers(1, 40)), draw(st.integers(0, 5))
-        computed = draw(st.integers(0, size - 1)) if output == 0 else size + output - 1
-        call = LocalCall(f"running-{number}", draw(st.floats(0, 3)), size, computed, output, draw(slos))
-        engine.running.append(call)
-    for number in range(draw(st.integers(0, 6))):
-        call = LocalCall(
-            f"waiting-{number}", draw(st.floats(0, 3)), draw(st.integers(1, 40)), 0, draw(st.integers(0, 2))
-        )
-        call.slo, call.priority = draw(slos), draw(st.integers(-1, 1))
-        engine.cached[call.call_id] = draw(st.integers(0, blocks(call.uncomputed_tokens) - 1)) * BLOCK_TOKENS
-        engine.waiting.append(call)
-    return engine
-
-
 settings_of_users = st.sampled_from(SETTINGS)
 known_costs = st.sampled_from((COSTS, None))
 
@@ -341,18 +312,7 @@ known_costs = st.sampled_from((COSTS, None))
 @settings(deadline=None, max_examples=500)
 @given(engine=engines(), chosen=settings_of_users, costs=known_costs)
 def test_a_plan_stays_within_budget_blocks_and_seats(engine: FakeEngine, chosen: SloSettings, costs: object) -> None:
-    plan = engine.plan(slo_scheduler(chosen, COSTS if costs else None), 3.0)
-    freed = sum(engine.blocks_freed(call) for call in plan.preempt)
-    used = sum(tokens for _, tokens in plan.picks)
-    assert used <= engine.max_batch_tokens
-    assert plan.budget_tokens is None or used <= plan.budget_tokens <= engine.max_batch_tokens
-    assert sum(engine.blocks_needed(call, tokens) for call, tokens in plan.picks) <= engine.free_blocks + freed
-    assert all(0 < tokens <= call.uncomputed_tokens - engine.cached_tokens(call) for call, tokens in plan.picks)
-    admitted = [call for call, _ in plan.picks if call in engine.waiting]
-    assert len(engine.running) - len(plan.preempt) + len(admitted) <= engine.max_running_calls
-    named = [*plan.preempt, *(call for call, _ in plan.picks), *plan.backfill]
-    assert len({id(call) for call in named}) == len(named)
-    assert set(plan.preempt) <= set(engine.running)
+    check_plan(engine, engine.plan(slo_scheduler(chosen, COSTS if costs else None), 3.0))
 
 
 @settings(deadline=None, max_examples=300)

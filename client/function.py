@@ -112,7 +112,7 @@ def _parameters(function: Callable[..., object]) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     wrong = next((parameter for parameter in parameters if parameter.kind not in _NAMED), None)
     if wrong is not None:
-        raise TemplateError(f"the parameter {wrong} has no name of its own to stand in the prompt")
+        raise TemplateError(f"the parameter {wrong} has no single name for the prompt")
     return [parameter.name for parameter in parameters]
 
 

@@ -144,9 +144,9 @@ def _check(template: Template, parameters: Collection[str]) -> None:
     for name in parameters:
         if name not in template.inputs:
             instead = f" ({', '.join(outputs)} would be an output)" if outputs else ""
-            raise TemplateError(f"the parameter {name} stands nowhere in the prompt{instead}")
+            raise TemplateError(f"the parameter {name} does not occur in the prompt{instead}")
     if not outputs:
         raise TemplateError("the prompt has no output: a {{name}} that is no parameter says where text is generated")
     twice = next((name for name in outputs if outputs.count(name) > 1), None)
     if twice is not None:
-        raise TemplateError(f"the output {twice} stands twice in the prompt; an output is generated once")
+        raise TemplateError(f"the output {twice} occurs twice in the prompt; an output is generated once")

@@ -53,7 +53,7 @@ def semantic(chain: Chain) -> Chain:
     if isinstance(chain, _NEEDS_VALUES):
         raise TemplateError(f"{type(chain).__name__} decides by values, which are not there when calls are submitted")
     if isinstance(innermost(chain), _ALONE):
-        raise TemplateError(f"{type(innermost(chain)).__name__} stands alone; a call is a prompt | model | parser")
+        raise TemplateError(f"{type(innermost(chain)).__name__} is not a call; a call is a prompt | model | parser")
     if isinstance(chain, RunnableBinding):
         return chain.model_copy(update={"bound": semantic(chain.bound)})
     return chain

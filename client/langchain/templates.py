@@ -97,5 +97,5 @@ def _fields(prompt: PromptTemplate) -> Iterator[Piece]:
         if field is None:
             continue
         if spec or conversion or not field.isidentifier():
-            raise TemplateError(f"{{{field}}} is formatted; a variable can only stand as it is")
+            raise TemplateError(f"{{{field}}} has a format; a variable cannot be formatted")
         yield _filled(Place(field), prompt.partial_variables)

@@ -164,9 +164,9 @@ class Submission:
             raise _at_fault("none is an output: set 'in_out' to true for what is to be generated")
         first, behind = self.steps[0], self.steps[-1].turn + 1
         if self.body.chat and (first.turn, first.end) == (0, 0):
-            raise CallerError("messages[0] is generated: a message has to stand before it.", param="messages")
+            raise CallerError("messages[0] is generated: it needs a message before it.", param="messages")
         if behind < len(self._turns):
-            message = f"messages[{behind}] stands behind the last output: nothing would be generated for it."
+            message = f"messages[{behind}] comes after the last output: nothing would be generated for it."
             raise CallerError(message, param="messages")
 
 

@@ -66,9 +66,9 @@ def placeholders(message: Message) -> Iterator[re.Match[str]]:
 
 def _check_place(message: Message, index: int, output: str) -> None:
     if message.get("role", "assistant") != "assistant":
-        said = f"{output} is an output and stands in a message of the {message['role']}"
+        said = f"{output} is an output in a message of the {message['role']}"
     elif not isinstance(message["content"], str):
-        said = f"{output} is an output and stands in a part of the content, which has to be one text"
+        said = f"{output} is an output in a part of the content; the content has to be one text"
     else:
         return
     raise CallerError(f"messages[{index}]: {said}; text is generated in messages of the assistant.", param="messages")

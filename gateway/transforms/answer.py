@@ -49,10 +49,10 @@ class Boolean(Step):
         true, false = self._words(self.true, _TRUE), self._words(self.false, _FALSE)
         if words & true and words & false:
             both = " and ".join(f'"{word}"' for word in sorted(words & (true | false)))
-            raise RejectedTextError(f"{both} stand in the text: which is meant?")
+            raise RejectedTextError(f"{both} occur in the text: the answer is ambiguous")
         if not words & (true | false):
             neither = ", ".join(f'"{word}"' for word in sorted(true | false))
-            raise RejectedTextError(f"none of {excerpt(neither)} stands in the text")
+            raise RejectedTextError(f"none of {excerpt(neither)} occurs in the text")
         yield "true" if words & true else "false"
 
     @staticmethod

@@ -37,7 +37,7 @@ class Integer(Step):
         """Fails if there is no number, a number that is not an integer, or more than one integer."""
         found = list(dict.fromkeys(map(_integer, _NUMBER.finditer(text))))
         if not found:
-            raise RejectedTextError("there is no integer that stands by itself")
+            raise RejectedTextError("there is no separate integer")
         if len(found) > 1:
             named = ", ".join(map(excerpt, found[:_NAMED_INTEGERS])) + (" ..." if len(found) > _NAMED_INTEGERS else "")
             raise RejectedTextError(f"which of {len(found)} integers is meant: {named}?")

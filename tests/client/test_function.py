@@ -203,7 +203,7 @@ def unknown_annotation(task: Text) -> Nowhere:  # type: ignore[name-defined]  # 
     ("function", "message"),
     [
         (no_docstring, "no_docstring: there is no docstring"),
-        (variadic, r"variadic: the parameter \*tasks: 'str' has no name of its own"),
+        (variadic, r"variadic: the parameter \*tasks: 'str' has no single name"),
         (misnamed, r"misnamed: Output\('kode'\) is no output of the prompt; its outputs are code"),
         (too_few, "too_few: the prompt has the outputs code; annotate"),
         (too_many, "too_many: the prompt has the outputs code, tests; annotate"),

@@ -216,10 +216,10 @@ EXAMPLES = FewShotPromptTemplate(
 @pytest.mark.parametrize(
     ("chain", "message"),
     [
-        (MODEL, "ChatOpenAI stands alone"),
-        (RunnablePassthrough() | MODEL.bind(stop=["x"]), "ChatOpenAI stands alone"),
-        (SHORTEN | RunnablePassthrough(), "PromptTemplate stands alone"),
-        (SHORTEN | MODEL | StrOutputParser() | Shout(), "Shout stands alone"),
+        (MODEL, "ChatOpenAI is not a call"),
+        (RunnablePassthrough() | MODEL.bind(stop=["x"]), "ChatOpenAI is not a call"),
+        (SHORTEN | RunnablePassthrough(), "PromptTemplate is not a call"),
+        (SHORTEN | MODEL | StrOutputParser() | Shout(), "Shout is not a call"),
         (RunnableBranch((lambda _: True, MODEL), MODEL), "RunnableBranch decides by values"),
         ((SHORTEN | MODEL).with_fallbacks([SHORTEN | MODEL]), "RunnableWithFallbacks decides by values"),
         ((SHORTEN | MODEL).with_retry(), "RunnableRetry decides by values"),
@@ -232,7 +232,7 @@ EXAMPLES = FewShotPromptTemplate(
         (ChatPromptTemplate([HumanMessage(["a"])]) | MODEL, "a message of a submission is one text"),
         (TRANSLATE | OpenAI(model="base", api_key=KEY), "a completion model continues a text"),
         (PromptTemplate.from_template("{{x}}", template_format="mustache") | MODEL, "a template in mustache"),
-        (PromptTemplate.from_template("{x:>9}") | MODEL, "{x} is formatted"),
+        (PromptTemplate.from_template("{x:>9}") | MODEL, "{x} has a format"),
     ],
 )
 def test_what_cannot_be_submitted_before_it_runs_is_refused(chain: Any, message: str) -> None:

@@ -25,10 +25,10 @@ def test_everything_else_is_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "parameters", "message"),
     [
-        ("Write {{tsak}}.", ["task"], "the parameter task stands nowhere in the prompt (tsak would be an output)"),
-        ("Write.", ["task"], "the parameter task stands nowhere in the prompt"),
+        ("Write {{tsak}}.", ["task"], "the parameter task does not occur in the prompt (tsak would be an output)"),
+        ("Write.", ["task"], "the parameter task does not occur in the prompt"),
         ("Write {{task}}.", ["task"], "the prompt has no output"),
-        ("{{code}} and {{code}}", [], "the output code stands twice"),
+        ("{{code}} and {{code}}", [], "the output code occurs twice"),
         ("{{input:code}}", ["task"], "{{input:code}} is an output: the parameters are task"),
         ("{{output:task}}", ["task"], "{{output:task}} is an input: the parameters are task"),
         ("{{input:code}}", [], "{{input:code}} is an output: there are no parameters"),

@@ -29,9 +29,9 @@ def test_words_say_true_or_false(spec: str, text: str, result: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "text", "reason"),
     [
-        ("boolean", "yes and no", '"no" and "yes" stand in the text'),
-        ("boolean", "True. No doubt", '"no" and "true" stand in the text'),
-        ("boolean", "maybe", 'none of "false", "no", "true", "yes" stands in the text'),
+        ("boolean", "yes and no", '"no" and "yes" occur in the text'),
+        ("boolean", "True. No doubt", '"no" and "true" occur in the text'),
+        ("boolean", "maybe", 'none of "false", "no", "true", "yes" occurs in the text'),
         ("boolean", "yesterday I knew nothing", "none of"),
         ("boolean(ja, nein)", "yes", 'none of "ja", "nein"'),
     ],

@@ -27,10 +27,10 @@ def test_a_failure_names_the_step_the_reason_and_the_text() -> None:
     assert isinstance(error, PlaitError)
     assert (error.step, error.reason, error.text) == (
         "integer",
-        "there is no integer that stands by itself",
+        "there is no separate integer",
         "twelve",
     )
-    assert error.message == 'transform integer: there is no integer that stands by itself; the text was "twelve"'
+    assert error.message == 'transform integer: there is no separate integer; the text was "twelve"'
     assert json.loads(error.body())["error"]["code"] == "transform_failed"
 
 

@@ -48,10 +48,10 @@ def test_integers_as_python_writes_them(number: int) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "there is no integer that stands by itself"),
-        ("forty-two", "there is no integer"),
-        ("2nd of x86 and 5kg", "there is no integer"),
-        ("v1.2.3", "there is no integer"),
+        ("", "there is no separate integer"),
+        ("forty-two", "there is no separate integer"),
+        ("2nd of x86 and 5kg", "there is no separate integer"),
+        ("v1.2.3", "there is no separate integer"),
         ("3 or 4", "which of 2 integers is meant: 3, 4?"),
         ("10-20", "which of 2 integers is meant: 10, 20?"),
         ("7/10", "which of 2 integers is meant: 7, 10?"),

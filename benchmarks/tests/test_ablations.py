@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -24,18 +23,16 @@ from benchmarks.schedulers.ablations import (
     select_by_order,
     sort_by_arrival_keeping_place,
 )
-from benchmarks.schedulers.published import ChunkedObjectives, SpreadObjectives, pivot_budget
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
+from benchmarks.schedulers.published import ChunkedObjectives, pivot_budget
 from plait.policy.cost_model import CostModel
-from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.phases import PHASES, Phases
-from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.plan import Plan
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.scheduling.slo_settings import SloSettings
 from plait.policy.types import Slo
-from tests.policy.scheduling.fake_engine import COSTS, FakeEngine, check_plan, decode, engines, names, prompt, slos
+from tests.policy.scheduling.fake_engine import COSTS, FakeEngine, check_plan, decode, engines, names, prompt
+from tests.policy.scheduling.real_engine import CallSpec, call_specs, check_every_call_finishes
 
 Ablation = tuple[SloSettings, Phases]
 
@@ -55,7 +52,6 @@ EVERY: list[Ablation] = [
     ),
     (SloSettings(long_tokens=20, best_effort_share=0.0), replace(PHASES, make_room=make_no_room)),
     (SloSettings(max_preemptions=1), replace(PHASES, may_pause=never_pause, arrivals_slack_s=no_arrivals)),
-    (PLAIN, replace(PHASES, objectives=SpreadObjectives)),
     *((LONG_20, phases) for phases in (*ABLATIONS.values(), *VARIANTS.values())),
 ]
 
@@ -202,47 +198,9 @@ def test_an_engine_that_can_do_something_does(engine: FakeEngine, ablation: Abla
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    specs=st.lists(
-        st.tuples(st.integers(1, 200), st.integers(1, 25), st.integers(0, 4), slos, st.integers(0, 2)), max_size=14
-    ),
-    ablation=ablations,
-)
-def test_every_call_finishes_on_a_real_engine(
-    specs: list[tuple[int, int, int, Slo | None, int]], ablation: Ablation
-) -> None:
-    root = root_hash("m")
-    watched = Watched(*ablation)
-    engine = Engine(
-        EngineSettings(name="e", model="m", kv_tokens=320, max_batch_tokens=64, max_running_calls=4),
-        COSTS,
-        scheduler=watched,
-    )
-    now_s, ends_s, steps = 0.0, engine.step(0.0).ends_s, 0
-    finished: list[LocalCall] = []
-    todo = list(enumerate(specs))
-    while todo or engine.waiting or engine.running:
-        if todo and steps >= todo[0][1][2]:
-            number, (size, output, _, slo, family) = todo.pop(0)
-            steps = 0
-            tokens = [family] * (size // 2) + [100 + number] * (size - size // 2)
-            chain, tree_chain = HashChain(16, root, tokens), HashChain(64, root, tokens)
-            engine.add(
-                EmbeddedCall(
-                    str(number), now_s, size, slo=slo, chain=chain, tree_chain=tree_chain, max_output_tokens=output
-                )
-            )
-            if not engine.idle:
-                continue
-        now_s = now_s if ends_s is None else ends_s
-        step = engine.step(now_s)
-        ends_s = step.ends_s
-        finished += [output.call for output in step.outputs if output.finished]
-        steps += 1
-        assert ends_s is not None or not (engine.waiting or engine.running), "it stands still"
-        assert watched.plans < 5000, "it goes in circles"
-    assert len(finished) == len(specs)
-    assert engine.facts.free_blocks == 20
+@given(specs=call_specs, ablation=ablations)
+def test_every_call_finishes_on_a_real_engine(specs: list[CallSpec], ablation: Ablation) -> None:
+    check_every_call_finishes(SloScheduler(*ablation), specs)
 
 
 @pytest.mark.parametrize("ablation", EVERY)
@@ -255,15 +213,3 @@ def test_the_work_of_a_plan_grows_with_the_queue_no_worse_than_in_proportion(abl
 
     assert looked_up(4000) < 2.2 * looked_up(2000)
     assert looked_up(4000) < 3 * 4000
-
-
-class Watched(SloScheduler):
-    """Counts plans."""
-
-    plans = 0
-
-    def plan(
-        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
-    ) -> Plan:
-        self.plans += 1
-        return super().plan(now_s, waiting, running, facts)

@@ -8,9 +8,7 @@ import pytest
 
 from benchmarks.schedulers.published import (
     ChunkedObjectives,
-    JctSpread,
     PivotBudget,
-    SpreadObjectives,
     pivot_budget,
 )
 from plait.policy.cost_model import Pivot
@@ -69,46 +67,3 @@ def test_a_decode_is_one_chunk() -> None:
     objectives.on_plan(5.0, [call], [])
     call.output_tokens = 3
     assert objectives.timer(5.25, PACE)(call, slo, 1)[0] == pytest.approx(0.05 - 0.2)
-
-
-SPREAD = JctSpread.over(
-    10.0, 0.6, 3, 7, Pace(longest_s=0.2, shortest_s=0.0, chunk_tokens=1, preemption_rate=0.25, longest_preemption_s=0.4)
-)
-"""T_e = 0.6 + 7 (0.2 + 0.4 x 0.25) = 2.7 s over 3 + 7 iterations."""
-
-
-def test_a_jobs_slack_is_spread_over_its_iterations() -> None:
-    assert SPREAD.slack_s == pytest.approx((10.0 - 2.7) / 10)
-    assert SPREAD.iteration_s == pytest.approx(0.27)
-    assert SPREAD.remaining_s(0.0, 0) == pytest.approx(0.73)
-
-
-@pytest.mark.parametrize(("waited_s", "next_s"), [(0.73, 0.73), (0.73 + 0.5, 0.73 - 0.5), (0.73 - 0.3, 0.73 + 0.3)])
-def test_what_an_iteration_over_or_underuses_is_carried_on(waited_s: float, next_s: float) -> None:
-    assert SPREAD.remaining_s(waited_s + 0.27, 1) == pytest.approx(next_s)
-
-
-def test_a_job_that_outlives_its_timetable_has_what_is_left_of_it() -> None:
-    assert SPREAD.remaining_s(9.0, 9) == SPREAD.remaining_s(9.0, 50) == pytest.approx(10 * 0.73 - (9.0 - 9 * 0.27))
-
-
-def test_a_jobs_remaining_time_is_its_share_for_the_next_iteration() -> None:
-    pace = Pace(longest_s=0.2, shortest_s=0.0, chunk_tokens=500.0, mean_outputs={None: 7.0})
-    call, slo = LocalCall("c", 0.0, 1200), Slo(jct_s=10.0)
-    # (10 - (0.6 + 1.4)) / (3 + 7) = 0.8 an iteration; 0.25 s have been waited.
-    remaining_s, due_s = SpreadObjectives().timer(0.25, pace)(call, slo, 1200)
-    assert due_s is None
-    assert remaining_s == pytest.approx(0.8 - 0.25)
-
-
-def test_a_job_that_runs_keeps_its_timetable_and_limits_iterations_until_it_has_ended() -> None:
-    def paced(longest_s: float) -> Pace:
-        return Pace(longest_s=longest_s, shortest_s=0.0, chunk_tokens=500.0, mean_outputs={None: 9.0})
-
-    objectives, call = SpreadObjectives(), LocalCall("c", 0.0, 10, 10, 1, slo=Slo(jct_s=10.0))
-    objectives.on_plan(0.0, [call], [])
-    # 10 s over 1 + 9 iterations: 1 s each, of which 0.2 s compute; two are through after 1.5 s.
-    assert objectives.tightest_s([call], 1.5, paced(0.2)) == pytest.approx(max(1.0, 3 * 0.8 - (1.5 - 2 * 0.2) + 0.2))
-    assert objectives.tightest_s([call], 1.5, paced(0.5)) == pytest.approx(1.5), "as it was when it started"
-    objectives.on_plan(2.0, [], [call])
-    assert objectives.tightest_s([call], 1.5, paced(0.5)) == pytest.approx(3 * 0.5 - (1.5 - 2 * 0.5) + 0.5)

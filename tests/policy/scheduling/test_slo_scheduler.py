@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.in_order import HitRatio
 from plait.policy.scheduling.local_scheduler import SCHEDULERS, MeasuringScheduler
-from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.priority import GROUPS
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.scheduling.slo_settings import SloSettings
@@ -28,8 +24,8 @@ from tests.policy.scheduling.fake_engine import (
     names,
     prompt,
     slo_scheduler,
-    slos,
 )
+from tests.policy.scheduling.real_engine import CallSpec, call_specs, check_every_call_finishes
 
 SETTINGS = [
     SloSettings(),
@@ -354,59 +350,9 @@ def test_a_light_load_is_all_taken_at_once(sizes: list[int], ttft_s: list[float]
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    specs=st.lists(
-        st.tuples(st.integers(1, 200), st.integers(1, 25), st.integers(0, 4), slos, st.integers(0, 2)), max_size=14
-    ),
-    chosen=settings_of_users,
-)
-def test_every_call_finishes_on_a_real_engine(
-    specs: list[tuple[int, int, int, Slo | None, int]], chosen: SloSettings
-) -> None:
-    root = root_hash("m")
-    scheduler = Watched(chosen)
-    engine = Engine(
-        EngineSettings(name="e", model="m", kv_tokens=320, max_batch_tokens=64, max_running_calls=4),
-        COSTS,
-        scheduler=scheduler,
-    )
-    now_s, ends_s, steps = 0.0, engine.step(0.0).ends_s, 0
-    finished: list[LocalCall] = []
-    todo = list(enumerate(specs))
-    while todo or engine.waiting or engine.running:
-        if todo and steps >= todo[0][1][2]:
-            number, (size, output, _, slo, family) = todo.pop(0)
-            steps = 0
-            tokens = [family] * (size // 2) + [100 + number] * (size - size // 2)
-            chain, tree_chain = HashChain(16, root, tokens), HashChain(64, root, tokens)
-            engine.add(
-                EmbeddedCall(
-                    str(number), now_s, size, slo=slo, chain=chain, tree_chain=tree_chain, max_output_tokens=output
-                )
-            )
-            if not engine.idle:
-                continue
-        now_s = now_s if ends_s is None else ends_s
-        step = engine.step(now_s)
-        ends_s = step.ends_s
-        finished += [output.call for output in step.outputs if output.finished]
-        steps += 1
-        assert ends_s is not None or not (engine.waiting or engine.running), "it stands still"
-        assert scheduler.plans < 5000, "it goes in circles"
-    assert len(finished) == len(specs)
-    assert engine.facts.free_blocks == 20
-
-
-class Watched(SloScheduler):
-    """Counts plans."""
-
-    plans = 0
-
-    def plan(
-        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
-    ) -> Plan:
-        self.plans += 1
-        return super().plan(now_s, waiting, running, facts)
+@given(specs=call_specs, chosen=settings_of_users)
+def test_every_call_finishes_on_a_real_engine(specs: list[CallSpec], chosen: SloSettings) -> None:
+    check_every_call_finishes(SloScheduler(chosen), specs)
 
 
 # Waiting is bounded, and so is the work.

@@ -38,6 +38,18 @@ def test_every_link_between_pages_resolves() -> None:
     assert not broken
 
 
+def test_every_file_that_a_page_names_is_there() -> None:
+    """A path is a name in backticks below one of our folders."""
+    path = re.compile(r"`((?:policy|gateway|backends|client|tests|e2e|benchmarks|docs|src)/[\w./-]+)`")
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+        for name in path.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists()
+    ]
+    assert not missing
+
+
 def tracked(*patterns: str) -> dict[str, str]:
     """The texts of the tracked files of these patterns, by path."""
     listing = subprocess.run(

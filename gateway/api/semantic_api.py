@@ -88,7 +88,7 @@ _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
 
 
 class SemanticApi:
-    """The routes, over the gateway's chained calls. They raise errors, and the application answers with them."""
+    """The routes for sessions, variables and submissions. They raise errors; the application answers with them."""
 
     def __init__(self, chained: ChainedCalls, keys: KeyRing, max_body_bytes: int, keep_alive_s: float) -> None:
         self._chained = chained
@@ -170,7 +170,8 @@ class SemanticApi:
     ) -> HeldCall:
         """The new call of a submission, or the call that it repeats.
 
-        If an input has failed, the call has failed too. Getters of its outputs get that error; the submission does not.
+        If an input has failed, the call fails at once. The submission is accepted; getters of the outputs get the
+        error.
         """
         owner = SubmittedCall(self._chained.runner, session, incoming, submission, annotations)
         call = owner.call = HeldCall(
@@ -206,7 +207,9 @@ class SemanticApi:
 def _annotations(submission: Submission) -> Annotations:
     annotations = read_annotations((), submission.body.plait)
     if annotations.inputs or annotations.output or annotations.session not in (None, submission.body.session_id):
-        message = "A submitted prompt has its session in 'session_id', its inputs and outputs in 'placeholders'."
+        message = (
+            "'plait' cannot name these here: name the session in 'session_id', inputs and outputs in 'placeholders'."
+        )
         raise CallerError(message, param="plait")
     return annotations
 

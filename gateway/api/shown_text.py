@@ -1,4 +1,4 @@
-"""The text that a stream has sent already. After a retry the text begins again, and only what goes beyond is sent."""
+"""The text that a stream has already sent. After a retry the text begins again; only its new part is sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ShownText:
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._shown = ""  # the text that must be repeated
-        self._repeated = 0  # how many of its characters were repeated so far
+        self._repeated = 0  # how many of its characters have been repeated
 
     def begin_anew(self) -> None:
         """The text begins again."""
@@ -21,7 +21,7 @@ class ShownText:
         self._repeated = 0
 
     def news(self, text: str) -> str:
-        """The part of the next piece `text` that was not shown yet, often all of it. Raises `TextChangedError`."""
+        """The part of the next piece `text` that has not been shown. Raises `TextChangedError`."""
         due = self._shown[self._repeated : self._repeated + len(text)]
         if not text.startswith(due):
             raise TextChangedError
@@ -32,7 +32,7 @@ class ShownText:
         return news
 
     def rest(self, value: str) -> str:
-        """The part of the whole text that was not shown yet. Raises `TextChangedError`."""
+        """The part of the whole text `value` that has not been shown. Raises `TextChangedError`."""
         shown = "".join(self._pieces)
         if not value.startswith(shown):
             raise TextChangedError

@@ -125,7 +125,9 @@ class VariableResponse(Response):
 
     def _timeout(self) -> WaitTimeoutError:
         variable, state = self._getter.variable, self._session.state_of(self._getter.variable)
-        return WaitTimeoutError(f"The variable '{variable}' is {state} after {self._timeout_s:g} s; get it again.")
+        return WaitTimeoutError(
+            f"The variable '{variable}' is still {state} after {self._timeout_s:g} s; get it again."
+        )
 
 
 def described(session_id: str, variable: str, state: str, value: str | None, cause: Cause | None = None) -> Json:

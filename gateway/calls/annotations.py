@@ -1,7 +1,7 @@
 """A call's annotations beyond OpenAI's fields: `plait-...` headers, or the same keys in the body's `plait`.
 
-Every annotation is optional, and every one is checked. An invalid value, an unknown name or two sources that disagree
-are the caller's error; they are never ignored.
+Every annotation is optional. An invalid value, an unknown name or two sources that disagree are the caller's error;
+none of them is ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PRIORITIES = range(-(2**31), 2**31)
 
 
 class OutputVariable(msgspec.Struct, frozen=True):
-    """The semantic variable that gets a call's text, and the transform's specification, not parsed yet."""
+    """The semantic variable that gets a call's text, and the specification of its transform, not parsed yet."""
 
     name: str
     transform: str | None = None
@@ -99,7 +99,8 @@ def _known(key: str, prefix: str) -> str:
     if key in _READERS:
         return key
     nearest = difflib.get_close_matches(key[:64], _READERS, n=1)
-    hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"known are {', '.join(prefix + k for k in _READERS)}"
+    known = ", ".join(prefix + name for name in _READERS)
+    hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"the known annotations are {known}"
     place = prefix + key
     raise CallerError(f"unknown annotation {_shown(place)}; {hint}", param=json.dumps(place)[1:-1][:80])
 
@@ -115,7 +116,7 @@ def _merged(given: Sequence[tuple[str, str, object]]) -> dict[str, Any]:
             values[key] = value
         elif values[key] != value:
             other, other_raw = first[key]
-            message = f"{other} is {_shown(other_raw)} but {place} is {_shown(raw)}; give one, or the same twice"
+            message = f"{other} is {_shown(other_raw)} but {place} is {_shown(raw)}; give one of them, or equal values"
             raise CallerError(message, param=other)
     return values
 
@@ -124,7 +125,7 @@ def _value(place: str, key: str, raw: object) -> Any:
     read, accepted = _READERS[key]
     value = read(raw.strip() if isinstance(raw, str) else raw)
     if value is None:
-        raise CallerError(f"{place} is {_shown(raw)}; accepted is {accepted}", param=place)
+        raise CallerError(f"{place} is {_shown(raw)}; it must be {accepted}", param=place)
     return value
 
 
@@ -133,7 +134,7 @@ def _session(raw: object) -> str | None:
 
 
 def _inputs(raw: object) -> tuple[str, ...] | None:
-    """Variable names in order, each once."""
+    """Reads variable names. Keeps their order and drops repetitions."""
     names = [name.strip() for name in raw.split(",")] if isinstance(raw, str) else raw
     if not isinstance(names, list | tuple):
         return None
@@ -158,7 +159,7 @@ def _objective(raw: object) -> Objective | None:
 
 
 def _seconds(raw: object) -> float | None:
-    """Milliseconds, as text or a number, converted to seconds."""
+    """Reads milliseconds, as text or a number, and converts them to seconds."""
     value = float(raw) if isinstance(raw, str) and _NUMBER.fullmatch(raw) else raw
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
@@ -177,7 +178,8 @@ def _priority(raw: object) -> int | None:
 _MILLISECONDS = "a number of milliseconds above 0"
 _VARIABLE_RULE = "a letter or _, then at most 63 letters, digits or _"
 
-# For each key: the function that reads a stripped text or a JSON value (None: not acceptable), and the accepted form.
+# For each key: a function that reads a stripped text or a JSON value (it returns None for an invalid one), and the
+# accepted form, for the error message.
 _READERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "session": (_session, "1 to 128 letters, digits or any of . _ : -"),
     "inputs": (_inputs, f"variable names separated by commas (each {_VARIABLE_RULE})"),

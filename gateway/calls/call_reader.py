@@ -53,8 +53,8 @@ class CallReader:
     ) -> Delivery:
         """The call, as part of its task `group`, ready to be delivered.
 
-        The group's shared tokens come as a guess from the length of texts. They are scaled by this call's real tokens.
-        Raises `CallerError` for a call that no engine can take.
+        The group's shared tokens are guessed from the length of texts; they are scaled by this call's real tokens.
+        Raises `CallerError` for a call that no engine can take, `NoEngineError` while no engine of the model is up.
         """
         self.router.models.check(request.model)
         cache_salt = self._cache_salt(request, incoming.tenant)
@@ -81,7 +81,10 @@ class CallReader:
         return Delivery(call, incoming.path, incoming.headers, outgoing, incoming.arrived_s, annotations.session)
 
     def predicted_s(self, model: str, prompt_tokens: int, output_tokens: int | None) -> float:
-        """Seconds that a call would take alone on an engine of the model, with nothing of its prompt cached."""
+        """Seconds that a call takes alone on an engine of the model with no part of its prompt cached.
+
+        0 if no engine serves the model.
+        """
         engine = next((engine for engine in self.router.engines.values() if model in engine.models), None)
         if engine is None:
             return 0.0
@@ -90,7 +93,7 @@ class CallReader:
         return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
 
     def _cache_salt(self, request: ChatRequest | CompletionRequest, tenant: str) -> str | None:
-        """The salt that separates this call's cached prefixes from others': the tenant, then the client's own salt."""
+        """The call's cache salt: the tenant if tenants are isolated, then the client's own salt."""
         if not self.isolate_tenants:
             return request.cache_salt
         return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
@@ -107,6 +110,6 @@ class CallReader:
 
 
 def _measured(group: TaskGroup, prompt_tokens: int, body_bytes: int) -> TaskGroup:
-    """The group with its shared tokens scaled by a real prompt's tokens per byte of its body."""
+    """The group with its guessed shared tokens corrected by the real tokens of one call's body."""
     tokens_per_guess = prompt_tokens * CHARACTERS_PER_TOKEN / body_bytes
     return replace(group, shared_tokens=int(group.shared_tokens * tokens_per_guess))

@@ -1,4 +1,4 @@
-"""The text of a completion, read out of an engine's answer on its way to the client."""
+"""Reads the text of a completion from an engine's answer while the answer goes to the client."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class _Body(msgspec.Struct, frozen=True):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
-_UNREADABLE = "its answer is not one of a completion"
+_UNREADABLE = "its answer is not a completion"
 _EXCERPT_CHARACTERS = 300
 
 
 class TextTap:
     """Reads one answer that has one choice. `on_text` receives its text as it comes.
 
-    `engine_failed` is True once the answer holds an error that is the engine's fault: a code of 500 or above, which
-    vLLM sends in mid-stream.
+    `engine_failed` is True if the answer holds an error with a code of 500 or above: the engine is at fault. vLLM sends
+    such an error inside a stream.
     """
 
     def __init__(self, on_text: Callable[[str], None]) -> None:

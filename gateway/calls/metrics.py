@@ -20,7 +20,7 @@ class CallMetrics:
         by_engine = ["model", "engine"]
         self._calls = Counter(
             "plait_calls",
-            "Calls by where they ran and how they ended",
+            "Calls by model, engine and outcome",
             [*by_engine, "outcome"],
             registry=registry,
         )
@@ -33,7 +33,7 @@ class CallMetrics:
         self._output_tokens = Counter("plait_output_tokens", "Tokens generated", by_engine, registry=registry)
         self._predicted = Counter(
             "plait_cached_tokens_predicted",
-            "Prompt tokens expected in the engine's cache, of calls whose engine reported them",
+            "Prompt tokens predicted to be cached, of calls whose engine reported its cached tokens",
             by_engine,
             registry=registry,
         )
@@ -42,7 +42,7 @@ class CallMetrics:
         )
         self._mispredicted = Counter(
             "plait_cached_tokens_mispredicted",
-            "Sum over calls of the distance between expected and found cached tokens",
+            "Sum over calls of the absolute difference between predicted and reported cached tokens",
             by_engine,
             registry=registry,
         )
@@ -54,12 +54,12 @@ class CallMetrics:
         )
 
     def placed(self, booking: Booking) -> None:
-        """A call was placed."""
+        """Count a call's placement."""
         placement = booking.placement
         self._placements.labels(booking.call.model, placement.engine_id, placement.reason.value).inc()
 
     def ended(self, booking: Booking, outcome: str, usage: CallUsage | None, arrived_s: float, now_s: float) -> None:
-        """A call left its engine."""
+        """Count a call that has left its engine, with its times and tokens."""
         labels = (booking.call.model, booking.placement.engine_id)
         self._calls.labels(*labels, outcome).inc()
         if booking.first_token_s is not None:

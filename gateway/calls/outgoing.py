@@ -1,7 +1,7 @@
 """The body that an engine gets: the client's, except for the few fields that Plait adds or removes.
 
-An engine with our plugin also gets the call's objectives and the cached tokens that Plait expects. It gets token ids
-where its route takes them, so that a prompt is not tokenized twice. Any other engine gets the client's fields.
+An engine with our plugin also gets the call's objectives and the cached tokens that Plait expects. If the route takes
+token ids, it gets those instead of text, so that a prompt is not tokenized twice. Other engines get none of this.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OutgoingBody:
         return bool(self.request.stream) and not self.request.wants_usage_event
 
     def for_engine(self, kind: EngineKind | None, call: Call, placement: Placement, age_s: float) -> bytes:
-        """The body for an engine of `kind` (None: one without our plugin); the call has been here for `age_s`."""
+        """The body for an engine of `kind` (None: without our plugin). `age_s` is the time since the call's arrival."""
         request = self.request
         salted = self.cache_salt != request.cache_salt
         if kind is None and not (self.withholds_usage or salted or request.plait is not None):
@@ -58,7 +58,7 @@ class OutgoingBody:
 
 
 def engine_annotations(call: Call, placement: Placement, age_s: float) -> EngineAnnotations:
-    """The annotations that an engine's scheduler gets. The call came `age_s` seconds ago."""
+    """The annotations for an engine's scheduler. The call arrived `age_s` seconds ago."""
     return EngineAnnotations(
         age_s=age_s,
         slo=call.slo,
@@ -69,7 +69,7 @@ def engine_annotations(call: Call, placement: Placement, age_s: float) -> Engine
 
 
 def _merged(present: msgspec.Raw | None, more: dict[str, Any]) -> msgspec.Raw:
-    """An object field with `more` keys added. The client's other keys stay."""
+    """A JSON object with the keys of `more` added. The client's other keys stay."""
     fields = msgspec.json.decode(present, type=Fields | None) if present is not None else None
     return _raw({**(fields or {}), **more})
 

@@ -1,7 +1,7 @@
 """The relay: sends a call to the engine it was placed on and streams the answer back as it comes.
 
-The answer's bytes are not changed. The usage is read on the way. However a call ends (answered, refused by its engine,
-engine lost, client gone, gateway stopping), `Relay._close` settles or releases it exactly once.
+The answer's bytes are not changed; the usage is read from them. `Relay._close` settles or releases each call exactly
+once, however it ends: answered, refused by its engine, engine lost, client gone or gateway stopping.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import Call
 
-# Headers of a request, and below of a response, that are not passed on: Plait sets them, they belong to one hop, or
-# they are not for the other side.
+# Request headers that are not passed on: Plait sets them, they belong to one hop, or they are not for the engine.
 _NOT_FORWARDED = frozenset(
     (
         b"host", b"content-length", b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te",
         b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"accept-encoding", b"authorization", b"x-request-id",
     )
 )  # fmt: skip
+# Response headers that are not passed on: Plait or its server sets them, or they belong to one hop.
 _NOT_RETURNED = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"x-request-id")
 )
@@ -74,8 +74,8 @@ Problem = EngineError | str | None
 class Outcome:
     """How a delivered call ended.
 
-    `problem` is None if the engine answered in full, with a text where one is read. It is an `EngineError` if the
-    engine is at fault, so that another engine may succeed. `is_told` is False if the client was sent nothing at all.
+    `problem` is None if the engine answered in full, with a text if the call needs one. It is an `EngineError` if the
+    engine is at fault, so that another engine may succeed. `is_told` is False if nothing was sent to the client.
     """
 
     engine_id: str
@@ -85,7 +85,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Attempt:
-    """One call on one engine, and how it ended. `delivered` is True once the engine has accepted it."""
+    """One call on one engine, and how it ended. `delivered` is True once the engine has accepted the call."""
 
     booking: Booking
     outcome: str = "client_gone"
@@ -115,10 +115,9 @@ class Relay:
             raise outcome.problem
 
     async def run(self, delivery: Delivery, send: Send) -> Outcome:
-        """As `deliver`, but the call does not end when a client goes.
+        """Like `deliver`, but the call goes on if the client leaves.
 
-        Tries engines until one accepts the call. An engine that cannot be reached has run nothing; it is set aside.
-        Raises `PlaitError` if no engine is left.
+        Tries engines until one can be reached; the others are set aside. Raises `PlaitError` if no engine is left.
         """
         for _ in range(len(self._links)):
             placement = self._router.select(delivery.call, prefer=delivery.continues_on, avoid=delivery.avoids)
@@ -136,10 +135,11 @@ class Relay:
                 return Outcome(engine_id, error, is_told=False)
             finally:
                 self._close(attempt, delivery)
-        raise NoEngineError(f"No engine that serves '{delivery.call.model}' can be reached.", retry_after_s=1.0)
+        message = f"No engine that serves model '{delivery.call.model}' can be reached; try again shortly."
+        raise NoEngineError(message, retry_after_s=1.0)
 
     async def _attempt(self, attempt: _Attempt, delivery: Delivery, send: Send) -> Problem:
-        """Send one engine's answer to the client; returns why it is not a whole completion, or None if it is."""
+        """Send one engine's answer to the client; returns its problem, or None for a complete answer."""
         placement = attempt.booking.placement
         link, kind = self._links[placement.engine_id], self._router.engines[placement.engine_id].kind
         body = delivery.body.for_engine(kind, delivery.call, placement, loop_time_s() - delivery.arrived_s)
@@ -168,7 +168,7 @@ class Relay:
     async def _stream(
         self, attempt: _Attempt, delivery: Delivery, piece: bytes, response: Response, send: Send
     ) -> Problem:
-        """Pass whole events on. If the engine is lost on the way, an error event ends the stream."""
+        """Pass on whole events. If the connection to the engine breaks, an error event ends the stream."""
         tap, text = UsageTap(withhold=delivery.body.withholds_usage), delivery.text
         try:
             while piece:
@@ -190,7 +190,7 @@ class Relay:
         return _text_problem(attempt, delivery)
 
     def _close(self, attempt: _Attempt, delivery: Delivery) -> None:
-        """Settle or release the booking; count the call and log it."""
+        """Settle or release the booking, then count and log the call."""
         booking, usage, now_s = attempt.booking, attempt.usage, loop_time_s()
         if usage is not None and attempt.outcome == "ok":
             self._router.settle(booking, usage, now_s)
@@ -227,7 +227,7 @@ class Relay:
 
 
 def _text_problem(attempt: _Attempt, delivery: Delivery) -> Problem:
-    """Why a complete answer has no text; None if it has one or none is read."""
+    """The reason why a complete answer has no text; None if it has one or the call needs none."""
     text = delivery.text
     if text is None or text.problem is None:
         return None

@@ -1,7 +1,7 @@
-"""Reads the usage out of a stream of server-sent events. The bytes stay the engine's.
+"""Reads the usage from a stream of server-sent events. Events are passed on as they are.
 
-Pure: bytes in, bytes out. If the gateway asked for the usage and the client did not, the event that carries only the
-usage is withheld.
+Pure: it takes bytes and returns bytes. If the gateway asked for the usage and the client did not, the event that
+carries only the usage is withheld.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class UsageTap:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take a chunk and return the events that are complete now. So a stream can be ended between two events."""
+        """Take a chunk and return the events that are now complete. So the stream can be ended between two events."""
         buffer = self._rest + chunk if self._rest else chunk
         end = _end_of_last_event(buffer)
         whole, self._rest = (buffer, b"") if end == len(buffer) else (buffer[:end], buffer[end:])
@@ -53,18 +53,18 @@ class UsageTap:
         return b"".join(map(self._pass, _events(whole)))
 
     def end(self) -> bytes:
-        """End the stream; returns the bytes behind its last whole event."""
+        """End the stream; returns the bytes after its last whole event."""
         rest, self._rest = self._rest, b""
         return rest
 
     def _pass(self, event: bytes) -> bytes:
-        """The bytes of an event that go to the client."""
+        """The part of an event that goes to the client: all of it, or only its leading blank lines."""
         if not (self._read(event) and self._withhold):
             return event
-        return event[: len(event) - len(event.lstrip(b"\r\n"))]  # blank lines before it belong to the event before
+        return event[: len(event) - len(event.lstrip(b"\r\n"))]  # they end the previous event
 
     def _read(self, event: bytes) -> bool:
-        """Record the event's usage; True if it carries only that."""
+        """Record the event's usage; True if the event carries only usage."""
         body = _decode(event.partition(b"data:")[2])
         if body is None or body.usage is None:
             return False
@@ -95,7 +95,7 @@ def _events(buffer: bytes) -> list[bytes]:
     for match in _END_OF_EVENT.finditer(buffer):
         events.append(buffer[start : match.end()])
         start = match.end()
-    if start < len(buffer):  # an extra blank line behind the last event
+    if start < len(buffer):  # an extra blank line after the last event
         events.append(buffer[start:])
     return events
 

@@ -15,7 +15,10 @@ from plait.policy.prefix.block_hash import chain, root_hash
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """`tokens` counts all prompts; `block_hashes` are of the first one. `exact`: the ids are the engine's own."""
+    """A request's prompts as token ids. `tokens` is their total, `block_hashes` are those of the first prompt.
+
+    `exact` is True if the engine's tokenizer gives the same ids.
+    """
 
     tokens: int
     block_hashes: array[int]
@@ -36,7 +39,7 @@ class PromptReader:
     def read(self, request: ChatRequest | CompletionRequest, cache_salt: str | None) -> TokenizedPrompt:
         """Tokenize a request's prompts. Raises `CallerError` for messages that the chat template refuses.
 
-        Content that is not text has no token ids here. Such a prompt is served without a prefix to match.
+        A prompt with content that is not text is not tokenized. It is served, but no cached prefix is matched.
         """
         tokenizer = self._tokenizer(request.model)
         try:

@@ -13,7 +13,7 @@ from plait.policy.types import Call, Placement
 
 
 class BookingState(StrEnum):
-    """A call's life as the router sees it."""
+    """The state of a booking."""
 
     BOOKED = "booked"
     STREAMING = "streaming"
@@ -30,15 +30,16 @@ BOOKING_TRANSITIONS: dict[BookingState, frozenset[BookingState]] = {
 
 
 class BookingTransitionError(RuntimeError):
-    """A call was settled, released or started twice. Nothing was changed."""
+    """A booking was started, settled or released in a state that does not allow it. Nothing was changed."""
 
 
 @dataclass(slots=True, eq=False)
 class Booking:
-    """The decision for a call, and the bookkeeping to undo or correct when it ends.
+    """The placement of a call, and its entries in the engine's books, which are corrected or undone when it ends.
 
-    `taken_tokens` were taken from the engine's free tokens, as of its report number `report_number`. `work` is the
-    call's share of the engine's outstanding work. `victims` are the prefixes that it is expected to evict.
+    `taken_tokens` were subtracted from the engine's free tokens; its latest report was then number `report_number`.
+    `work` is the call's share of the engine's outstanding work. `victims` are the prefixes that the call is expected to
+    evict.
     """
 
     call: Call
@@ -54,7 +55,7 @@ class Booking:
     first_token_s: float | None = None
 
     def enter(self, state: BookingState) -> None:
-        """Take a step of the life cycle; raises `BookingTransitionError`."""
+        """Change the state. Raises `BookingTransitionError` if the life cycle has no such step."""
         if state not in BOOKING_TRANSITIONS[self.state]:
             raise BookingTransitionError(f"call {self.call.call_id} is {self.state} and cannot become {state}")
         self.state = state

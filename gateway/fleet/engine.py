@@ -25,8 +25,8 @@ class FleetEngine:
     """One engine. `kv_tokens` bounds its estimated cache while the engine does not report; None: not known.
 
     `models` maps each model that it serves to its context in tokens, if known. `reports` says whether the engine
-    reports its cache; None: not known yet. `last_report` is the latest report. `unconfirmed` holds the prefixes of
-    ended calls, each with its end, until a report that was requested later confirms them.
+    reports its cache; None: not known yet. `last_report` is the latest report. `unconfirmed` holds the end time and
+    the prefix of each ended call, until a report that was requested after that time confirms the prefix.
     """
 
     view: EngineView
@@ -104,7 +104,7 @@ class FleetEngine:
             self.no_reports()
             raise ValueError(
                 f"engine {self.view.engine_id} reports its cache in blocks of {state.granularity_tokens} tokens, "
-                f"the prefix tree has {self.block_tokens}: its cached prefixes are estimated instead"
+                f"but the prefix tree has blocks of {self.block_tokens}; its cache is estimated instead"
             )
         residency = self.view.residency
         if state.snapshot or state.epoch != self.epoch:
@@ -143,7 +143,7 @@ class FleetEngine:
         assert self.view.outstanding == self.view.work.calls >= 0
 
     def _leave(self, booking: Booking, now_s: float, *, stored: bool) -> None:
-        """The call no longer runs. Its blocks stay expected until a report that was requested later confirms them."""
+        """Remove an ended call. Stored blocks of an engine that reports stay expected until a later report."""
         view = self.view
         view.outstanding -= 1
         view.work.remove(booking.work)
@@ -157,7 +157,7 @@ class FleetEngine:
             self._assume_stored(booking.leaf)
 
     def _end_expectation(self, booking: Booking) -> None:
-        """End the expected evictions: the prompt is computed, so reports show them now, or the call has ended."""
+        """Expect no more evictions: reports show them once the prompt is computed, and an ended call causes none."""
         self.view.residency.end_expectation(booking.victims)
         booking.victims = []
 

@@ -1,7 +1,7 @@
 """Passive health: an engine that cannot be connected to is set aside, and probed until it answers.
 
-Pure: events in, the next probe's delay out. The monitor does the probing. An engine starts untried: it gets no calls
-until its first probe has found out which models it serves.
+Pure: it takes events and computes the delay of the next probe. The monitor does the probing. An engine starts untried:
+it gets no calls until its first probe has found out which models it serves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ TRANSITIONS: dict[tuple[HealthState, HealthEvent], HealthState] = {
 
 @dataclass(slots=True)
 class Health:
-    """One engine's health. Probes are `interval_s` apart at first; the pause doubles up to `max_interval_s`."""
+    """One engine's health. After the first failure the next probe waits `interval_s`.
+
+    Each further failure doubles the wait, up to `max_interval_s`.
+    """
 
     interval_s: float = 1.0
     max_interval_s: float = 30.0

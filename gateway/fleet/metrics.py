@@ -14,7 +14,7 @@ from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.router import Router
 
 Reading = Callable[[FleetEngine], float | None]
-"""A figure of one engine; None where it is not known."""
+"""Reads one figure of an engine; None if it is not known."""
 
 
 def _reported(read: Callable[[CacheState], float]) -> Reading:
@@ -41,11 +41,17 @@ ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
         _reported(lambda report: report.iteration.mean_s),
     ),
     "kv_tokens": (
-        "The engine's KV cache, as it reports",
+        "Size of the engine's KV cache in tokens, as it reports",
         _reported(lambda report: report.kv.total_blocks * report.block_tokens),
     ),
-    "kv_free_tokens": ("Room in it that nothing fills, as it reports", _reported(lambda report: report.kv_free_tokens)),
-    "preemptions": ("Preemptions since its start, as it reports", _reported(lambda r: r.scheduler.preemptions)),
+    "kv_free_tokens": (
+        "Empty part of the engine's KV cache in tokens, as it reports",
+        _reported(lambda report: report.kv_free_tokens),
+    ),
+    "preemptions": (
+        "Preemptions since the engine's start, as it reports",
+        _reported(lambda r: r.scheduler.preemptions),
+    ),
 }
 """`plait_engine_*`, by engine."""
 

@@ -1,7 +1,7 @@
 """Keeps the router informed of its engines: which models they serve, what their caches hold, whether they answer.
 
-One task an engine. A probe reads `/v1/models`. While probes succeed, the task long-polls the cache-state report, and
-each report also shows that the engine is alive. An engine without a report is probed instead, and its cache is
+Each engine has a task. A probe reads `/v1/models`. While probes succeed, the task long-polls the cache-state report.
+Each report also shows that the engine is alive. An engine without reports is probed instead, and its cache is
 estimated.
 """
 
@@ -22,7 +22,7 @@ from plait.gateway.timer import loop_time_s
 AGE_INTERVAL_S = 1.0
 
 MIN_REPORT_INTERVAL_S = 0.02
-"""A busy engine has news at every iteration. This limits it to 50 reports a second; more are not worth their cost."""
+"""The pause between two reports of an engine: at most 50 a second. A busy engine has news at every iteration."""
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +61,7 @@ class Monitor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _watch(self, engine: EngineConfig) -> None:
-        """Follow one engine through its ups and downs."""
+        """Probe and poll one engine until cancelled. Sets it aside when it does not answer."""
         headers = {"authorization": f"Bearer {engine.api_key}"} if engine.api_key else {}
         timeout = httpx.Timeout(self._upstream.connect_timeout_s, read=self._upstream.report_wait_ms / 1e3 + 10)
         async with httpx.AsyncClient(base_url=engine.url, headers=headers, timeout=timeout, trust_env=False) as http:
@@ -100,7 +100,7 @@ class Monitor:
             log.info("engine up", engine=engine.name, url=engine.url, models=sorted(models))
 
     async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient) -> bool:
-        """Fetch and apply one report; False if the engine has none that can be used."""
+        """Fetch and apply one report; False if the engine has no usable one."""
         known = self._router.engines[engine.name]
         is_news = known.reports is not False  # log a problem with reports once, not at every probe
         requested_s = loop_time_s()

@@ -1,9 +1,8 @@
-"""The router: sole owner of mutable scheduling state. Select an engine, book the call there, settle it, release it.
+"""The router: the only owner of mutable scheduling state. It selects an engine for each call and books the call there.
 
-A synchronous core. Each event carries its time (`now_s`, any monotonic clock). Nothing here waits or does I/O, so
-nothing can happen between reading the state and booking the decision. In the gateway, asyncio drives it. The simulator
-drives the same object in virtual time. `select` changes nothing. Each `book` is ended by exactly one `settle` or
-`release`.
+A synchronous core. Each event carries its time (`now_s`, any monotonic clock). Nothing here waits or does I/O, so the
+state cannot change between `select` and `book`. In the gateway, asyncio drives it. The simulator drives the same object
+in virtual time. `select` changes nothing. Each `book` is ended by exactly one `settle` or `release`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from plait.policy.types import Call, Placement
 class Router:
     """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`.
 
-    `models` knows which models the fleet serves. It treats `expected_models` as models of the fleet from the start.
+    `models` knows which models the fleet serves. `expected_models` count as models of the fleet from the start.
     """
 
     def __init__(
@@ -59,8 +58,9 @@ class Router:
     def select(self, call: Call, *, prefer: str | None = None, avoid: Collection[str] = ()) -> Placement:
         """Choose an engine; raises `ModelNotFoundError` or `NoEngineError`. Changes nothing.
 
-        A call that continues another goes to the engine that ran the other (`prefer`), while that engine takes calls. A
-        call with engines to `avoid` is placed without its task group, and on one of them only if there is no other.
+        `prefer` is the engine that ran the call which this one continues. The call goes there if that engine takes
+        calls. A call with engines to `avoid` is placed without its task group. It goes to one of them only if there is
+        no other engine.
         """
         assert call.block_tokens == self.block_tokens
         engines, reservation = self.models.eligible(call.model), self.reservations.of(call)
@@ -75,8 +75,10 @@ class Router:
         return self._select(call, Situation(path, engines, turn, reservation))
 
     def book(self, call: Call, placement: Placement, now_s: float) -> Booking:
-        """Enter the decision: the engine is expected to hold the prompt's blocks, the call's work is in the window, and
-        the places chosen for the rest of its task group are reserved.
+        """Record a placement.
+
+        The engine is expected to hold the prompt's blocks. The call's work counts in the window. The places chosen for
+        the rest of its task group are reserved.
         """
         leaf = self.tree.insert(call.block_hashes)
         booking = self.engines[placement.engine_id].book(call, placement, leaf, now_s)
@@ -94,7 +96,7 @@ class Router:
         self.reservations.leave(booking.call)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool) -> None:
-        """The call ended without usage: aborted, failed, or (not `delivered`) never begun.
+        """The call ended without usage: it was aborted, it failed, or no engine accepted it (not `delivered`).
 
         The booking of a call that was not delivered is undone.
         """
@@ -112,9 +114,9 @@ class Router:
         self.engines[engine_id] = FleetEngine(view, health or Health(), self.block_tokens, kv_tokens)
 
     def engine_answered(self, engine_id: str, models: Mapping[str, int | None]) -> bool:
-        """A probe succeeded. `models` has the served models with their contexts in tokens. True if the state changed.
+        """The engine answered a probe or sent a report. True if it was not up before.
 
-        A context is None if it is not known.
+        `models` maps each model that it serves to its context in tokens; None: not known.
         """
         engine = self.engines[engine_id]
         changed = engine.health.on(HealthEvent.ANSWERED)
@@ -142,7 +144,7 @@ class Router:
         self.engines[engine_id].no_reports()
 
     def age(self, now_s: float) -> None:
-        """Drop placements and reservations older than the window. Called about once a second, apart from any call."""
+        """Drop placements and reservations older than the window. Called about once a second."""
         for engine in self.engines.values():
             engine.age(now_s)
         self.reservations.age(now_s)

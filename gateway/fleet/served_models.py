@@ -10,10 +10,10 @@ from plait.policy.placement.engine_view import EngineView
 
 
 class ServedModels:
-    """Read from the fleet's `engines`. `refresh` brings it up to date.
+    """The models of the fleet's `engines`. `refresh` has to be called after each change of the fleet.
 
-    `expected` models are configured ones. While no engine serves such a model, a call for it is the fleet's fault, not
-    the caller's.
+    `expected` are the configured models. If no engine serves one of them, a call for it fails with `NoEngineError`: the
+    fleet is at fault, not the caller.
     """
 
     def __init__(self, engines: Mapping[str, FleetEngine], expected: Collection[str]) -> None:
@@ -23,7 +23,7 @@ class ServedModels:
 
     @property
     def names(self) -> set[str]:
-        """Every model that an engine of the fleet is known to serve, up or not."""
+        """Every model that an engine of the fleet is known to serve. The engine may be down."""
         return {model for engine in self._engines.values() for model in engine.models}
 
     def refresh(self) -> None:
@@ -33,7 +33,7 @@ class ServedModels:
         }
 
     def eligible(self, model: str) -> list[EngineView]:
-        """The engines that are up and serve `model`, at least one. Raises as `check` does."""
+        """The engines that are up and serve `model`, at least one. Raises the errors of `check`."""
         self.check(model)
         return self._eligible[model]
 

@@ -46,7 +46,7 @@ class Generated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallRunner:
-    """The parts of the gateway that a call needs. `tasks` has a task a running call; the gateway ends them at stop."""
+    """The parts of the gateway that a call needs. `tasks` holds the task of each running call."""
 
     executor: Executor
     reader: CallReader
@@ -71,11 +71,11 @@ class ChainedCall(ABC):
 
     @abstractmethod
     def take_back(self) -> bool:
-        """Discard a failed delivery's answer, so that the call can be retried; False if a client has seen it."""
+        """Discard the answer of a failed delivery before a retry; False if a client has seen a part of it."""
 
     @abstractmethod
     def on_failed(self, error: PlaitError) -> None:
-        """The call ended without an engine's answer. Its clients may still wait for one."""
+        """The call failed. Clients that still wait for its answer get `error`."""
 
     def on_ready(self, ready: ReadyCall) -> None:
         """Start the call's task: its inputs have values."""
@@ -109,9 +109,9 @@ class ChainedCall(ABC):
     async def deliver(self, delivery: Delivery, send: Send) -> str:
         """Deliver the call until an engine answers it in full; return that engine's id.
 
-        A call that an engine failed is retried on another engine, or on the same one if there is no other. It gets at
-        most `max_attempts`, and no retry once a client has seen part of its answer. Raises `BrokenCallError` or
-        `PlaitError`.
+        If an engine fails, the call is retried on another engine, or on the same one if there is no other. It is tried
+        at most `max_attempts` times, and not again once a client has seen a part of its answer. Raises
+        `BrokenCallError` or `PlaitError`.
         """
         attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Outcome]()
         while True:
@@ -145,9 +145,9 @@ class ChainedCall(ABC):
         except asyncio.CancelledError:
             self._end(FailureCause(message="the gateway has stopped"), EngineError("The gateway has stopped."))
             raise
-        finally:  # `_end` has no effect here unless an unforeseen exception is on its way
-            unforeseen = EngineError("The call was given up because of an internal error.")
-            self._end(FailureCause(message="an internal error"), unforeseen)
+        finally:  # `_end` has no effect here unless an unforeseen exception was raised
+            unforeseen = EngineError("The call failed because of an internal error of the gateway; see its log.")
+            self._end(FailureCause(message="an internal error of the gateway"), unforeseen)
 
     def _end(self, cause: FailureCause | None, error: PlaitError | None) -> None:
         """Tell the executor and the clients how the call ended. Only the first call has an effect."""

@@ -1,8 +1,8 @@
 """Chained calls over HTTP: requests with `plait-inputs` or `plait-output`.
 
-A request is held until its inputs have values. Then its call runs, its text becomes the output's value, and the client
-gets the answer. This is the asyncio shell of `executor`. A held call has no task. Its client's request waits for the
-answer.
+A request is held until its inputs have values. Then its call runs. The client gets the answer, and the answer's text
+becomes the output's value. This is the asyncio shell of `executor`. A held call has no task. Its client's request waits
+for the answer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AnsweredCall(ChainedCall):
         """Put the values into the prompt, then deliver the call."""
         runner, call, asked = self.runner, self.call, self._asked
         assert asked is not None, "a call runs once"
-        self._asked = None  # the call is kept longer than its body is needed
+        self._asked = None  # frees the body: a session may keep the call long after it ran
         body, request = fill_in(asked.incoming.body, asked.request, ready.values)
         incoming = replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
         promised = msgspec.structs.replace(asked.annotations, slo=ready.slo or Slo(), objective=ready.objective)
@@ -70,7 +70,7 @@ class AnsweredCall(ChainedCall):
             await self.deliver(delivery, self.answer.send)
 
     def take_back(self) -> bool:
-        """Discard the answer, unless a client has been sent some of it."""
+        """Discard the answer; False if a client has been sent a part of it."""
         return self.answer.take_back()
 
     def on_failed(self, error: PlaitError) -> None:
@@ -78,7 +78,7 @@ class AnsweredCall(ChainedCall):
         self.answer.fail(error)
 
     def _keep_answer(self) -> None:
-        """Keep the answer for a repeated request, while values leave room for it."""
+        """Keep the answer for a repeated request if the tenant's limits allow it; otherwise drop it."""
         if not self.runner.executor.keeps(self.session, self.answer.size_bytes):
             self.answer.drop()
 
@@ -104,7 +104,7 @@ class ChainedCalls:
             self._expiry.cancel()
         tasks = list(self.runner.tasks)
         for session in list(self.executor.sessions):
-            self.executor.end(session, "has ended with the gateway")
+            self.executor.end(session, "has ended because the gateway has stopped")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *([self._expiry] if self._expiry else []), return_exceptions=True)
@@ -119,7 +119,7 @@ class ChainedCalls:
     ) -> None:
         """Hold a request until its inputs have values, and answer it. Raises `PlaitError` before the first byte."""
         if annotations.session is None:
-            message = "'plait-inputs' and 'plait-output' are names in a session: send 'plait-session' as well."
+            message = "'plait-inputs' and 'plait-output' name variables of a session: send 'plait-session' as well."
             raise CallerError(message, param="plait-session")
         self.runner.reader.router.models.check(request.model)
         session = self.executor.sessions.open(incoming.tenant, annotations.session, incoming.arrived_s)
@@ -142,7 +142,7 @@ class ChainedCalls:
             return owner
         assert isinstance(first.owner, AnsweredCall), "fingerprints tell routes apart"
         if not first.owner.answer.kept:
-            message = "This call has run already, and its answer is not kept any more: get its output instead."
+            message = "This call has already run, and its answer was not kept; get the value of its output instead."
             raise ConflictError(message, code="double_producer", param="plait-output")
         first.clients += 1
         return first.owner
@@ -157,7 +157,8 @@ def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> Hel
     incoming, request, annotations = asked
     wanted = annotations.output
     if wanted is not None and (request.choices > 1 or not request.single_prompt):
-        raise CallerError("A call with 'plait-output' has one completion: one prompt, and 'n' of 1.", param="n")
+        message = "A call with 'plait-output' must have one completion: send one prompt, and 'n' of 1 or no 'n'."
+        raise CallerError(message, param="n")
     transform = parse(wanted.transform) if wanted is not None and wanted.transform is not None else None
     return HeldCall(
         session.unused_id(incoming.request_id),

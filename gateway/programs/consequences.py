@@ -18,7 +18,10 @@ from plait.policy.programs.request_graph_state import Cause
 from plait.policy.programs.variable_prefix import NO_OUTLINE
 
 Prediction = Callable[[str, int, int | None], float]
-"""Predicts the seconds that a call takes alone on an engine: model, prompt tokens, output limit (None: no limit)."""
+"""Predicts the seconds that a call takes alone on an engine.
+
+Its arguments are the model, the prompt tokens and the output limit (None: no limit).
+"""
 
 
 class Consequences:
@@ -34,7 +37,7 @@ class Consequences:
         self._cancelling = False
 
     def predict(self, call: HeldCall, input_characters: int = 0) -> None:
-        """Set the call's `predicted_s`. `input_characters` is the length of the inputs that are known by now."""
+        """Set the call's `predicted_s`. `input_characters` is the total length of its known inputs."""
         tokens = call.prompt_tokens + input_characters // CHARACTERS_PER_TOKEN
         call.predicted_s = self._predicted_s(call.model, tokens, call.output_tokens)
 
@@ -64,18 +67,18 @@ class Consequences:
             self.cancel_unwanted([call for call in producers if call is not None], now_s)
 
     def run(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> None:
-        """Start ready calls with their objectives. They are no longer gathering."""
+        """Start ready calls, which have stopped gathering, with their objectives."""
         self._tell_ready(self._promised(session, calls, now_s))
 
     def marked(self, session: Session, changed: Iterable[str], now_s: float) -> None:
-        """Run the gathering calls among `changed`: their objective is deduced now."""
+        """Run the gathering calls among `changed`: their objectives have now been deduced."""
         self.run(session, self._gathering.joined(session, changed), now_s)
 
     def cancel_unwanted(self, calls: Iterable[HeldCall], now_s: float) -> None:
         """Cancel each of `calls` that no client, call or getter waits for, then look at its producers."""
         self._to_look_at += calls
         if self._cancelling:
-            return  # a cancelled call adds its producers to the list: a loop, not recursion, as chains may be long
+            return  # the outer call's loop takes them: recursion would be too deep for a long chain
         self._cancelling = True
         try:
             while self._to_look_at:
@@ -117,7 +120,7 @@ class Consequences:
                 getter.on_failed(answer)
 
     def _ready(self, session: Session, effects: Effects, now_s: float) -> list[HeldCall]:
-        """The calls that may start now and do not gather. Their times count from now on (docs/design/clocks.md)."""
+        """The calls that may start now and do not gather. Their times count from `now_s` (docs/design/clocks.md)."""
         calls = [session.calls[call_id] for call_id in effects.ready]
         for call in calls:
             call.ready_s = now_s

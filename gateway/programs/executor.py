@@ -2,8 +2,8 @@
 
 A synchronous core. Each event carries its time (`now_s`, any monotonic clock). The executor updates its state first and
 then calls `CallOwner` and `Getter`. They may call the executor again. In the gateway its asyncio shell is
-`chained_calls`. A simulator can drive it in virtual time. Events of a call that has ended, or whose session has ended,
-change nothing.
+`chained_calls`. A simulator can drive it in virtual time. An event of an ended call or an ended session changes
+nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from plait.policy.programs.request_graph_state import Cause, GraphError
 
 
 class Executor:
-    """The sessions' calls and variables. `predicted_s` predicts how long a call takes, for its share of an objective.
+    """The sessions' calls and variables.
 
-    `at` schedules an event at a time.
+    `predicted_s` predicts how long a call takes; a call's share of an objective depends on it. `at` schedules an event.
     """
 
     def __init__(self, limits: SessionsConfig, predicted_s: Prediction, at: At) -> None:
@@ -31,7 +31,7 @@ class Executor:
         self._after = Consequences(predicted_s, limits.gather_ms / 1e3, at)
         self.variables = Variables(self.sessions, self._after)
 
-    # A call's way.
+    # Events of a call.
 
     def repeated(self, session: Session, call: HeldCall) -> HeldCall | None:
         """The call that `call` repeats: the producer of the same variable, with the same fingerprint."""
@@ -42,8 +42,8 @@ class Executor:
     def add(self, session: Session, call: HeldCall, now_s: float) -> None:
         """A call arrives. Its owner's `on_ready` is called once it is ready, possibly at once.
 
-        A call may produce a variable that has failed; the variable starts again. Raises `ConflictError` for a second
-        producer or a cycle, `LimitError` or `ValueTooLargeError` for a call beyond the tenant's limits, and
+        The call may produce a variable that failed before; the earlier failure is forgotten. Raises `ConflictError` for
+        a second producer or a cycle, `LimitError` or `ValueTooLargeError` for a call beyond the tenant's limits, and
         `FailedDependencyError` if an input has failed.
         """
         names = [output.variable for output in call.outputs]
@@ -87,7 +87,7 @@ class Executor:
         session, output = self._after.homes.get(call), call.output
         if session is None:
             return
-        assert output is not None, "the graph has as many outputs"
+        assert output is not None, "the graph and the call have the same outputs"
         size_bytes, problem = self.sessions.check_value(session, value)
         if problem is not None:
             raise problem
@@ -105,7 +105,7 @@ class Executor:
             self._after.apply(session, session.graph.finish(call.call_id), now_s)
 
     def fail(self, call: HeldCall, what: FailureCause | str, now_s: float) -> None:
-        """A call ended without all of its outputs, because of `what`. Its owner knows already and gets no callback."""
+        """A call failed because of `what`. Its owner reports the failure here, so it gets no callback."""
         session = self._after.homes.get(call)
         if session is not None:
             effects = session.graph.fail(call.call_id, what)
@@ -113,7 +113,7 @@ class Executor:
             self._after.apply(session, effects, now_s)
 
     def keeps(self, session: Session, size_bytes: int) -> bool:
-        """Whether an answer of this size may be kept for a repeated request. If so, it is added to the held bytes.
+        """Whether an answer of this size may be kept for a repeated request. If so, the tenant's held bytes grow by it.
 
         An answer is kept only if the tenant's sessions then hold at most half of `max_held_bytes`.
         """
@@ -154,7 +154,10 @@ class Executor:
         assert self._after.homes == {call: session for session in self.sessions for call in session.calls.values()}
 
     def _show(self, call: HeldCall, text: str | None) -> None:
-        """Stream text to the current output's getters, unless it has a transform (None: the text begins again)."""
+        """Stream text to the getters of the current output, unless the output has a transform.
+
+        None tells them that the text begins again.
+        """
         session = self._after.homes.get(call)
         if session is not None and call.output is not None and call.output.transform is None:
             for getter in session.getters.get(call.output.variable, ()):

@@ -10,8 +10,8 @@ import msgspec
 class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
     """One link of a chain of causes. Fields that are not known are None.
 
-    `call` is the call's id, `engine` the engine that failed it, `transform` the transform that refused its text, and
-    `variable` the variable that failed with it. `message` is for people.
+    `call` is the id of the call that failed. `engine` is the engine at fault. `transform` is the transform that refused
+    the call's text. `variable` is an output that failed with the call. `message` is for people.
     """
 
     call: str | None = None

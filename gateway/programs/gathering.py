@@ -1,8 +1,8 @@
-"""The gathering moment: a call that could run at once waits a little for the rest of its program.
+"""Gathering: a call that could run at once waits a short time for the rest of its program.
 
 An application sends all its calls together. The first call is ready before the gateway knows the calls that depend on
-it, so its objective cannot be deduced yet. Without the wait, the head of the critical path would run as if nobody
-waited for it.
+it, so its objective cannot be deduced yet. Without the wait, the first call of the critical path would run without an
+objective.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plait.policy.types import Slo
 
 
 class Gathering:
-    """The calls that gather. `end` is called for each call when its `moment_s` is over (0: no call gathers)."""
+    """The calls that gather. A call gathers for at most `moment_s`; then `end` is called (0: no call gathers)."""
 
     def __init__(self, moment_s: float, at: At, end: Callable[[Session, list[HeldCall], float], None]) -> None:
         self._moment_s = moment_s
@@ -27,9 +27,9 @@ class Gathering:
         self._calls: set[HeldCall] = set()
 
     def takes(self, session: Session, call: HeldCall, now_s: float) -> bool:
-        """Whether a call that is ready on arrival gathers; if so, it starts to.
+        """Start gathering a call that is ready on arrival, if it has outputs but no objective, given or deduced.
 
-        It gathers if it has outputs, and no objective is given or deduced for it.
+        Returns whether the call gathers.
         """
         if not self._moment_s or not call.outputs or call.objective is not None or call.slo not in (None, Slo()):
             return False
@@ -40,7 +40,7 @@ class Gathering:
         return True
 
     def joined(self, session: Session, changed: Iterable[str]) -> list[HeldCall]:
-        """The session's gathering calls whose deduction `changed`. They stop gathering."""
+        """End the gathering of the session's calls whose deductions `changed`; returns those calls."""
         if not self._calls:
             return []
         joined = [call for call_id in changed if (call := session.calls.get(call_id)) in self._calls]

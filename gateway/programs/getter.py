@@ -1,4 +1,4 @@
-"""Somebody who waits for a semantic variable (Parrot's get)."""
+"""A getter: one client's wait for a semantic variable (Parrot's get)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from plait.policy.types import Slo
 
 @dataclass(slots=True, eq=False)
 class Getter:
-    """One wait for one variable. `mark` is the objective that the caller asks for (None: none).
+    """One wait for one variable. `mark` is the objective that the client asks for (None: none).
 
-    One of `on_value` and `on_failed` is called, once, unless the getter is released before. `on_delta` receives the
-    text as it is generated, if the variable has no transform. It receives None when the text begins again. `since_s` is
-    when the job began; the JCT counts from there.
+    Either `on_value` or `on_failed` is called once, unless the getter is released first. `on_delta` receives the text
+    as it is generated, if the variable has no transform. It receives None when the text begins again. The JCT counts
+    from `since_s`, when the job began (None: it has not begun).
     """
 
     variable: str
@@ -28,10 +28,10 @@ class Getter:
 
     @property
     def jct_s(self) -> float | None:
-        """The JCT that was asked for, in seconds; None if none was."""
+        """The JCT that the client asks for, in seconds; None if it asks for none."""
         return self.mark.jct_s if isinstance(self.mark, Slo) else None
 
     def left_s(self, now_s: float) -> float | None:
-        """The seconds left of the JCT; all of it before the job has begun."""
+        """The seconds left of the JCT: the whole JCT before the job begins; None without a JCT."""
         jct_s = self.jct_s
         return jct_s if jct_s is None or self.since_s is None else jct_s - (now_s - self.since_s)

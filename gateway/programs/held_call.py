@@ -1,4 +1,4 @@
-"""A call of a session as its executor sees it: inputs, outputs, and the owner that runs it."""
+"""A call of a session as the executor sees it: inputs, outputs, and the owner that runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.policy.types import Objective, Slo, TaskGroup
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A variable that a call produces, and the transform from the completion's text to its value (None: none)."""
+    """A variable that a call produces. `transform` turns the completion's text into its value (None: no change)."""
 
     variable: str
     transform: Transform | None = None
@@ -45,17 +45,17 @@ class CallOwner(Protocol):
         """The call's inputs have values: it may be started."""
 
     def on_broken(self, error: PlaitError) -> None:
-        """The call has ended, whatever it was doing: an input failed, it was cancelled, or its session ended."""
+        """The call was ended in whatever state it was: an input failed, it was cancelled, or its session ended."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldCall:
     """One call. `outputs` are in the order in which it produces them. `slo` and `objective` are its own annotations.
 
-    `prompt_tokens` (without the inputs) and `output_tokens` (None: no limit) are guesses, for `predicted_s`. `outline`
-    is the outline of its prompt, kept until the call ends. `held_bytes` is the memory that it holds. `fingerprint` is
-    equal for a request and its repetition; None if it may not be repeated. `clients` counts the clients that asked for
-    it and have not gone. `pieces` is the current output's text so far.
+    `prompt_tokens` (without the inputs) is a guess and `output_tokens` is the output limit (None: no limit); they are
+    used for `predicted_s`. `outline` is the outline of the prompt, kept until the call ends. `held_bytes` is the memory
+    that the call holds. `fingerprint` is equal for a request and its repetition; None if the request may not be
+    repeated. `clients` counts the clients that wait for the call. `pieces` is the current output's text so far.
     """
 
     call_id: str

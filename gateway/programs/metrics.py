@@ -20,23 +20,23 @@ class ProgramMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._hold = Histogram(
             "plait_hold_seconds",
-            "Arrival of a call with inputs until they all have values",
+            "Time from the arrival of a call with inputs until all of them have values",
             buckets=HOLD_BUCKETS_S,
             registry=registry,
         )
         self._retries = Counter(
             "plait_retries",
-            "Chained calls that were tried again because this engine failed them",
+            "Retries of chained calls, by the engine that failed",
             ["model", "engine"],
             registry=registry,
         )
 
     def held(self, hold_s: float) -> None:
-        """A call with inputs became ready."""
+        """Record how long a call was held until its inputs had values."""
         self._hold.observe(hold_s)
 
     def tried_again(self, model: str, engine_id: str) -> None:
-        """A chained call that an engine failed is about to be retried."""
+        """Count a retry of a chained call by the engine that failed."""
         self._retries.labels(model, engine_id).inc()
 
 
@@ -54,7 +54,7 @@ class SessionCollector(Collector):
             "semantic_variables": ("Semantic variables", sum(tenant.variables for tenant in tenants)),
             "held_calls": ("Calls that wait for inputs", sum(tenant.waiting_calls for tenant in tenants)),
             "held_bytes": (
-                "Values, bodies of calls that have not ended, and answers kept for repetitions",
+                "Bytes of values, of bodies of calls that have not ended, and of answers kept for repeated requests",
                 sum(tenant.held_bytes for tenant in tenants),
             ),
         }

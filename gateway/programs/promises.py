@@ -21,7 +21,7 @@ Group = tuple[TaskGroup, float]
 
 
 def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
-    """Each ready call with its values and objectives. Its times count from when it became ready."""
+    """Each ready call with its values and objectives. Its times count from the moment at which it became ready."""
     shares = _jct_shares(session, calls, now_s)
     group_of = cache(partial(_group, session))
     return [(call, _promised(session, call, group_of, shares.get(call.call_id))) for call in calls]
@@ -47,7 +47,7 @@ def _group(session: Session, stage: Stage) -> Group:
 
 
 def _jct_shares(session: Session, calls: Iterable[HeldCall], now_s: float) -> dict[str, float]:
-    """Each call's share, in seconds, of the JCTs that getters ask for; the tightest of several."""
+    """Each call's share, in seconds, of the JCTs that getters ask for. Of several shares, the shortest counts."""
 
     def left_s(variable: str) -> float:
         return min(left_s for getter in session.getters[variable] if (left_s := getter.left_s(now_s)) is not None)

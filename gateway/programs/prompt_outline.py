@@ -18,7 +18,7 @@ from plait.policy.programs.variable_prefix import Constant, Outline, Segment
 
 
 def outline_of(request: ChatRequest | CompletionRequest, inputs: Iterable[str]) -> Outline:
-    """The outline of a request, where `{{name}}` in a text is the variable of that name, for each of `inputs`.
+    """The outline of a request. `{{name}}` in a text is the variable of that name if the name is one of `inputs`.
 
     A segment ends at a variable and at the end of a message. Raises `CallerError` for an invalid prompt.
     """
@@ -26,7 +26,7 @@ def outline_of(request: ChatRequest | CompletionRequest, inputs: Iterable[str]) 
 
 
 def _segments(request: ChatRequest | CompletionRequest, inputs: frozenset[str]) -> Iterator[Segment]:
-    """The segments of the request's first prompt: a call is placed by that one."""
+    """The segments of the request's first prompt, which alone decides the placement."""
     if isinstance(request, CompletionRequest):
         prompt = request.prompts()[0]
         yield from _split(prompt if isinstance(prompt, str) else _text(prompt), inputs)

@@ -24,7 +24,7 @@ class RecordedAnswer:
     def __init__(self) -> None:
         self.size_bytes = 0
         self._held_back = False
-        self._seen = False  # whether a client got more of it than comments
+        self._seen = False  # whether a client has been sent more than comments
         self._messages: list[Message] = []
         self._ended = False
         self._error: PlaitError | None = None
@@ -48,7 +48,7 @@ class RecordedAnswer:
         self._wake()
 
     def take_back(self) -> bool:
-        """Discard the recording, so that it can start again; False if a client has been sent some of it."""
+        """Discard the recording, so that it can start again; False if a client has been sent a part of it."""
         if self._seen:
             return False
         self._messages.clear()
@@ -70,10 +70,10 @@ class RecordedAnswer:
         self._messages = []
 
     async def follow(self, send: Send, headers: Headers, keep_alive_s: float | None = None) -> None:
-        """Send the answer on as it comes. Raises `PlaitError` only while nothing has been sent.
+        """Send the answer to a client as it comes. Raises `PlaitError` only while nothing has been sent.
 
-        `keep_alive_s` is given for a stream. Whenever nothing has come for that long, a comment is sent; before the
-        first one, the response starts with `headers`.
+        `keep_alive_s` is given for a stream. Until the answer begins, a comment is sent every `keep_alive_s`. The first
+        comment starts the response, with `headers`.
         """
         messages, index, begun, refused = self._messages, 0, False, False
         try:
@@ -97,7 +97,7 @@ class RecordedAnswer:
             await send({"type": "http.response.body", "body": _event(error.body())})
 
     async def _arrival(self, messages: list[Message], index: int) -> None:
-        """Return when message number `index` has come; raises the error that the answer failed with."""
+        """Wait until message number `index` has come; raises the error that the answer failed with."""
         while len(messages) <= index or self._held_back:
             if self._error is not None:
                 raise self._error
@@ -124,5 +124,5 @@ async def _keep_alive(send: Send, headers: Headers, *, begun: bool) -> None:
 
 
 def _event(body: bytes) -> bytes:
-    """A JSON body as an event."""
+    """The server-sent event that carries a JSON body."""
     return b"data: %b\n\n" % b" ".join(body.splitlines())

@@ -19,24 +19,24 @@ from plait.policy.programs.request_graph_state import (
 )
 
 SHOWN_CAUSES = 2 * (FURTHEST_CAUSES - 1)
-"""The longest chain that is shown in full. A longer one loses its middle: a chain can be as long as the graph is deep.
+"""The longest chain of causes that is shown in full. The middle of a longer chain is left out.
 
-The far half needs one cause more than it shows: that cause names the variable of the first one shown.
+The graph keeps one more of the furthest causes than are shown: it names the variable of the first one shown.
 """
 
 
 def failure_causes(cause: Cause, variable: str | None = None) -> list[FailureCause]:
-    """A chain of causes, the nearest first and the root last. `variable` failed with the nearest one."""
+    """A chain of causes, the nearest first and the root last. `variable` is the output that failed with the nearest."""
     if cause.length <= SHOWN_CAUSES:
         return _linked(list(cause), variable)
     shown = SHOWN_CAUSES // 2
-    between = FailureCause(message=f"{cause.length - SHOWN_CAUSES} more calls failed for want of an input")
+    between = FailureCause(message=f"{cause.length - SHOWN_CAUSES} more calls failed because an input failed")
     nearest = _linked(list(islice(cause, shown)), variable)
     return [*nearest, between, *_linked(cause.furthest, None)[-shown:]]
 
 
 def input_failed(cause: Cause) -> FailedDependencyError:
-    """The error of a call that will never run because of this cause."""
+    """The error of a call that cannot run because an input failed."""
     causes = failure_causes(cause)
     return FailedDependencyError(f"This call cannot run: {chain_text(causes)}.", causes, code="input_failed")
 
@@ -55,10 +55,10 @@ def variable_failed(variable: str, cause: Cause) -> FailedDependencyError:
 
 
 def text_changed(variable: str) -> EngineError:
-    """The error for a getter that has streamed a text's beginning, if a retry then generates a different text."""
+    """The error for a getter that has streamed the beginning of a text before a retry generates a different text."""
     message = (
-        f"The engine that generated '{variable}' has failed, and the text that another engine generates differs from "
-        "what was streamed; get the variable again."
+        f"The engine that generated '{variable}' has failed. The text of the retry differs from the text streamed so "
+        "far; get the variable again."
     )
     return EngineError(message, code="text_changed", param="semantic_var_id")
 
@@ -67,7 +67,7 @@ def refused(error: GraphError) -> PlaitError:
     """The error for a request that contradicts the graph."""
     match error:
         case DoubleProducerError():
-            message = f"The variable '{error.variable}' is produced by {error.first} already."
+            message = f"The variable '{error.variable}' already has a producer, {error.first}; use another name."
             return ConflictError(message, code="double_producer", param="plait-output")
         case CycleError():
             message = f"The call would wait for its own output: {' -> '.join(error.path)}."
@@ -77,11 +77,12 @@ def refused(error: GraphError) -> PlaitError:
 
 def too_many(what: str, limit: int, code: str) -> PlaitError:
     """The error for a request beyond one of the tenant's limits."""
-    return LimitError(f"There are {limit:,} {what} already, the most that a tenant may have at once.", code=code)
+    message = f"A tenant may have {limit:,} {what} at once; end sessions that are not needed, or try again later."
+    return LimitError(message, code=code)
 
 
 def _linked(chain: Sequence[Cause], variable: str | None) -> list[FailureCause]:
-    """Each link with the variable that failed with it: the input that the link before it lacks."""
+    """Each link with the variable that failed with it: the failed input of the link before."""
     linked = []
     for link in chain:
         known = link.what if isinstance(link.what, FailureCause) else FailureCause(message=str(link.what))

@@ -22,7 +22,7 @@ from plait.policy.programs.request_graph_state import CallState, VariableState
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """The sessions of one API key, and their sums."""
+    """The sessions of one API key, and totals over them."""
 
     name: str
     sessions: dict[str, Session] = field(default_factory=dict)
@@ -35,8 +35,8 @@ class Session:
     """One session: its graph, the deductions from it, and the texts.
 
     `calls` holds the calls that have not ended, by id. `outputs` maps each variable with a producer to the call that
-    produces it, so that a repeated call is recognised (None: the client set it, or it failed). `getters` holds the
-    getters that wait for each variable.
+    produces or produced it (None: the client set it, or it failed); a repeated call is recognised by it. `getters`
+    holds the getters of each variable that is awaited.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Session:
         self.session_id = session_id
         self.ttl_s = ttl_s
         self.created_s = self.touched_s = now_s
-        self.due_s = float("inf")  # the next time to check whether it has expired
+        self.due_s = float("inf")  # when to check next whether the session has expired
         self.ended = False
         self.graph = RequestGraph()
         self.deductions = Deductions(self.graph.view, self._predicted_s)
@@ -78,7 +78,7 @@ class Session:
 
     @property
     def expires_s(self) -> float:
-        """The time at which it expires if nothing happens in it until then."""
+        """When the session expires if nothing happens in it before."""
         return self.touched_s + self.ttl_s
 
     @property
@@ -87,17 +87,17 @@ class Session:
         return bool(self.getters or self.graph.view.ready_calls or self.graph.view.running_calls)
 
     def state_of(self, variable: str) -> VariableState:
-        """A variable's state. A variable that nobody has named is empty."""
+        """A variable's state. An unknown variable is empty."""
         return self.graph.view.variable_state(variable) or VariableState.EMPTY
 
     def variables(self) -> Iterator[str]:
-        """Every variable that somebody has named, those with a producer first."""
+        """The variables with a producer, then the other inputs of calls that have not ended."""
         yield from self.outputs
         awaited = dict.fromkeys(name for call in self.calls.values() for name in call.inputs)
         yield from (name for name in awaited if name not in self.outputs)
 
     def unused_id(self, call_id: str) -> str:
-        """`call_id`; while another call has that id, `call_id` with a number behind it."""
+        """`call_id`, with a number appended if another call that has not ended has that id."""
         if call_id not in self.calls:
             return call_id
         return next(numbered for n in count(2) if (numbered := f"{call_id}-{n}") not in self.calls)
@@ -116,7 +116,7 @@ class Session:
                 del self.outputs[name]
 
     def account(self, more_bytes: int = 0) -> None:
-        """Bring the tenant's sums up to date. The held texts and bodies have grown by `more_bytes`."""
+        """Update the tenant's totals. The held texts and bodies have grown by `more_bytes`."""
         view, tenant = self.graph.view, self.tenant
         tenant.variables += view.variables - self._variables
         tenant.waiting_calls += view.waiting_calls - self._waiting_calls
@@ -204,7 +204,7 @@ class Sessions:
         session = None if owner is None else owner.sessions.get(session_id)
         if session is None:
             raise NotFoundError(
-                f"There is no session '{session_id}': it was never made, was deleted, or has expired.",
+                f"There is no session '{session_id}': it was never made, was deleted, or has expired. Make a new one.",
                 code="session_not_found",
                 param="session_id",
             )
@@ -240,7 +240,7 @@ class Sessions:
     def check_room(
         self, session: Session, *, variables: int = 0, waiting_calls: int = 0, held_bytes: int = 0
     ) -> PlaitError | None:
-        """The error if the tenant's limits do not allow this much more; None if they do."""
+        """The error if this much more would exceed the tenant's limits; None if it would not."""
         limits, tenant = self.limits, session.tenant
         if variables and tenant.variables + variables > limits.max_variables:
             return too_many("semantic variables", limits.max_variables, "too_many_variables")
@@ -248,8 +248,8 @@ class Sessions:
             return too_many("waiting calls", limits.max_waiting_calls, "too_many_waiting_calls")
         if tenant.held_bytes + held_bytes > limits.max_held_bytes:
             return ValueTooLargeError(
-                f"{held_bytes:,} bytes more would go beyond the {limits.max_held_bytes:,} that a tenant's sessions may "
-                "hold of values and waiting calls; end sessions that are not needed any more."
+                f"{held_bytes:,} more bytes would exceed the {limits.max_held_bytes:,} bytes of values, calls and "
+                "answers that a tenant's sessions may hold; end sessions that are not needed any more."
             )
         return None
 
@@ -269,7 +269,7 @@ class Sessions:
         """A value's length in bytes of UTF-8, and the error if the limits do not allow it."""
         size_bytes = len(value) if value.isascii() else len(value.encode())
         if size_bytes > self.limits.max_value_bytes:
-            message = f"The value has {size_bytes:,} bytes, more than the {self.limits.max_value_bytes:,} allowed."
+            message = f"The value has {size_bytes:,} bytes; at most {self.limits.max_value_bytes:,} are allowed."
             return size_bytes, ValueTooLargeError(message)
         return size_bytes, self.check_room(session, held_bytes=size_bytes)
 
@@ -292,7 +292,7 @@ class Sessions:
             assert tenant.waiting_calls == sum(session.graph.view.waiting_calls for session in sessions)
             texts = sum(len(text.encode()) for session in sessions for text in session.values.values())
             bodies = sum(call.held_bytes for session in sessions for call in session.calls.values())
-            assert tenant.held_bytes >= texts + bodies, "what repetitions are answered from comes on top"
+            assert tenant.held_bytes >= texts + bodies, "answers kept for repeated requests count too"
         assert self._count == len(list(self)) == len({id(entry[2]) for entry in self._due if not entry[2].ended})
         for session in self:
             session.check()

@@ -1,7 +1,7 @@
 """A submitted prompt: constant texts, inputs and outputs in order, run as fill / generate / fill / generate.
 
-This is Parrot's interface for whole prompts (sections 4.1 and 7), also over the messages of a chat. Each output is
-generated from the text before it, on the engine that already has that text in its cache.
+This is Parrot's interface for whole prompts (sections 4.1 and 7). The prompt may also be the messages of a chat. Each
+output is generated from the text before it, on the engine that already has that text in its cache.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class Step:
 
 
 class Submission:
-    """A checked submitted prompt. Raises `CallerError` for a prompt that cannot run with any inputs."""
+    """A submitted prompt, checked. Raises `CallerError` if it could not run whatever its inputs are."""
 
     def __init__(self, raw: bytes) -> None:
         self.body = decode_body(raw, _DECODER)
         self._placeholders = {placeholder.name: placeholder for placeholder in self.body.placeholders}
         if len(self._placeholders) < len(self.body.placeholders):
-            raise _at_fault("two placeholders have the same name")
+            raise _at_fault("two placeholders have the same name; each name may be given once")
         self._fields = _forwarded(decode_body(raw, _FIELDS_DECODER))
         self.path = CHAT_PATH if self.body.chat else TEXT_PATH
         outputs = {placeholder.name for placeholder in self.body.placeholders if placeholder.in_out}
@@ -157,16 +157,18 @@ class Submission:
         found = {match[1] for message in messages for match in placeholders(message)}
         unused = self._placeholders.keys() - found
         if unused:
-            raise _at_fault(f"the prompt does not have {', '.join(sorted(unused))}")
+            raise _at_fault(
+                f"the prompt does not contain {', '.join(sorted(unused))}; write each as {{{{name}}}} in it"
+            )
 
     def _check_ends(self) -> None:
         if not self.steps:
-            raise _at_fault("none is an output: set 'in_out' to true for what is to be generated")
+            raise _at_fault("no placeholder is an output; set 'in_out' to true for each text to generate")
         first, behind = self.steps[0], self.steps[-1].turn + 1
         if self.body.chat and (first.turn, first.end) == (0, 0):
-            raise CallerError("messages[0] is generated: it needs a message before it.", param="messages")
+            raise CallerError("messages[0] begins with an output; put a message before it.", param="messages")
         if behind < len(self._turns):
-            message = f"messages[{behind}] comes after the last output: nothing would be generated for it."
+            message = f"messages[{behind}] comes after the last output, so it would have no effect; remove it."
             raise CallerError(message, param="messages")
 
 
@@ -177,13 +179,13 @@ def _messages(body: SubmitBody, outputs: Collection[str]) -> list[Message]:
     text without a role.
     """
     if (body.prompt is None) == (body.messages is None):
-        raise CallerError("A submission has either a 'prompt' or 'messages'.", param="prompt")
+        raise CallerError("A submission needs either 'prompt' or 'messages', and not both.", param="prompt")
     if body.messages is not None:
         if not body.chat:
-            raise CallerError("'messages' are a chat: 'chat' cannot be false.", param="chat")
+            raise CallerError("'chat' cannot be false with 'messages'; send 'prompt' for a raw prompt.", param="chat")
         for index, message in enumerate(body.messages):
             if not isinstance(message.get("role"), str):
-                raise CallerError(f"messages[{index}] has no role.", param="messages")
+                raise CallerError(f"messages[{index}] has no 'role'; give one, such as 'user'.", param="messages")
         return list(body.messages)
     assert body.prompt is not None
     if not body.chat:

@@ -1,4 +1,4 @@
-"""A submitted call on its way: one delivery an output, in order, on the same engine."""
+"""A submitted call on its way: one delivery for each output, in order, on the same engine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SubmittedCall(ChainedCall):
     async def run(self, ready: ReadyCall) -> None:
         """For each output: fill the prompt, then generate."""
         assert self._asked is not None, "a call runs once"
-        (sent, submission, annotations), self._asked = self._asked, None  # the call is kept longer than its body
+        (sent, submission, annotations), self._asked = self._asked, None  # frees the body: the call is kept longer
         values, texts, engine_id = dict(ready.values), dict[str, str](), None
         for number, step in enumerate(submission.steps):
             body, request = submission.request(step, values, texts)
@@ -68,15 +68,15 @@ class SubmittedCall(ChainedCall):
             engine_id, texts[step.name], values[step.output.variable] = generated
 
     def take_back(self) -> bool:
-        """Always possible: only streaming getters have seen text, and they get an error if the new text differs."""
+        """Always True: only streaming getters have seen text, and they get an error if the new text differs."""
         return True
 
     def on_failed(self, error: PlaitError) -> None:
-        """Nobody waits for the call itself; its outputs have failed."""
+        """No effect: clients wait for the outputs, not for the call, and the outputs have failed."""
 
 
 def _promised(annotations: Annotations, ready: ReadyCall, steps_left: int, now_s: float) -> Annotations:
-    """Each step has the call's TTFT and TPOT for itself, and an equal share of the call's remaining JCT."""
+    """A step's annotations: the call's TTFT and TPOT, and an equal share of the call's remaining JCT."""
     slo = ready.slo or Slo()
     if slo.jct_s is not None:
         left_s = slo.jct_s - (now_s - ready.ready_s)

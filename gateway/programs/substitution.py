@@ -1,4 +1,4 @@
-"""Semantic variables in prompts: `{{name}}` becomes the variable's text, for the names that are given."""
+"""Semantic variables in prompts: `{{name}}` becomes the variable's text if the name has a value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACEHOLDER = re.compile(rf"\{{\{{\s*({VARIABLE_NAME})\s*\}}\}}")
 def fill_in(
     body: bytes, request: ChatRequest | CompletionRequest, values: Mapping[str, str]
 ) -> tuple[bytes, ChatRequest | CompletionRequest]:
-    """A request's body and the request itself, with `values` in the contents of its messages or in its prompt.
+    """A request's body, and the request itself, with `values` filled into its messages or its prompt.
 
     Every other field stays as the client wrote it. Placeholders inside a value are not replaced.
     """
@@ -40,7 +40,7 @@ def replaced(text: str, values: Mapping[str, str]) -> str:
 
 
 def filled_message(message: Mapping[str, Any], values: Mapping[str, str]) -> Mapping[str, Any]:
-    """A chat's message with its texts replaced: its content, or the texts among the content's parts."""
+    """A chat message with its placeholders replaced: in its content, or in the texts among the content's parts."""
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [_part(part, values) for part in content]}

@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 class Turn:
     """A message, and the placeholders in it where text is generated: `outputs` maps their positions to their names.
 
-    Every other placeholder is replaced by its variable's value, also if the variable is an output.
+    Every other placeholder is replaced by its variable's value, even if the variable is an output.
     """
 
     message: Message
@@ -66,9 +66,9 @@ def placeholders(message: Message) -> Iterator[re.Match[str]]:
 
 def _check_place(message: Message, index: int, output: str) -> None:
     if message.get("role", "assistant") != "assistant":
-        said = f"{output} is an output in a message of the {message['role']}"
+        said = f"{output} is an output in a message with the role '{message['role']}'"
     elif not isinstance(message["content"], str):
         said = f"{output} is an output in a part of the content; the content has to be one text"
     else:
         return
-    raise CallerError(f"messages[{index}]: {said}; text is generated in messages of the assistant.", param="messages")
+    raise CallerError(f"messages[{index}]: {said}; outputs have to be in messages of the assistant.", param="messages")

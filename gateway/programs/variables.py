@@ -10,7 +10,7 @@ from plait.policy.programs.request_graph_state import GraphError
 
 
 class Variables:
-    """The part of the executor with which clients set and get variables."""
+    """The part of the executor through which clients set and get variables."""
 
     def __init__(self, sessions: Sessions, consequences: Consequences) -> None:
         self._sessions = sessions
@@ -46,7 +46,7 @@ class Variables:
         self._after.apply(session, effects, now_s)
 
     def get(self, session: Session, getter: Getter, now_s: float) -> None:
-        """Add a getter. A variable that is set or failed answers it at once. The variable may be unknown so far."""
+        """Add a getter. If the variable is set or failed, the getter is answered at once. It may be unknown so far."""
         session.touched_s = now_s
         variable = getter.variable
         if variable in session.values:

@@ -89,17 +89,17 @@ def test_places_that_agree_may_repeat_each_other() -> None:
         (
             {"slo-ttft-ms": 300},
             {"plait_slo_ttft_ms": "250"},
-            'plait-slo-ttft-ms is "250" but plait.slo-ttft-ms is 300; give one, or the same twice',
+            'plait-slo-ttft-ms is "250" but plait.slo-ttft-ms is 300; give one of them, or equal values',
         ),
         (
             None,
             {"x_slo_ttft_ms": "1", "plait_slo_ttft_ms": "2"},
-            'x-slo-ttft-ms is "1" but plait-slo-ttft-ms is "2"; give one, or the same twice',
+            'x-slo-ttft-ms is "1" but plait-slo-ttft-ms is "2"; give one of them, or equal values',
         ),
         (
             {"inputs": ["b", "a"]},
             {"plait_inputs": "a,b"},
-            'plait-inputs is "a,b" but plait.inputs is an array; give one, or the same twice',
+            'plait-inputs is "a,b" but plait.inputs is an array; give one of them, or equal values',
         ),
     ],
 )
@@ -127,7 +127,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
         'unknown annotation "plait.slo_ttft_ms"; did you mean plait.slo-ttft-ms?',
         "plait.slo_ttft_ms",
     )
-    assert "known are plait-session, plait-inputs, " in refusal(plait_="x").message
+    assert "the known annotations are plait-session, plait-inputs, " in refusal(plait_="x").message
 
 
 BAD_VALUES: list[tuple[str, object]] = [
@@ -186,7 +186,7 @@ def test_a_bad_value_is_refused_by_name(key: str, value: object) -> None:
     error = refusal({key: value})
     assert error.param == f"plait.{key}"
     assert error.message.startswith(f"plait.{key} is ")
-    assert "; accepted is " in error.message
+    assert "; it must be " in error.message
     if isinstance(value, str):
         raw = value.encode()
         with pytest.raises(CallerError, match=f"^plait-{key} is "):
@@ -195,9 +195,9 @@ def test_a_bad_value_is_refused_by_name(key: str, value: object) -> None:
 
 def test_a_refusal_shows_the_value_and_what_is_accepted() -> None:
     assert refusal(plait_slo_ttft_ms="soon").message == (
-        'plait-slo-ttft-ms is "soon"; accepted is a number of milliseconds above 0'
+        'plait-slo-ttft-ms is "soon"; it must be a number of milliseconds above 0'
     )
-    assert refusal(plait_objective="speed").message == 'plait-objective is "speed"; accepted is latency or throughput'
+    assert refusal(plait_objective="speed").message == 'plait-objective is "speed"; it must be latency or throughput'
     assert len(refusal(plait_session="x" * 10_000).message) < 200
 
 

@@ -73,7 +73,7 @@ def test_an_error_may_be_the_engines(code: int | str | None, failed: bool) -> No
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"choices": "none"}', b"\xff"])
 def test_what_is_no_completion(body: bytes) -> None:
-    assert read(body, stream=False)[1] == "its answer is not one of a completion"
+    assert read(body, stream=False)[1] == "its answer is not a completion"
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def test_a_report_in_other_blocks_is_refused_and_the_cache_estimated() -> None:
     router.report("a", report("ab", snapshot=True), 0.0)
     ended = router.book(call("abcd"), router.select(call("abcd")), 1.0)
     router.settle(ended, CallUsage(257, 1), 2.0)
-    with pytest.raises(ValueError, match="blocks of 96 tokens, the prefix tree has 64"):
+    with pytest.raises(ValueError, match="blocks of 96 tokens, but the prefix tree has blocks of 64"):
         router.report("a", report("zz", granularity=96), 3.0)
     engine = router.engines["a"]
     assert (engine.reports, engine.cursor, engine.view.free_tokens, list(engine.unconfirmed)) == (False, None, None, [])

@@ -163,7 +163,7 @@ def test_a_text_that_its_transform_refuses_is_a_failure_of_the_callers_choice(co
 
 def test_a_second_producer_is_refused_and_changes_nothing(core: Core) -> None:
     call = core.add("A", outputs=["a"])
-    with pytest.raises(ConflictError, match="produced by A") as caught:
+    with pytest.raises(ConflictError, match="already has a producer, A") as caught:
         core.add("B", outputs=["a"])
     assert caught.value.code == "double_producer"
     core.run(call, "text")

@@ -64,5 +64,5 @@ def test_the_middle_of_a_long_chain_is_left_out() -> None:
             continue
         half = SHOWN_CAUSES // 2
         assert shown == [*whole[:half], (None, None), *whole[-half:]]
-        assert causes[half].message == f"{length - SHOWN_CAUSES} more calls failed for want of an input"
+        assert causes[half].message == f"{length - SHOWN_CAUSES} more calls failed because an input failed"
         assert (causes[-1].engine, causes[-1].transform) == ("e1", "json")

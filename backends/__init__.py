@@ -1,1 +1,1 @@
-"""Everything on the engine side: client, cache-state format, cost profiles, the embedded engine."""
+"""The engine side: HTTP client, protocol, tokenizers, cost profiles, engine adapters, the embedded engine."""

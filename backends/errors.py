@@ -1,6 +1,6 @@
-"""The errors that a client can get, in OpenAI's shape: whose fault, which HTTP status, what to do about it.
+"""The errors that a client can get, in OpenAI's shape. Each says who is at fault and has an HTTP status.
 
-Both the gateway and the embedded engine answer with these. Library errors are translated into them where they arise.
+The gateway and the embedded engine answer with them. The code that calls a library translates the library's errors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 
 class PlaitError(Exception):
-    """The root: a message that a user can act on, and the other fields of OpenAI's error object.
+    """The base class: a message that a user can act on, and the other fields of OpenAI's error object.
 
     `param` names the field at fault, `code` is machine-readable, `retry_after_s` becomes a `Retry-After` header.
     """
@@ -36,7 +36,7 @@ class PlaitError(Exception):
         return {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
 
     def body(self) -> bytes:
-        """The error object as the body of an answer; inside a stream it is the data of an event."""
+        """The error object as the body of a response, or as the data of an event in a stream."""
         return msgspec.json.encode({"error": self.error_object})
 
 
@@ -48,7 +48,7 @@ class CallerError(PlaitError):
 
 
 class AuthenticationError(CallerError):
-    """No key, or one that is not known."""
+    """The API key is missing or unknown."""
 
     status = 401
     kind = "authentication_error"
@@ -96,21 +96,21 @@ class ConflictError(CallerError):
 
 
 class SessionEndedError(CallerError):
-    """The session was deleted or has expired, and what waited or ran in it was cancelled."""
+    """The session was deleted or has expired. Its waiting and running calls were cancelled."""
 
     status = 410
     default_code = "session_ended"
 
 
 class ValueTooLargeError(CallerError):
-    """A value that does not fit what a tenant's sessions may hold."""
+    """A value is above its limit, or the tenant's sessions would hold too many bytes of values and waiting calls."""
 
     status = 413
     default_code = "value_too_large"
 
 
 class FailedDependencyError(CallerError):
-    """A dependency of the request has failed. `causes` are the nearest first and the root last, ready for JSON."""
+    """A dependency of the request has failed. `causes` run from the nearest to the root, ready for JSON."""
 
     status = 424
     kind = "failed_dependency"
@@ -135,13 +135,13 @@ class LimitError(CallerError):
 
 
 class ContextLengthError(CallerError):
-    """The prompt, or the prompt and the output asked for, do not fit the model's context."""
+    """The prompt, alone or with the requested output, exceeds the model's context."""
 
     default_code = "context_length_exceeded"
 
 
 class UnsupportedError(CallerError):
-    """Valid, but not built yet: refused rather than ignored."""
+    """The request is valid, but Plait does not support it. It is refused rather than ignored."""
 
     status = 501
     default_code = "unsupported"
@@ -156,13 +156,13 @@ class EngineError(PlaitError):
 
 
 class EngineUnreachableError(EngineError):
-    """No connection to the engine: nothing of the request has run, so another engine may take it."""
+    """There is no connection to the engine. The request has not run, so another engine may take it."""
 
     default_code = "engine_unreachable"
 
 
 class EngineTimeoutError(EngineError):
-    """The engine took the request and then said nothing for too long."""
+    """The engine took the request and then sent nothing for too long."""
 
     status = 504
     default_code = "engine_timeout"

@@ -2,9 +2,10 @@
 
 See docs/design/residency.md.
 
-A report is the net change since the cursor: apply `removed`, then `stored`. With `snapshot` set it is the whole state
-and replaces earlier reports. A snapshot answers the first request, a request after a restart (a new `epoch`), and a
-cursor that the engine no longer remembers. Blocks are tree blocks, named by `plait.policy.prefix.block_hash`.
+A report is the net change since the cursor: apply `removed`, then `stored`. If `snapshot` is set, the report is the
+whole state and replaces earlier reports. The engine sends a snapshot to the first request, after a restart (a new
+`epoch`), and for a cursor that it no longer remembers. Blocks are tree blocks, named by
+`plait.policy.prefix.block_hash`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 
 EngineKind = Literal["embedded", "vllm", "sglang"]
-"""Which adapter reports: it decides how a call's annotations travel to the engine."""
+"""The adapter that reports. It decides how a call's annotations travel to the engine."""
 
 
 BlockHash = Annotated[int, msgspec.Meta(ge=0)]
@@ -22,14 +23,14 @@ BlockHash = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class StoredRun(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive stored blocks; the first follows `parent` (None: it is at the start of a prompt)."""
+    """Consecutive stored blocks. The first follows `parent`; None: it starts a prompt."""
 
     parent: BlockHash | None
     hashes: list[BlockHash]
 
 
 class KvState(msgspec.Struct, frozen=True):
-    """The KV cache in engine blocks: in all, empty, and with cached prefixes that no running call uses."""
+    """The KV cache in engine blocks: all, empty ones, and those with cached prefixes that no running call uses."""
 
     total_blocks: int
     free_blocks: int
@@ -46,7 +47,7 @@ class QueueState(msgspec.Struct, frozen=True):
 
 
 class IterationState(msgspec.Struct, frozen=True):
-    """The engine's last 128 iterations: mean and longest time, mean prefill chunk, and the token budget in force."""
+    """Mean and longest of the last 128 iteration times, mean of the last 128 prefill chunks, current token budget."""
 
     mean_s: float = 0.0
     max_s: float = 0.0
@@ -55,7 +56,7 @@ class IterationState(msgspec.Struct, frozen=True):
 
 
 class SchedulerState(msgspec.Struct, frozen=True):
-    """The local scheduler: its policy's name, the share of calls that met their SLO (None: none had one)."""
+    """The local scheduler: its name, the share of calls that met their SLO (None: no call had one), its preemptions."""
 
     policy: str = "fcfs"
     slo_attainment: float | None = None
@@ -63,7 +64,7 @@ class SchedulerState(msgspec.Struct, frozen=True):
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
-    """One report; `block_tokens` is the engine's block, `granularity_tokens` the tree block it reports in."""
+    """One report. `block_tokens` is the size of an engine block, `granularity_tokens` the size of a tree block."""
 
     engine: str
     kind: EngineKind
@@ -82,5 +83,5 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_free_tokens(self) -> int:
-        """Room that no cached block fills."""
+        """Tokens that fit into the empty blocks."""
         return self.kv.free_blocks * self.block_tokens

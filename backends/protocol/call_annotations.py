@@ -1,10 +1,7 @@
 """The gateway's annotations of a call for an engine: flat, optional `plait_*` keys among the body's extra parameters.
 
-This module both writes and reads them.
-
-vLLM takes these in `vllm_xargs`, SGLang in `custom_params`. None is a time stamp, because clocks differ.
-
-A bad value is ignored and counted: an annotation can make a call wait or hurry, but never fail.
+This module writes and reads them. vLLM takes them in `vllm_xargs`, SGLang in `custom_params`. No annotation is a time
+stamp, because clocks differ. A bad value is ignored and counted, so an annotation never fails a call.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import Any, TypeVar
 from plait.policy.types import Objective, Slo
 
 _log = logging.getLogger("vllm.plait")
-"""Below vLLM's own logger, whose handlers print it; in other engines, those of the root do."""
+"""A child of vLLM's logger, so that vLLM's handlers print it. In other engines the root's handlers do."""
 
 
 _PREFIX = "plait_"
@@ -32,7 +29,7 @@ _PRIORITY = "plait_priority"
 
 @dataclass(frozen=True, slots=True)
 class EngineAnnotations:
-    """`age_s`: how long the call had waited when it was sent; `cached_tokens`: what the gateway expects cached."""
+    """`age_s` is the call's age when it was sent. `cached_tokens` is how many the gateway expects to be cached."""
 
     age_s: float = 0.0
     slo: Slo | None = None
@@ -47,7 +44,7 @@ T = TypeVar("T")
 
 
 def to_parameters(annotations: EngineAnnotations) -> dict[str, str | float]:
-    """The annotations as parameters, without those that are not set.
+    """The annotations that are set, as parameters.
 
     Times are in milliseconds, rounded to the microsecond. An objective under half a microsecond becomes 0, which
     readers ignore.
@@ -93,7 +90,7 @@ class AnnotationReader:
         except (ValueError, TypeError, OverflowError) as error:
             self.ignored[key] += 1
             if self.ignored[key] == 1:
-                _log.warning("ignored %s=%r: %s (further ones are only counted)", key, given, error)
+                _log.warning("ignored %s=%r: %s (further bad values of this key are only counted)", key, given, error)
             return None
 
 
@@ -104,26 +101,26 @@ def _ms(seconds: float | None) -> float | None:
 def _seconds(milliseconds: Any) -> float:
     value = float(milliseconds) / 1e3
     if not 0 <= value < math.inf:
-        raise ValueError("not a number of milliseconds")
+        raise ValueError("must be a finite number of milliseconds, at least 0")
     return value
 
 
 def _positive_s(milliseconds: Any) -> float:
     value = _seconds(milliseconds)
     if value == 0:
-        raise ValueError("an objective is more than nothing")
+        raise ValueError("must be above 0 milliseconds")
     return value
 
 
 def _integer(value: Any) -> int:
     number = int(value)
     if number != float(value):
-        raise ValueError("not an integer")
+        raise ValueError("must be an integer")
     return number
 
 
 def _tokens(value: Any) -> int:
     number = _integer(value)
     if number < 0:
-        raise ValueError("not a number of tokens")
+        raise ValueError("must be at least 0 tokens")
     return number

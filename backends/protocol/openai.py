@@ -1,6 +1,6 @@
 """The part of OpenAI's request bodies that Plait reads; every other field passes through to the engine untouched.
 
-The gateway decodes a body to place the call, the embedded engine to answer it. Both refuse it with the same words.
+The gateway decodes a body to place the call, the embedded engine to answer it. Both give the same errors.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> int:
-        """How many completions of the prompt are asked for."""
+        """How many completions of each prompt are requested."""
         return 1 if self.n is None else self.n
 
     @property
     def output_limit(self) -> int | None:
-        """The most tokens a completion may have, where the request says so."""
+        """The most tokens a completion may have; None if the request sets no limit."""
         return self.max_tokens
 
     @property
@@ -51,7 +51,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wants_usage_event(self) -> bool:
-        """Whether the stream has to end with its usage."""
+        """Whether the stream must end with a usage event."""
         return bool(self.stream and self.stream_options and self.stream_options.include_usage)
 
 
@@ -84,7 +84,7 @@ class CompletionRequest(Request, frozen=True, kw_only=True):
 
     @property
     def single_prompt(self) -> bool:
-        """False for a list of prompts."""
+        """False for a list of two prompts or more."""
         return len(self.prompts()) == 1
 
     def prompts(self) -> list[str] | list[list[int]]:

@@ -1,1 +1,1 @@
-"""The HTTP client of the data path, on httptools."""
+"""The HTTP client of the data path. It parses with httptools."""

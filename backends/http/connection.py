@@ -1,7 +1,7 @@
-"""One keep-alive connection to an engine: writes a request, parses the response, watches the clock.
+"""One keep-alive connection to an engine: writes a request, parses the response, enforces the timeouts.
 
-httptools does the parsing. This is the hottest path of the gateway. So the work per chunk is only a parse, an append, a
-number written for the timer, and at most one wake-up of the reader.
+httptools does the parsing. This is the hottest path of the gateway. For each chunk it only parses, appends, writes a
+number for the timer, and wakes the reader at most once.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from plait.backends.errors import EngineError, EngineTimeoutError
 from plait.backends.http.deadline import Deadline
 from plait.backends.http.response import Response
 
-HIGH_WATER_BYTES = 64 * 1024  # unread body at which reading pauses: asyncio's own default for writing
-HEAD_LIMIT_BYTES = 64 * 1024  # uvicorn's limit for the heads it reads; the parser itself has none
-WRITE_SLICE_BYTES = 256 * 1024  # a longer body is written in such slices
+HIGH_WATER_BYTES = 64 * 1024  # reading pauses above this much unread body; asyncio's default for writing
+HEAD_LIMIT_BYTES = 64 * 1024  # uvicorn's limit for request heads; the parser has none
+WRITE_SLICE_BYTES = 256 * 1024  # a longer body is written in slices of this size
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """How long an engine may keep a call waiting, in (finite) seconds.
 
-    `connect_s` limits connecting, TLS included. `first_byte_s` limits the time from there to the first byte of the
-    response's body: engines send the head of a stream long before its first token. `idle_s` limits each silence between
-    two pieces of the body.
+    `connect_s` limits connecting, TLS included. `first_byte_s` limits the time from then to the first byte of the
+    response's body, because engines send the head of a stream long before its first token. `idle_s` limits the time
+    between two pieces of the body.
     """
 
     connect_s: float = 5.0
@@ -36,11 +36,11 @@ class Timeouts:
 
 
 class StaleConnectionError(EngineError):
-    """A kept-alive connection closed before a byte of the response: the engine had closed it while it was idle."""
+    """A reused connection closed before the first byte of the response: the engine had closed it while it was idle."""
 
 
 class Owner(Protocol):
-    """The pool of a connection, as the connection calls it."""
+    """A connection's pool, as the connection sees it."""
 
     def on_idle(self, connection: Connection) -> None:
         """The connection can carry another request."""
@@ -52,8 +52,8 @@ class Owner(Protocol):
 class Connection(asyncio.Protocol):
     """A connection to the engine at `url` that carries one exchange at a time.
 
-    It returns to `owner` if request and response are complete, the engine keeps the connection alive, and nothing came
-    after the response. An idle connection closes itself after `idle_ttl_s`, or when a byte or an end arrives.
+    After an exchange it returns to `owner` if request and response are complete, the engine keeps the connection alive,
+    and nothing came after the response. An idle connection closes after `idle_ttl_s`, or when a byte or an end arrives.
     """
 
     __slots__ = (
@@ -70,10 +70,10 @@ class Connection(asyncio.Protocol):
         self._deadline = Deadline(asyncio.get_running_loop(), self._on_deadline)
         self._parser = httptools.HttpResponseParser(self)
         self._response: Response | None = None  # None while idle
-        self._used = False  # whether it has carried an exchange before this one
+        self._used = False  # it has carried an exchange before this one
         self._head_bytes = 0
         self._begun = False  # some of the response's body has arrived
-        self._whole = False  # the response has arrived to its end
+        self._whole = False  # the response is complete
         self._reusable = False
         self._sending = False
         self._reading_paused = False
@@ -85,9 +85,9 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing() and self._response is None
 
     async def exchange(self, head: bytes, body: bytes) -> Response:
-        """Sends a request and returns its response once the response's head is here; the connection must be usable.
+        """Sends a request and returns the response once its head has arrived. The connection must be usable.
 
-        Raises `StaleConnectionError` if it was used before and closes without a byte, otherwise `EngineError`.
+        Raises `StaleConnectionError` if a reused connection closes before the first byte, otherwise `EngineError`.
         """
         response = self._response = Response(self)
         self._head_bytes = 0
@@ -109,8 +109,9 @@ class Connection(asyncio.Protocol):
         if len(body) <= WRITE_SLICE_BYTES:
             self._transport.write(head + body)  # a copy of 100 KB costs less than a second system call
             return
-        # In slices, as the transport copies what the socket does not take. An engine that answers early (a 413) may
-        # read no further. Then the rest is written without waiting; no reuse of the connection while it is unsent.
+        # In slices, because the transport copies the bytes that the socket does not take. An engine that answers early
+        # (a 413) may stop reading. Then the rest is written without waiting, and the connection is not reused while
+        # some of it is unsent.
         self._sending = True
         self._transport.write(head)
         view = memoryview(body)
@@ -122,7 +123,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(view[start : start + WRITE_SLICE_BYTES])
         self._sending = False
 
-    # What the reader of the response calls.
+    # Called by the reader of the response.
 
     def resume(self) -> None:
         """Resumes reading if it was paused."""
@@ -140,16 +141,16 @@ class Connection(asyncio.Protocol):
         if response is not None:
             response.fail(error)
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open; both asyncio and uvloop have set TCP_NODELAY."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        """The connection is open. asyncio and uvloop have set TCP_NODELAY."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass, but has the methods
 
     def data_received(self, data: bytes) -> None:
-        """Parses one read, then acts once on its result."""
+        """Parses one read, then handles the result once."""
         response = self._response
-        if response is None:  # no request is open, and the next exchange must not take this for its answer
+        if response is None:  # no request is open: the next exchange must not take this for its response
             self.close()
             return
         try:
@@ -157,7 +158,7 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._reusable = False
             if not self._whole:
-                self.fail(EngineError(f"engine {self._url} sent what is not an HTTP/1.1 response: {error}"))
+                self.fail(EngineError(f"engine {self._url} sent bytes that are not an HTTP/1.1 response: {error}"))
                 return
         if self._whole:
             self._release(response)
@@ -177,30 +178,30 @@ class Connection(asyncio.Protocol):
         self._owner.on_lost(self)
 
     def pause_writing(self) -> None:
-        """The socket takes no more for now."""
+        """The transport's write buffer is full."""
         self._writing_paused = True
 
     def resume_writing(self) -> None:
-        """The socket takes more."""
+        """The transport's write buffer has room again."""
         self._writing_paused = False
         if self._response is not None:
             self._response.wake()
 
-    # What the parser calls. A response has its status once its head is whole, and ignores what follows its end.
+    # Called by the parser. A response gets its status when its head is complete. Data after its end is ignored.
 
     def on_message_begin(self) -> None:
-        """A response begins; a further one after the requested response rules out reuse."""
+        """A response begins. If it is a second one, the connection is not reused."""
         if self._whole:
             self._reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer, which is dropped."""
+        """A header. Trailers are dropped."""
         response = self._response
         if response is not None and not response.status:
             response.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """The head is whole. A 1xx head only announces another response."""
+        """The head is complete. After a 1xx head comes another response."""
         response = self._response
         if response is None or response.status:
             return
@@ -211,12 +212,12 @@ class Connection(asyncio.Protocol):
             response.headers.clear()
 
     def on_body(self, body: bytes) -> None:
-        """A chunk of the body, or as much of it as one read held."""
+        """A chunk of the body, or the part of a chunk that one read held."""
         if self._response is not None and not self._whole:
             self._response.push(body)
 
     def on_message_complete(self) -> None:
-        """The response is whole. Only now does the parser know whether the connection stays alive."""
+        """The response is complete. Only now does the parser know whether the connection stays alive."""
         if self._response is not None and self._response.status and not self._whole:
             self._whole = True
             self._reusable = self._parser.should_keep_alive()
@@ -236,9 +237,9 @@ class Connection(asyncio.Protocol):
         response.wake()
 
     def _release(self, response: Response) -> None:
-        """The exchange is over: the connection is either idle from here on, or closed."""
+        """The exchange is over: keep the connection as idle, or close it."""
         assert self._transport is not None
-        self.resume()  # so that the end of the idle connection is seen
+        self.resume()  # reading must go on to notice when the engine closes the idle connection
         self._response = None
         response.finish()
         if self._reusable and not self._sending and not self._transport.get_write_buffer_size():
@@ -249,7 +250,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _end(self, exc: Exception | None) -> None:
-        """The connection ended. The response is complete only if the connection's end marks its end."""
+        """The connection has ended. The response is complete only if it ends with the connection."""
         response = self._response
         if response is not None and response.status and exc is None and _ends_with_connection(response):
             self._response = None
@@ -270,7 +271,7 @@ class Connection(asyncio.Protocol):
         response = self._response
         if response is None:
             self.close()
-        elif self._reading_paused:  # the silence is the reader's, not the engine's
+        elif self._reading_paused:  # the reader is slow, not the engine
             self._deadline.move(self._timeouts.idle_s)
         elif self._begun:
             silence = f"went silent for {self._timeouts.idle_s:g} s in the middle of a response"
@@ -281,7 +282,7 @@ class Connection(asyncio.Protocol):
 
 
 def _ends_with_connection(response: Response) -> bool:
-    """Whether the body has neither a length nor chunks, so that the connection's end is its end (RFC 9112, 6.3)."""
+    """Whether the body ends with the connection, because it has no length and no chunks (RFC 9112, 6.3)."""
     return not any(
         name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
         for name, value in response.headers

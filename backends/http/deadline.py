@@ -1,4 +1,4 @@
-"""A timer for frequent events: every read moves it, and hardly any move touches the event loop."""
+"""A timer that every read may move: most moves do not touch the event loop."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-CLOCK_STEP_S = 0.001  # uvloop's clock and timers step by this, so a timer can fire that much early
+CLOCK_STEP_S = 0.001  # the step of uvloop's clock and timers: a timer can fire this early
 
 
 class Deadline:
-    """Calls `on_expiry` when the time last given to `move` has passed.
+    """Calls `on_expiry` when the time set by the last `move` has passed.
 
-    Moving it later only writes a number. The timer reads the number when it fires, and is set again if it is early.
+    A move to a later time only writes a number. The timer reads it on firing, and starts again if it fired early.
     """
 
     __slots__ = ("_armed_at_s", "_at_s", "_loop", "_on_expiry", "_timer")
@@ -25,13 +25,13 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def move(self, delay_s: float) -> None:
-        """Expires `delay_s` from now instead of at the earlier deadline."""
+        """Replaces the deadline: it is `delay_s` from now."""
         self._at_s = self._loop.time() + delay_s
         if self._at_s < self._armed_at_s:
             self._arm()
 
     def cancel(self) -> None:
-        """Does not expire any more, until moved."""
+        """Stops the timer until the next `move`."""
         self._at_s = self._armed_at_s = inf
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""An engine's answer to one call: its head, and its body piece by piece as it arrives."""
+"""An engine's response to one call: its head, and its body in pieces as they arrive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plait.backends.errors import EngineError
 
 
 class Source(Protocol):
-    """The source of a response, as its reader calls it."""
+    """The source of a response, as the response sees it."""
 
     def resume(self) -> None:
         """Resumes reading if it was paused because too much was unread."""
@@ -19,10 +19,11 @@ class Source(Protocol):
 
 
 class Response:
-    """One response. Its owner reads until `b""` or an error, or calls `abort`; one reader at a time.
+    """One response. Its owner reads until `b""` or an error, or calls `abort`. Only one reader may read at a time.
 
-    `status` and `headers` (names in lower case, 1xx and trailers left out) are whole when `HttpClient.post` returns.
-    `push`, `finish`, `fail` and `wake` belong to the connection; `wake` is called once a read, not once a chunk.
+    `status` and `headers` are complete when `HttpClient.post` returns. Header names are in lower case. 1xx responses
+    and trailers are left out. Only the connection calls `push`, `finish`, `fail` and `wake`. It calls `wake` once a
+    read, not once a chunk.
     """
 
     __slots__ = ("_error", "_pieces", "_source", "_waiter", "headers", "status", "unread_bytes")
@@ -31,7 +32,7 @@ class Response:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.unread_bytes = 0
-        self._source: Source | None = source  # None once the exchange is over, well or badly
+        self._source: Source | None = source  # None once the exchange has ended or failed
         self._pieces: list[bytes] = []
         self._error: EngineError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -46,10 +47,10 @@ class Response:
         return self._source is not None
 
     async def read_chunk(self) -> bytes:
-        """The next piece of the body: all that has arrived and is unread; `b""` at the end, and again after it.
+        """All of the body that has arrived and is unread. After the end it is always `b""`.
 
         Raises `EngineError` (`EngineTimeoutError` for a silent engine) once everything before the failure is read.
-        Cancelling it aborts the response.
+        Cancellation aborts the response.
         """
         while not self._pieces:
             if self._source is None:
@@ -70,12 +71,12 @@ class Response:
         return b"".join(pieces)
 
     def abort(self) -> None:
-        """Gives the response up. Unless it is complete, the connection closes, so that the engine aborts the call."""
+        """Gives up the response. Unless it is complete, the connection closes, so that the engine aborts the call."""
         if self._source is not None:
             self._source.fail(EngineError("the response was given up before its end"))
 
     async def wait(self) -> None:
-        """Waits for the next `wake`; being cancelled here aborts the response."""
+        """Waits for the next `wake`. Cancellation aborts the response."""
         assert self._waiter is None, "a response has one reader at a time"
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -87,7 +88,7 @@ class Response:
             self._waiter = None
 
     def check(self) -> None:
-        """Raises what the exchange failed with, if it has."""
+        """Raises the error of a failed exchange."""
         if self._error is not None:
             raise self._error
 
@@ -108,7 +109,7 @@ class Response:
         self.wake()
 
     def wake(self) -> None:
-        """Lets the reader look again."""
+        """Wakes the waiting reader, if there is one."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

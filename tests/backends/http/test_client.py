@@ -489,7 +489,7 @@ async def test_chunks_that_cannot_be_read_are_the_engines_error() -> None:
     async with serving(answering(CHUNKED_HEAD + b"2\r\nok\r\nnot a length\r\n")) as (engine, client):
         response = await client.post("/", [], b"")
         assert await response.read_chunk() == b"ok"
-        with pytest.raises(EngineError, match=f"engine {engine.url} sent what is not"):
+        with pytest.raises(EngineError, match=f"engine {engine.url} sent bytes that are not"):
             await response.read_chunk()
         await engine.finished()
 

@@ -1,1 +1,1 @@
-"""Turns messages into token ids, as the engine does."""
+"""Turns messages into the token ids that the engine would compute."""

@@ -1,7 +1,7 @@
-"""A chat as an engine's template sees it: messages and tools brought into the form that vLLM renders.
+"""Brings the messages and tools of a chat into the form that vLLM gives to the chat template.
 
-A prompt's token ids depend on details of this form (which keys a message keeps, how parts are joined, the order of a
-tool's keys), so the steps are those of vLLM 0.33, whatever a template makes of them.
+A prompt's token ids depend on details of this form: which keys a message keeps, how parts are joined, the order of a
+tool's keys. So the steps are those of vLLM 0.33, for every template.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, Final
 from plait.backends.errors import CallerError, UnsupportedError
 from plait.backends.tokenization.chat_template import loops_over_content
 
-# The types of content parts that are text, and the key that holds it.
+# The types of content parts that are text, and the key that holds the text.
 TEXT_KEYS: Final = {
     "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"
 }  # fmt: skip
 
-# Claude Code begins its system prompt with a line that differs from call to call; vLLM drops it for the cache's sake.
+# Claude Code begins its system prompt with a line that differs in each call. vLLM drops the line for prefix caching.
 BILLING_LINE: Final = "x-anthropic-billing-header"
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
-    """OpenAI's messages as `template` expects them: content is a string, or parts where the template loops over it.
+    """OpenAI's messages as `template` expects them: content in parts if the template loops over it, else as a string.
 
     Raises CallerError for a malformed message, UnsupportedError for content that is not text.
     """
@@ -36,7 +36,7 @@ def template_messages(messages: Sequence[Mapping[str, Any]], template: str) -> l
 
 
 def template_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Tools with the keys, and in the key order, that vLLM gives them: templates print a tool as it is."""
+    """Tools with vLLM's keys in vLLM's order, because templates print a tool as it is."""
     if tools is None:
         return None
     return [_tool(tool, index) for index, tool in enumerate(tools)]
@@ -45,7 +45,7 @@ def template_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, 
 def _tool(tool: object, index: int) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise CallerError(f"tools[{index}] is not a function with a name.", param=f"tools[{index}]")
+        raise CallerError(f"tools[{index}] must be a function with a name.", param=f"tools[{index}]")
     described = {key: function.get(key) for key in ("name", "description", "parameters")}
     described |= {key: function[key] for key in ("strict", "defer_loading") if function.get(key) is not None}
     return {"type": "function", "function": described}
@@ -54,12 +54,12 @@ def _tool(tool: object, index: int) -> dict[str, Any]:
 def _message(message: object, index: int, as_parts: bool) -> dict[str, Any]:
     where = f"messages[{index}]"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise CallerError(f"{where} is not an object with a role.", param=where)
+        raise CallerError(f"{where} must be an object with a role.", param=where)
     role = message["role"]
     parts = list(_text_parts(message.get("content"), f"{where}.content"))
     if role == "system":
         parts = [part for part in map(_without_billing_line, parts) if part is not None]
-    # Templates take a tool's result as a string even where they loop over other content.
+    # Templates take a tool's result as a string, even if they loop over other content.
     joined = "\n".join(part["text"] for part in parts if part["text"] or as_parts)
     content = parts if as_parts and role != "tool" else joined
     prepared: dict[str, Any] = {"role": role, "content": content}
@@ -74,29 +74,29 @@ def _message(message: object, index: int, as_parts: bool) -> dict[str, Any]:
 
 
 def _text_parts(content: object, where: str) -> Iterator[dict[str, Any]]:
-    """The content as text parts: `{"type": "text", "text": ...}` and what else the client put beside them."""
+    """The content as text parts: `{"type": "text", "text": ...}` and any other keys of the client."""
     if content is None:
         return
     if isinstance(content, str):
         yield {"type": "text", "text": content}
         return
     if not isinstance(content, Sequence):
-        raise CallerError(f"{where} is neither text nor a list of parts.", param=where)
+        raise CallerError(f"{where} must be a string or a list of parts.", param=where)
     for part in content:
         if isinstance(part, str):
             yield {"type": "text", "text": part}
             continue
         if not isinstance(part, Mapping):
-            raise CallerError(f"{where} holds a part that is not an object.", param=where)
+            raise CallerError(f"{where} has a part that is not an object.", param=where)
         kind = part.get("type", "text")
         if not isinstance(kind, str) or kind not in TEXT_KEYS:
-            raise UnsupportedError(f"{where} holds a part of type {kind!r}; only text is tokenized here.", param=where)
+            raise UnsupportedError(f"{where} has a part of type {kind!r}; only text is supported.", param=where)
         text = part.get(TEXT_KEYS[kind])
         if isinstance(text, str):
             extra = {key: value for key, value in part.items() if key not in ("type", TEXT_KEYS[kind])}
             yield {"type": "text", "text": text} | extra
         elif text is not None:
-            raise CallerError(f"{where} holds a part whose text is not a string.", param=where)
+            raise CallerError(f"{where} has a part whose text is not a string.", param=where)
 
 
 def _without_billing_line(part: dict[str, Any]) -> dict[str, Any] | None:
@@ -110,7 +110,7 @@ def _assistant_fields(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     calls = message.get("tool_calls")
     if calls is not None and not isinstance(calls, list | tuple):
-        raise CallerError(f"{where} is not a list.", param=where)
+        raise CallerError(f"{where} must be a list.", param=where)
     if calls:
         fields["tool_calls"] = [_tool_call(call, where) for call in calls]
     reasoning = message.get("reasoning")
@@ -124,15 +124,15 @@ def _assistant_fields(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _tool_call(call: object, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise CallerError(f"{where} holds an entry that is not a function call.", param=where)
+        raise CallerError(f"{where} has an entry that is not a function call.", param=where)
     return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
 
 
 def _arguments(arguments: object) -> dict[str, Any]:
     """A call's arguments as the object that templates expect.
 
-    Anything else than a JSON object becomes an empty one. It is in the conversation's history, so refusing it would
-    refuse every later turn.
+    Anything but a JSON object becomes an empty object. Bad arguments stay in the conversation's history, so an error
+    would fail every later turn.
     """
     if isinstance(arguments, str):
         try:
@@ -143,7 +143,7 @@ def _arguments(arguments: object) -> dict[str, Any]:
 
 
 def _developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Developer messages as system messages, all of them merged into one at the start, where most templates want it."""
+    """System and developer messages merged into one system message at the start, where most templates expect it."""
     system = [message for message in messages if message["role"] in ("system", "developer")]
     others = [message for message in messages if message["role"] not in ("system", "developer")]
     if len(system) == 1 and system[0] is messages[0]:

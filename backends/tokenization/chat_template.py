@@ -1,4 +1,4 @@
-"""Chat templates: the Jinja that turns messages into a prompt, and the form of messages that a template expects."""
+"""Chat templates, in Jinja: which options a template reads, and which form of messages it expects."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from plait.backends.errors import CallerError
 
-# Variables of a template that the call itself sets, whatever its template options say.
+# Template variables that the call itself sets. Template options cannot replace them.
 CALL_VARIABLES: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
 class _GenerationTag(Extension):
-    """Transformers' `{% generation %}` block, which marks the assistant's text: for the syntax tree, its content."""
+    """Transformers' `{% generation %}` block, which marks the assistant's text. It is parsed as its content."""
 
     tags = {"generation"}  # noqa: RUF012 - the attribute that jinja reads
 
@@ -33,13 +33,15 @@ _ENVIRONMENT: Final = ImmutableSandboxedEnvironment(
 
 
 def template_options(template: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a call (`chat_template_kwargs`) that its template reads. Others have no effect in vLLM either.
+    """The call's options (`chat_template_kwargs`) that the template reads. vLLM ignores the others too.
 
-    Raises CallerError for the two names that vLLM refuses.
+    Raises CallerError for `chat_template` and `tokenize`, which vLLM refuses.
     """
     for name in ("chat_template", "tokenize"):
         if name in given:
-            raise CallerError(f"{name!r} is not an option of a chat template.", param="chat_template_kwargs")
+            raise CallerError(
+                f"{name!r} is not allowed in 'chat_template_kwargs'; leave it out.", param="chat_template_kwargs"
+            )
     if not given:
         return {}
     read = _variables(template) - CALL_VARIABLES
@@ -53,7 +55,7 @@ def _variables(template: str) -> frozenset[str]:
 
 @lru_cache(maxsize=32)
 def loops_over_content(template: str) -> bool:
-    """Whether a template wants content as a list of parts: one of its loops runs over a message's content.
+    """Whether a template loops over a message's content, and so expects a list of parts.
 
     Raises jinja2.TemplateSyntaxError.
     """
@@ -76,7 +78,7 @@ def loops_over_content(template: str) -> bool:
 
 
 def _aliases(tree: nodes.Template, name: str) -> set[str]:
-    """The variables that hold `name`, or a slice or a selection of it, directly or through one another."""
+    """The variables that hold `name` or a part of it, directly or through other variables."""
     names = {name}
     assigned = list(_assignments(tree))
     while found := {target for target, value in assigned if target not in names and _reads(value, names)}:
@@ -97,7 +99,7 @@ def _assignments(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
 
 
 def _parameters_given_content(tree: nodes.Template, macro: nodes.Macro, message_names: set[str]) -> set[str]:
-    """The parameters of a macro that some call passes a message's content to."""
+    """The parameters of a macro that get a message's content in some call."""
     names: set[str] = set()
     for call in tree.find_all(nodes.Call):
         if _dotted(call.node) != macro.name:
@@ -109,7 +111,7 @@ def _parameters_given_content(tree: nodes.Template, macro: nodes.Macro, message_
 
 
 def _reads(node: nodes.Node | None, names: set[str], key: str | None = None) -> bool:
-    """Whether an expression is one of the variables, or its item `key`, possibly filtered, tested or sliced."""
+    """Whether an expression is one of the variables (or its item `key`), possibly filtered, tested or sliced."""
     while isinstance(node, nodes.Filter | nodes.Test) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):
@@ -122,7 +124,7 @@ def _reads(node: nodes.Node | None, names: set[str], key: str | None = None) -> 
 
 
 def _dotted(node: nodes.Node | None) -> str | None:
-    """A variable or an attribute of one as written, `ns.a`; None for any other expression."""
+    """The name of a variable or of its attribute, as in `ns.a`; None for any other expression."""
     if isinstance(node, nodes.Name):
         return node.name
     if isinstance(node, nodes.NSRef):

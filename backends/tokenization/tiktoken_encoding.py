@@ -1,4 +1,4 @@
-"""tiktoken's encodings with ChatML's special tokens: from its registry, or from a local file of ranks."""
+"""tiktoken's encodings with ChatML's special tokens, from tiktoken's registry or from a local file of ranks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import tiktoken
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The parts of an encoding besides its ranks. `chatml_start` is the id of <|im_start|>; <|im_end|> is the next."""
+    """An encoding without its ranks. `chatml_start` is the id of <|im_start|>; <|im_end|> has the next id."""
 
     pattern: str
     special_tokens: dict[str, int]
     chatml_start: int
 
 
-# The registry gives these only together with a download of the ranks. Keys are the names that the ranks are published
-# under; the ChatML ids are those of OpenAI's chat models.
+# tiktoken's registry gives these only together with a download of the ranks. The keys are the encodings' published
+# names. The ChatML ids are those of OpenAI's chat models.
 SPLITS: Final = {
     "cl100k_base": Split(
         pattern=(
@@ -49,9 +49,9 @@ SPLITS: Final = {
 
 
 def load_encoding(name: str) -> tiktoken.Encoding:
-    """The encoding of a registered name or of a `.tiktoken` file, whose own name tells which encoding it is.
+    """The encoding of a registered name or of a `.tiktoken` file. The file's name must contain the encoding's name.
 
-    Raises ValueError that says what to provide.
+    Raises ValueError. Its message says what to provide.
     """
     if "/" in name or name.endswith(".tiktoken"):
         return _local(Path(name).expanduser())
@@ -67,10 +67,10 @@ def _registered(name: str) -> tiktoken.Encoding:
     except OSError as error:
         by_file = f" and use 'tiktoken:/path/to/{name}.tiktoken'" if name in SPLITS else ""
         raise ValueError(
-            f"tiktoken has {name!r} neither in its cache nor by download ({error}); fetch {name}.tiktoken where there "
-            f"is a network{by_file}, or copy a filled cache and set TIKTOKEN_CACHE_DIR"
+            f"tiktoken has not cached {name!r} and cannot download it ({error}); download {name}.tiktoken on a machine "
+            f"with a network{by_file}, or copy a filled cache and set TIKTOKEN_CACHE_DIR"
         ) from error
-    # Extending an encoding through its private fields is how tiktoken documents it.
+    # tiktoken documents this way of extending an encoding, through its private fields.
     return _with_chatml(
         name,
         base._pat_str,  # noqa: SLF001
@@ -83,13 +83,13 @@ def _registered(name: str) -> tiktoken.Encoding:
 def _local(path: Path) -> tiktoken.Encoding:
     name = next((known for known in SPLITS if known in path.name), None)
     if name is None:
-        raise ValueError(f"{path}: a file of ranks has its encoding in its name, {' or '.join(SPLITS)}")
+        raise ValueError(f"{path}: the file's name must contain its encoding, {' or '.join(SPLITS)}")
     split = SPLITS[name]
     return _with_chatml(name, split.pattern, _read_ranks(path), split.special_tokens, split.chatml_start)
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
-    """Read lines of a token's bytes in base64 and its rank. tiktoken's own reader would cache the file by its path."""
+    """Read lines of a token in base64 and its rank. tiktoken's own reader would cache the file by its path."""
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line]
         return {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}

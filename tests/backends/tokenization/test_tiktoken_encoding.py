@@ -88,7 +88,7 @@ def test_a_download_that_fails_says_which_file_to_provide(downloads: pytest.Monk
     downloads.setattr(openai_public, "load_tiktoken_bpe", no_network)
     with pytest.raises(ValueError, match=r"no route to host.*tiktoken:/path/to/cl100k_base\.tiktoken"):
         load_encoding("cl100k_base")
-    with pytest.raises(ValueError, match=r"fetch p50k_base\.tiktoken .*TIKTOKEN_CACHE_DIR"):
+    with pytest.raises(ValueError, match=r"download p50k_base\.tiktoken .*TIKTOKEN_CACHE_DIR"):
         load_encoding("p50k_base")
 
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 
-# The upper bound keeps infinity out.
+# The upper bounds exclude infinity.
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 SignedMilliseconds = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Tokens = Annotated[int, Meta(ge=0)]
@@ -22,7 +22,7 @@ Share = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured, by whom, and which parts are extrapolated."""
+    """What was measured, where the figures come from, and which parts are extrapolated."""
 
     engine: str
     model: str
@@ -32,7 +32,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Milliseconds of one forward pass against its new tokens: `knots` joined by lines, then `slope_ms` a token."""
+    """Milliseconds of a forward pass by new tokens: straight lines between `knots`, then `slope_ms` a token."""
 
     knots: list[tuple[Tokens, Milliseconds]]
     slope_ms: Milliseconds
@@ -41,12 +41,12 @@ class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.in_seconds()
 
     def in_seconds(self) -> PiecewiseLinear:
-        """The same in seconds; ValueError where more tokens would take less time."""
+        """The same in seconds. Raises ValueError if more tokens would take less time."""
         return PiecewiseLinear(tuple((tokens, ms / 1e3) for tokens, ms in self.knots), self.slope_ms / 1e3)
 
 
 class Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Milliseconds of attention at the batch's total sequence length, `floor_ms` at least."""
+    """Milliseconds of attention by the batch's total sequence length, at least `floor_ms`."""
 
     context_ms: Milliseconds
     constant_ms: SignedMilliseconds = 0.0
@@ -54,7 +54,7 @@ class Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LongPrefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Milliseconds that a prefill adds once new x sequence tokens exceed `threshold`."""
+    """Milliseconds that a prefill adds if new tokens x sequence tokens exceed `threshold`."""
 
     threshold: Tokens = 0
     new_ms: Milliseconds = 0.0
@@ -69,14 +69,14 @@ class Kv(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pivot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The pivot forward size (`CostModel.pivot`): new tokens of an iteration, and the time that it takes."""
+    """The pivot forward size (`CostModel.pivot`): an iteration's new tokens, and its time."""
 
     tokens: Annotated[int, Meta(gt=0)]
     time_ms: Milliseconds
 
 
 class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The profile's errors at the points that it was fitted to and checked with, as shares of the measured time."""
+    """The profile's errors at the fitted and the held-out points, as shares of the measured time."""
 
     points: Tokens
     mean_relative_error: Share
@@ -84,9 +84,9 @@ class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One profile file. `efficiency` divides the whole time: the share of it that the measured kernels explain.
+    """One profile file. `efficiency` is the share of the time that the measured kernels explain; it divides their time.
 
-    `pivot` and `fit` stand in profiles that `plait profile` has written.
+    Profiles that `plait profile` has written have `pivot` and `fit`.
     """
 
     source: Source
@@ -99,7 +99,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fit: Fit | None = None
 
     def cost_model(self) -> CostModel:
-        """The same in seconds."""
+        """The profile as a cost model, in seconds."""
         return CostModel(
             forward=self.forward.in_seconds(),
             context_constant_s=self.attention.constant_ms / 1e3,
@@ -115,7 +115,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def toml(self) -> str:
-        """The file that `load_profile` reads as this profile."""
+        """The text of a file that `load_profile` reads as this profile."""
         sections = msgspec.to_builtins(self)
         lines = [f"efficiency = {sections.pop('efficiency')}"]
         for name, section in sections.items():
@@ -125,7 +125,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _toml_value(value: object) -> str:
-    """Numbers, strings and arrays are written in TOML as in JSON, but for DEL, which TOML wants escaped."""
+    """TOML writes numbers, strings and arrays as JSON does, except that it escapes DEL."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 
@@ -137,14 +137,16 @@ def shipped_profiles() -> list[str]:
 
 
 def load_profile(name: str) -> Profile:
-    """A shipped profile by name, or one's own by the path of its .toml file; ValueError says what is wrong with it."""
+    """A shipped profile by name, or any profile by the path of its .toml file. Raises ValueError with the fault."""
     if name.endswith(".toml"):
         file: Path | Traversable = Path(name)
     elif name in shipped_profiles():
         file = files(__name__).joinpath(f"{name}.toml")
     else:
-        raise ValueError(f'no cost profile "{name}"; shipped: {", ".join(shipped_profiles())}, or a path to a .toml')
+        raise ValueError(
+            f'no cost profile "{name}"; give one of {", ".join(shipped_profiles())}, or the path of a .toml file'
+        )
     try:
         return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), Profile)
-    except (OSError, ValueError) as error:  # not there; not UTF-8, not TOML, not a profile
+    except (OSError, ValueError) as error:  # missing, not UTF-8, not TOML, or not a profile
         raise ValueError(f"cost profile {name}: {error}") from error

@@ -1,7 +1,7 @@
-"""A live engine as the profiler sees it: its identity and limits, and calls whose tokens are timed.
+"""Asks a live engine for its identity and limits, and times the tokens of calls.
 
-Only OpenAI's routes are needed. `GET /cache_state` is read if the engine has it. Every failure is a `ValueError` that
-says what the engine did and what to do about it.
+The engine needs only OpenAI's routes. Its `GET /cache_state` is used if there is one. Every failure is a `ValueError`
+that says what the engine did.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from plait.backends.profiling.timed_stream import TimedStream, read_stream
 from plait.backends.protocol.cache_state import IterationState, KvState, QueueState
 
 FALLBACK_CONTEXT_TOKENS = 4096
-"""The context length if the engine reports neither its context nor its KV cache."""
+"""The assumed context length if the engine reports neither its context nor its KV cache."""
 
 WINDING_DOWN_S = 1.0
-"""An engine may count our ended or cancelled calls for this long."""
+"""An engine may still count our ended or cancelled calls for this long."""
 
 
 class _Model(msgspec.Struct):
@@ -40,7 +40,7 @@ class _ModelList(msgspec.Struct):
 
 
 class _CacheState(msgspec.Struct):
-    """The parts of a `CacheState` that a profile needs, so that a report of another version suffices."""
+    """The parts of a `CacheState` that a profile needs, so that reports of other versions can be read."""
 
     engine: str
     block_tokens: int
@@ -57,7 +57,7 @@ class _ErrorBody(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The engine's own name, the profiled model, and the limits of both."""
+    """The engine's name, the profiled model, and their limits."""
 
     engine: str
     model: str
@@ -68,7 +68,7 @@ DecodedT = TypeVar("DecodedT")
 
 
 class EngineProbe:
-    """The engine at `url`; a context that closes its connections. `model` None is the first that the engine serves."""
+    """Probes the engine at `url`. Leaving the context closes the connections. The default model is the first served."""
 
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None) -> None:
         self._url = url.rstrip("/")
@@ -91,7 +91,7 @@ class EngineProbe:
         await self._client.aclose()
 
     async def identify(self) -> Identity:
-        """Ask for the engine's identity. This also sets the model that `complete` sends."""
+        """Ask for the engine's identity, and set the model that `complete` sends."""
         models = await self._get("/v1/models")
         if models is None:
             raise ValueError(f"engine {self._url} has no /v1/models: --engine takes the URL without /v1")
@@ -110,16 +110,18 @@ class EngineProbe:
         return Identity(f"{state.kind or model.owned_by or 'engine'} {state.engine}", model.id, limits)
 
     async def check_idle(self) -> None:
-        """Raises ValueError if the engine counts calls while none of ours runs. No effect if it reports no counts."""
+        """Raises ValueError if the engine has calls that are not ours. No effect if the engine reports no counts."""
         for _ in range(20):
             state = await self._cache_state()
             if state is None or not (calls := state.queue.running + state.queue.waiting):
                 return
             await asyncio.sleep(WINDING_DOWN_S / 20)
-        raise ValueError(f"engine {self._url} is busy with {calls} calls that are not ours: profile it without load")
+        raise ValueError(
+            f"engine {self._url} is busy with {calls} calls that are not ours; stop its load and try again"
+        )
 
     async def complete(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[TimedStream]:
-        """Send prompts of token ids all at once, and time their output tokens; each generates `output_tokens`."""
+        """Send prompts of token ids at the same time. Each generates `output_tokens`, and the tokens are timed."""
         bodies = [msgspec.json.encode(self._body(prompt, output_tokens)) for prompt in prompts]
         try:
             async with asyncio.TaskGroup() as group:
@@ -149,7 +151,7 @@ class EngineProbe:
         return await read_stream(response, sent_s, self.clock)
 
     async def _cache_state(self) -> _CacheState | None:
-        """The engine's report; None where it makes none."""
+        """The engine's report; None if it makes none."""
         if not self._reports:
             return None
         body = await self._get("/cache_state")
@@ -157,7 +159,7 @@ class EngineProbe:
         return None if body is None else _decode(body, _CacheState, f"engine {self._url}/cache_state")
 
     async def _get(self, path: str) -> bytes | None:
-        """The body; None where there is no such route."""
+        """The body; None if there is no such route."""
         try:
             response = await self._http.get(path)
         except httpx.HTTPError as error:
@@ -170,7 +172,7 @@ class EngineProbe:
 
 
 def _message(body: bytes) -> str:
-    """What an error body says, whichever of the usual shapes it has."""
+    """The message of an error body in any of the usual shapes."""
     try:
         decoded = msgspec.json.decode(body, type=_ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""From measured points to a profile that says where it comes from, and a report of how well it fits."""
+"""Makes a profile from measured points, with its provenance, and a report of how well it fits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """Facts that do not come from the engine: today's date, Plait's version, what the user said about the engine."""
+    """Facts that do not come from the engine: today's date, Plait's version, what the user told about the engine."""
 
     date: str
     version: str
@@ -49,14 +49,14 @@ class FittedProfile:
         if pivot is not None:
             lines.append(f"pivot forward size {pivot.tokens} tokens, {pivot.time_ms:.1f} ms")
         lines.append(
-            f"beside its iterations a request takes {self.request_s * 1e3:.1f} ms, and "
-            f"{self.prompt_token_s * 1e6:.2f} us a token of its prompt (not in the profile)"
+            f"outside its iterations a request takes {self.request_s * 1e3:.1f} ms and "
+            f"{self.prompt_token_s * 1e6:.2f} us for each prompt token (not in the profile)"
         )
         return "\n".join(lines)
 
 
 def fit_profile(measured: Measured, identity: Identity, circumstances: Circumstances) -> FittedProfile:
-    """Fit, and record how it was measured. Raises ValueError if too little was measured."""
+    """Fit a profile, and record in it how it was measured. Raises ValueError if there are too few measurements."""
     fitted = fit_cost_model(measured.points)
     source = _source(measured, identity, circumstances, fitted.request_s)
     profile = _profile(fitted.costs, source, identity)
@@ -95,7 +95,7 @@ def _source(measured: Measured, identity: Identity, circumstances: Circumstances
     provenance = (
         f"plait profile {circumstances.version} on {circumstances.date}: medians of {measured.samples} measurements at "
         f"{len(measured.points)} points of the unloaded engine. {ranges}. "
-        f"{request_s * 1e3:.1f} ms that each request takes beside its computation are not in it."
+        f"Each request also takes {request_s * 1e3:.1f} ms beside its computation; the profile leaves this out."
     )
     return Source(
         engine=f"{identity.engine}{fingerprint}",
@@ -115,9 +115,9 @@ def _extrapolated(measured: Measured, identity: Identity, circumstances: Circums
         yield "Prefill behind a cached prefix: from prompts without one."
     yield from (f"{what}: as told on the command line." for what in circumstances.told)
     if identity.limits.kv_tokens is None:
-        yield "KV cache: not known, the longest call's is taken."
+        yield "KV cache: not reported, so the context length is taken."
     if identity.limits.budget_tokens is None:
-        yield "Token budget: not known, long prompts are taken to be computed in one iteration."
+        yield "Token budget: not reported, so long prompts are assumed to take one iteration."
     yield from (f"Not measured: {omission}." for omission in measured.omitted)
 
 
@@ -126,7 +126,7 @@ def _of(kind: Kind, points: Iterable[Point]) -> list[Point]:
 
 
 def _range(kind: Kind, points: Iterable[Point]) -> str:
-    """The range of sizes of a kind's points."""
+    """The sizes of a kind's points, from the smallest to the largest."""
     works = [[call for iteration in point.iterations for call in iteration] for point in _of(kind, points)]
     if kind is Kind.DECODE:
         batches = sorted(len(work) for work in works)

@@ -1,6 +1,6 @@
 """Least squares with coefficients of at least 0: the active-set method of Lawson and Hanson, on the normal equations.
 
-For a few dozen rows and columns, where a dependency on a linear algebra package would be out of proportion.
+It is for a few dozen rows and columns, which do not justify a dependency on a linear algebra package.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from math import fsum, sqrt
 from operator import mul
 
 TOLERANCE = 1e-10
-"""A gradient or a pivot under this share of the columns' unit length is rounding."""
+"""A gradient or pivot below this share of the columns' unit length counts as rounding error."""
 
 STEPS_PER_COLUMN = 10
-"""Far more than ever needed, except for columns that rounding cannot tell apart."""
+"""Limits the steps if rounding makes columns indistinguishable. Otherwise far fewer are needed."""
 
 
 def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
     """The x >= 0 with the least sum of (row . x - target)^2.
 
-    A column that depends on the others, or has no effect, gets 0. All rows are equally long.
+    A column that depends on the others or has no effect gets 0. All rows have the same length.
     """
     columns = [list(column) for column in zip(*rows, strict=True)]
     lengths = [sqrt(_dot(column, column)) or 1.0 for column in columns]
@@ -31,10 +31,10 @@ def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequenc
 
 
 def _active_set(gram: list[list[float]], goal: list[float], tolerance: float) -> list[float]:
-    """Free the coefficients one by one, the one that helps most first. Hold those at 0 that would become negative."""
+    """Free the coefficients one by one, the most helpful first. Coefficients that would become negative stay at 0."""
     solution = [0.0] * len(goal)
     free: list[int] = []
-    useless: set[int] = set()  # freed without effect since the last step ahead: else rounding could free them for ever
+    useless: set[int] = set()  # freed in vain since the last progress; else rounding could free them for ever
     for _ in range(STEPS_PER_COLUMN * len(goal)):
         gradient = [wanted - _dot(row, solution) for wanted, row in zip(goal, gram, strict=True)]
         held = [j for j in range(len(goal)) if j not in free and j not in useless and gradient[j] > tolerance]
@@ -50,7 +50,7 @@ def _active_set(gram: list[list[float]], goal: list[float], tolerance: float) ->
         while trial is not None and min(trial) <= 0:
             _step_to_bound(solution, free, trial)
             trial = _solve(gram, goal, free)
-        if trial is None:  # a part of independent columns is independent, but for rounding
+        if trial is None:  # only by rounding: a subset of independent columns is independent
             break
         for j, value in zip(free, trial, strict=True):
             solution[j] = value
@@ -58,7 +58,7 @@ def _active_set(gram: list[list[float]], goal: list[float], tolerance: float) ->
 
 
 def _step_to_bound(solution: list[float], free: list[int], trial: Sequence[float]) -> None:
-    """Go towards `trial` until the first free coefficient reaches 0, and hold those that did."""
+    """Move towards `trial` until a free coefficient reaches 0, and hold it at 0."""
     shares = {
         j: solution[j] / ((solution[j] - value) or 1.0) for j, value in zip(free, trial, strict=True) if value <= 0
     }
@@ -72,7 +72,7 @@ def _step_to_bound(solution: list[float], free: list[int], trial: Sequence[float
 
 
 def _solve(gram: list[list[float]], goal: list[float], free: Sequence[int]) -> list[float] | None:
-    """The free coefficients alone, by Cholesky's decomposition; None if their columns are not independent."""
+    """Solve for the free coefficients by Cholesky's decomposition; None if their columns are not independent."""
     lower: list[list[float]] = []
     forward: list[float] = []
     for i, j in enumerate(free):
@@ -93,5 +93,5 @@ def _solve(gram: list[list[float]], goal: list[float], free: Sequence[int]) -> l
 
 
 def _dot(left: Iterable[float], right: Iterable[float]) -> float:
-    """Over the shorter of the two."""
+    """The dot product, over the length of the shorter."""
     return fsum(map(mul, left, right))

@@ -1,8 +1,8 @@
-"""The cost model that fits measured iteration times best: pure, from points to coefficients and their errors.
+"""Fits the cost model to measured iteration times: pure, from points to coefficients and their errors.
 
-Everything the model adds up is linear in coefficients of at least 0: the forward pass as its time at the first knot and
-the rise from each knot to the next, then a slope; attention by its terms. So one least squares of relative errors fits
-all of it together, and the result is monotone by construction. Only knots and threshold are searched for.
+The model is linear in coefficients of at least 0. The forward pass has its time at the first knot, the rise from each
+knot to the next, and the slope behind the last. Attention has a coefficient for each term. So a single least squares of
+relative errors fits all coefficients together, and the result is monotone. Only knots and threshold are searched for.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ Iteration = tuple[tuple[int, int], ...]
 
 MAX_KNOTS = 8
 TAIL_SIZES = 2
-"""The slope behind the last knot has to rest on this many sizes at least."""
+"""At least this many sizes must determine the slope behind the last knot."""
 
 NOISE = 1e-3
-"""No measurement has a smaller relative error: lowering it further is no improvement."""
+"""Measurements have at least this relative error. A smaller error of the fit is no improvement."""
 
 KNOT_GAIN, THRESHOLD_GAIN = 0.2, 0.75
 """A further knot, or a threshold instead of none, must remove this share of the squared error.
 
-Among twenty candidates, chance alone removes about a tenth at sixty points.
+By chance alone, the best of twenty candidates removes about a tenth at sixty points.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured time: what `kind` of measurement, the iterations that the engine computed in it, and the seconds.
+    """A measured time: the `kind` of measurement, the iterations that the engine computed, and the seconds.
 
-    `prompt_tokens` came with the request whose time to first token this is; 0 for a time between tokens. A point that
-    is held out checks the model instead of shaping it.
+    For a time to first token, `prompt_tokens` is the length of the request's prompt; for a time between tokens it is 0.
+    A point that is `held_out` checks the model and is not fitted.
     """
 
     kind: str
@@ -48,22 +48,22 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """A point, and the model's prediction for it."""
+    """A point, and the model's prediction."""
 
     point: Point
     predicted_s: float
 
     @property
     def relative_error(self) -> float:
-        """Positive where the model is too slow."""
+        """Positive if the model predicts too much time."""
         return self.predicted_s / self.point.seconds - 1
 
 
 @dataclass(frozen=True, slots=True)
 class FittedModel:
-    """The cost model, and a request's time outside iterations: a constant, and a term for each token of its prompt.
+    """The cost model, and a request's time outside iterations: a constant, and a term for each prompt token.
 
-    This time is HTTP, parsing, hashing, copying. It is part of a TTFT and of no iteration.
+    A request spends this time in HTTP, parsing, hashing and copying. It is part of a TTFT, but of no iteration.
     """
 
     costs: CostModel
@@ -79,11 +79,12 @@ class FittedModel:
 
 
 def fit_cost_model(points: Sequence[Point]) -> FittedModel:
-    """The model with the least squared relative error over the points not held out; ValueError for too few of them.
+    """The model with the least squared relative error over the points that are not held out.
 
-    Prompts as small as the batches that decode tell what a request takes beside its iteration. What measurements cannot
-    tell apart is one coefficient: attention's constant and floor are part of the first knot; without a threshold,
-    `long_attention.new_s` is part of the slope, and `prompt_token_s` of the term in the sequence.
+    Prompts as small as decode batches show how long a request takes outside its iteration. Terms that measurements
+    cannot separate share a coefficient. Attention's constant and floor are part of the first knot. Without a threshold,
+    `long_attention.new_s` is part of the slope, and `prompt_token_s` is part of the term in the sequence. Raises
+    ValueError for too few points.
     """
     points = [point for point in points if not point.held_out]
     sizes = sorted({_new_tokens(iteration) for point in points for iteration in point.iterations})
@@ -95,7 +96,7 @@ def fit_cost_model(points: Sequence[Point]) -> FittedModel:
 
 
 def _threshold(points: Sequence[Point], knots: Sequence[int]) -> int:
-    """Where long attention sets in: 0, or the power of two (2^20 in published regressions) that fits far better."""
+    """The threshold of long attention: 0, or a power of two that fits far better (2^20 in published regressions)."""
     products = {
         new * (new + context)
         for point in points
@@ -110,7 +111,7 @@ def _threshold(points: Sequence[Point], knots: Sequence[int]) -> int:
 
 
 def _knots(points: Sequence[Point], candidates: Sequence[int], threshold: int) -> list[int]:
-    """The first size, then one by one the sizes that help most, as long as they help enough."""
+    """The first size, then the most helpful sizes one by one, until the gain is too small."""
     knots = [candidates[0]]
     error = _squared_error(points, knots, threshold)
     while len(knots) < min(MAX_KNOTS, len(candidates)):
@@ -159,12 +160,12 @@ def _terms(point: Point, knots: Sequence[int], threshold: int) -> list[float]:
 
 
 def _iteration_terms(iteration: Iteration, knots: Sequence[int], threshold: int) -> Iterator[float]:
-    """As `CostModel.iteration_time_s` adds them up."""
+    """The factors in one iteration, as in `CostModel.iteration_time_s`."""
     new_total = _new_tokens(iteration)
     behind = max(0, new_total - knots[-1])
     yield 1.0
     for left, right in pairwise(knots):
-        # Behind the last knot, time rises at least as fast as from first to last: batching does not get cheaper.
+        # Behind the last knot, time rises at least as fast as between the first and the last: batching gets no cheaper.
         yield min(1.0, max(0.0, (new_total - left) / (right - left))) + behind / (knots[-1] - knots[0])
     yield behind
     yield sum(new + context for new, context in iteration)
@@ -174,7 +175,7 @@ def _iteration_terms(iteration: Iteration, knots: Sequence[int], threshold: int)
 
 
 def _long(iteration: Iteration, threshold: int) -> list[tuple[int, int]]:
-    """The calls that pay for long attention."""
+    """The calls above the threshold of long attention."""
     return [(new, context) for new, context in iteration if new > 1 and new * (new + context) > threshold]
 
 

@@ -1,4 +1,4 @@
-"""The points of a cost profile to measure, within the engine's limits: pure."""
+"""Plans which points of a cost profile to measure, within the engine's limits: pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from math import ceil
 from plait.backends.profiling.profile_fit import Iteration
 
 SHORT_TOKENS = 32
-"""A context that costs next to no attention, and a prompt that few iterations compute."""
+"""A context with next to no attention cost. As a prompt it takes few iterations."""
 
 WHOLE_TOKENS = 64
-"""A cached prefix is a multiple of it, as it is of most engines' blocks: else the last block would hold new tokens."""
+"""Cached prefixes are multiples of it, and so of most engines' blocks. Else the last block would hold new tokens."""
 
 WINDOW_TOKENS = 24
-"""Gaps between tokens that a measurement of decoding averages over."""
+"""A measurement of decoding covers this many gaps between tokens."""
 
 LIKELY_BUDGET_TOKENS = 2048
-"""An engine's usual token budget, if it does not report one."""
+"""The assumed token budget if the engine does not report one."""
 
 KV_SHARE = 0.8
-"""One trial may use this share of the KV cache: no call may be preempted, and cached prefixes have to stay."""
+"""A trial may use this share of the KV cache, so that no call is preempted and cached prefixes stay."""
 
 
 class Kind(StrEnum):
-    """What a trial measures, by the name that the report prints; in the order of measuring, the longest last."""
+    """What a trial measures, as the report names it. Kinds are measured in this order, the longest last."""
 
     PREFILL = "prefill"
     CACHED_PREFIX = "prefill behind a cached prefix"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """An engine's limits: context length, token budget, KV cache; the last two are None if it does not report them."""
+    """An engine's context length, token budget and KV cache. The last two are None if they are not reported."""
 
     context_tokens: int
     budget_tokens: int | None = None
@@ -44,12 +44,12 @@ class Limits:
 
     @property
     def most_tokens(self) -> int:
-        """The tokens that one trial may keep in the KV cache. An engine holds at least one call of full length."""
+        """The most tokens of a trial in the KV cache. An unreported cache is assumed to hold one full-length call."""
         return int(KV_SHARE * (self.kv_tokens or self.context_tokens))
 
     @property
     def most_new_tokens(self) -> int:
-        """The longest prompt that one iteration computes, with room for its output."""
+        """The longest prompt that one iteration can compute, with room for its output."""
         return min(self.budget_tokens or self.context_tokens, self.context_tokens - 2, self.most_tokens - 2)
 
 
@@ -65,21 +65,21 @@ class Trial:
 
     @property
     def tokens(self) -> int:
-        """Its tokens in the KV cache at its end. Trials are ordered by them: the most tokens take longest."""
+        """The trial's tokens in the KV cache at its end. Trials run in this order, because more tokens take longer."""
         return self.batch * (self.new_tokens + self.context_tokens + self.output_tokens)
 
     def fits(self, limits: Limits) -> bool:
-        """Whether the engine can run it, repeated with twice the output if need be."""
+        """Whether the engine has room for the trial, even with twice the output."""
         longest = self.new_tokens + self.context_tokens + 2 * self.output_tokens
         return longest <= limits.context_tokens and self.batch * longest <= limits.most_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured: `repeats` of each trial within `limit_s`, up to these sizes.
+    """How much is measured: `repeats` of each trial within `limit_s`, with these sizes.
 
     `ladder` has the lengths of prompts. `behind` has the lengths of prompts behind a cached prefix. There are
-    `prefixes` such prefixes, each a quarter as long as the last.
+    `prefixes` cached prefixes, each a quarter as long as the one before.
     """
 
     repeats: int
@@ -120,9 +120,9 @@ FULL = Effort(
 
 
 def plan(limits: Limits, effort: Effort) -> dict[Kind, list[Trial]]:
-    """The trials by kind, the cheapest first. A kind for which the engine has no room is left out.
+    """The trials of each kind, the cheapest first. Kinds that do not fit the engine are left out.
 
-    The first trial of `PREFILL` is a prompt of one token. It is as much work as one decode; the rest is overhead.
+    The first trial of `PREFILL` is a prompt of one token. Its work is that of one decode; the rest is overhead.
     """
     trials = {
         Kind.PREFILL: _prefill(limits, effort),
@@ -149,7 +149,7 @@ def _decode(limits: Limits, effort: Effort) -> Iterator[Trial]:
     pairs = [(batch, SHORT_TOKENS) for batch in effort.batches]
     pairs += [(batch, context) for batch in (1, 8) for context in effort.contexts]
     for batch, context in pairs:
-        # The first of the batch decodes while the others' prompts are computed; only then the window begins.
+        # The first calls decode while the other prompts are computed. The window begins after that.
         output = WINDOW_TOKENS + ceil(batch * context / budget)
         yield Trial(Kind.DECODE, 1, context - 1, batch, output)
 

@@ -1,7 +1,7 @@
-"""Fits a cost profile from a live engine that does nothing else: measures in rounds, then fits.
+"""Measures the points of a cost profile on a live, otherwise idle engine.
 
-Each round runs every trial once, so that a disturbance meets one repeat of many points and not all repeats of one; a
-point is a median of its repeats.
+Each round runs every trial once. So a disturbance affects one repeat of many points, and not all repeats of one point.
+A point's value is the median of the closest half of its repeats.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from plait.backends.profiling.profile_plan import Effort, Kind, Limits, Trial, p
 from plait.backends.profiling.trial_runner import Engine, NoSampleError, TrialRunner
 
 AGREEMENT = 0.05
-"""If at most half of a point's repeats are this near to its value, it is repeated, within `MOST_ROUNDS`."""
+"""A point is repeated, within `MOST_ROUNDS`, unless more than half of its repeats are this near to its value."""
 
 MOST_ROUNDS = 3
-"""There are at most this many times the planned rounds."""
+"""At most this many times the planned rounds are run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The points, with the number of timings, the system's fingerprint, and what was not measured."""
+    """The points, the number of timings, the system's fingerprint, and what was not measured."""
 
     points: list[Point]
     samples: int
@@ -39,7 +39,7 @@ Samples = dict[tuple[Kind, tuple[Iteration, ...]], list[float]]
 
 
 class Profiler:
-    """Measures one engine; `rng` makes its prompts, and `progress` takes a line for each group of trials."""
+    """Measures one engine. `rng` makes the prompts. `progress` gets a line for each group of trials."""
 
     def __init__(
         self, engine: Engine, limits: Limits, effort: Effort, rng: random.Random, progress: Callable[[str], None]
@@ -50,12 +50,12 @@ class Profiler:
         self._progress = progress
         self._groups = plan(limits, effort)
         self._samples: Samples = defaultdict(list)
-        self._latest: dict[Trial, list[float]] = {}  # a trial's own among them, under what it last turned out to be
+        self._latest: dict[Trial, list[float]] = {}  # the samples of the point that the trial measured last
         self._omitted: list[str] = []
         self._fingerprint: str | None = None
 
     async def measure(self) -> Measured:
-        """Measure the plan within the effort's limit. Raises ValueError if that is too little for a fit."""
+        """Run the planned trials within the time limit. Raises ValueError if that is too short for a fit."""
         await self._engine.check_idle()
         self._fingerprint = (await self._runner.warm_up()).fingerprint
         clock = self._engine.clock
@@ -74,7 +74,7 @@ class Profiler:
         return self._evaluate()
 
     def _wanted(self, kind: Kind, number: int) -> list[Trial]:
-        """All trials in the planned rounds; afterwards only trials whose repeats disagree too much."""
+        """All trials in the planned rounds; in later rounds only trials whose repeats disagree."""
         trials = self._groups[kind]
         return list(trials) if number <= self._effort.repeats else [trial for trial in trials if self._disputed(trial)]
 
@@ -86,7 +86,7 @@ class Profiler:
         return 2 * sum(abs(sample - value) <= AGREEMENT * value for sample in samples) <= len(samples)
 
     async def _round(self, number: int, wanted: dict[Kind, list[Trial]], begun_s: float) -> None:
-        """Run trials by kind. A round keeps to its part of the limit; the first decides what can be measured."""
+        """Run trials by kind within the round's part of the limit. The first round decides what can be measured."""
         clock = self._engine.clock
         ends_s = begun_s + self._effort.limit_s / self._effort.repeats
         for left, (kind, trials) in zip(range(len(wanted), 0, -1), wanted.items(), strict=True):
@@ -96,7 +96,7 @@ class Profiler:
             self._progress(f"round {number}: {kind}, {len(trials)} points in {clock() - now_s:.1f} s")
 
     async def _group(self, trials: list[Trial], ends_s: float, *, first: bool) -> None:
-        """Run trials of a kind. A trial that the first round cannot measure is dropped, and so are larger trials."""
+        """Run trials of a kind. If the first round cannot measure a trial, it and all larger trials are dropped."""
         for trial in trials:
             if trial not in self._groups[trial.kind]:
                 continue
@@ -119,7 +119,7 @@ class Profiler:
         samples.append(sample.seconds)
 
     def _drop(self, trial: Trial, reason: str, size: Callable[[Trial], int]) -> None:
-        """Run no more trials of this trial's size or above."""
+        """Drop this trial and all that are at least as large."""
         trials = self._groups[trial.kind]
         trials[:] = [other for other in trials if size(other) < size(trial)]
         batch = f" in a batch of {trial.batch}" if trial.batch > 1 else ""
@@ -140,7 +140,7 @@ class Profiler:
 
 
 def typical(samples: Sequence[float]) -> float:
-    """The median of the closest half of the samples: disturbances only delay, each by a different time."""
+    """The median of the closest half of the samples. Disturbances only add time, and never the same."""
     ordered = sorted(samples)
     half = len(ordered) // 2 + 1
     start = min(range(len(ordered) - half + 1), key=lambda first: ordered[first + half - 1] - ordered[first])

@@ -1,4 +1,4 @@
-"""A completion's stream with the time at which each token came."""
+"""Reads a completion's stream and notes when each token came."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from plait.backends.http.response import Response
 
 FEWEST_GAPS = 4
-"""Fewer gaps between two tokens of a stream say more about the network than about the engine."""
+"""A slope spans at least this many gaps between tokens. Shorter spans measure the network, not the engine."""
 
 
 class _Details(msgspec.Struct):
@@ -35,9 +35,9 @@ class _Event(msgspec.Struct):
 
 @dataclass(slots=True)
 class TimedStream:
-    """What came back: `arrivals` has the time of each piece and how many tokens there were by then.
+    """`arrivals` has the time of each piece, and the number of tokens until then.
 
-    `cached_tokens` is None where the engine does not report it.
+    `cached_tokens` is None if the engine does not report it.
     """
 
     sent_s: float
@@ -48,15 +48,15 @@ class TimedStream:
 
     @property
     def ttft_s(self) -> float:
-        """From sending to the first token."""
+        """The time from sending to the first token."""
         return self.arrivals[0][0] - self.sent_s
 
 
 async def read_stream(response: Response, sent_s: float, clock: Callable[[], float]) -> TimedStream:
-    """Read a stream of `/v1/completions` to its end; ValueError for one that is none, or that fails on its way.
+    """Read a stream of `/v1/completions` to its end. Raises ValueError for an error in it, or for anything else.
 
-    Tokens are counted by the running usage if the engine sends it (`continuous_usage_stats`). Otherwise each piece
-    counts as one token, or as its share of the tokens if the usage at the end says that pieces held several.
+    The running usage counts the tokens if the engine sends it (`continuous_usage_stats`). Otherwise the tokens of the
+    final usage are divided evenly among the pieces.
     """
     collector, buffer = _Collector(TimedStream(sent_s)), b""
     while piece := await response.read_chunk():
@@ -91,7 +91,7 @@ class _Collector:
     def whole(self) -> TimedStream:
         stream, usage = self._stream, self._usage
         if usage is None or not stream.arrivals:
-            raise ValueError("its stream held no tokens or no usage")
+            raise ValueError("its stream has no tokens or no usage")
         if not self._counted:
             pieces, tokens = len(stream.arrivals), usage.completion_tokens or 0
             stream.arrivals = [(at_s, round(count * tokens / pieces)) for at_s, count in stream.arrivals]
@@ -101,10 +101,10 @@ class _Collector:
 
 
 def inter_token_s(streams: Sequence[TimedStream]) -> float | None:
-    """The time between tokens while all of the streams were decoding; None if they hardly were.
+    """The time between tokens while all streams were decoding; None if they overlapped too little.
 
-    It is the median slope between any two arrivals of a stream (Theil and Sen's estimate): a process that stalls brings
-    tokens late and then many at once, which moves first and last arrivals, and single gaps, but few of the slopes.
+    It is the median slope between two arrivals of a stream (Theil and Sen's estimate). A process that stalls delivers
+    tokens late, then many at once. That moves single arrivals and gaps, but few slopes.
     """
     starts_s = max(stream.arrivals[0][0] for stream in streams)
     ends_s = min(stream.arrivals[-1][0] for stream in streams)
@@ -122,13 +122,13 @@ def inter_token_s(streams: Sequence[TimedStream]) -> float | None:
 
 
 def _decode(event: bytes) -> _Event | None:
-    """An event's data; None for a comment or the end. Raises ValueError for an error, or for what is no event."""
+    """An event's data; None for a comment or the end. Raises ValueError for an error event or unreadable data."""
     if not event.startswith(b"data:") or event.endswith(b"[DONE]"):
         return None
     try:
         decoded = msgspec.json.decode(event.removeprefix(b"data:"), type=_Event)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"its stream is not OpenAI's: {error}") from error
+        raise ValueError(f"its stream does not have OpenAI's form: {error}") from error
     if decoded.error is not None:
-        raise ValueError(f"its stream ended with {decoded.error}")
+        raise ValueError(f"its stream ended with an error: {decoded.error}")
     return decoded

@@ -1,4 +1,4 @@
-"""Runs a trial of a profile's plan on the engine, and says what iterations that measured and how long they took."""
+"""Runs trials of a profile's plan on the engine: returns the measured iterations and how long they took."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from plait.backends.profiling.profile_plan import Kind, Limits, Trial, chunks
 from plait.backends.profiling.timed_stream import TimedStream, inter_token_s
 
 TOKEN_IDS = (300, 1300)
-"""Ordinary ids of every vocabulary: behind the control tokens and single bytes."""
+"""Ordinary ids in every vocabulary, after the control tokens and single bytes."""
 
 CACHED_SHARE = 0.75
-"""A prefix counts as cached from this share on: an engine rounds down to its block, which may be hundreds of tokens."""
+"""A prefix counts as cached from this share on. Engines round down to blocks, which may have hundreds of tokens."""
 
 
 class Engine(Protocol):
-    """The engine to measure; `plait.backends.profiling.engine_probe` has the one over HTTP."""
+    """The engine to measure. `plait.backends.profiling.engine_probe` reaches it over HTTP."""
 
     @property
     def clock(self) -> Callable[[], float]:
-        """The clock, in seconds, of the times in its streams."""
+        """The clock of the times in streams, in seconds."""
 
     async def complete(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[TimedStream]:
-        """Run the prompts at once, for `output_tokens` each."""
+        """Run the prompts at the same time, each for `output_tokens`."""
 
     async def check_idle(self) -> None:
-        """Raise ValueError if it has other calls than ours."""
+        """Raise ValueError if the engine has calls that are not ours."""
 
 
 class NoSampleError(Exception):
-    """A trial that cannot be measured on this engine, with the reason."""
+    """A trial cannot be measured on this engine. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One timing: what the engine says it has computed, and the seconds that this took."""
+    """One timing: the iterations that the engine computed, and the seconds."""
 
     iterations: tuple[Iteration, ...]
     seconds: float
@@ -54,7 +54,7 @@ class TrialRunner:
         self._prompts: dict[tuple[int, int], list[int]] = {}
 
     async def warm_up(self) -> TimedStream:
-        """A first call, so that an engine's one-time work is not measured."""
+        """Run a first call, so that the engine's one-time work is not measured."""
         [stream] = await self._engine.complete([self._fresh(2)], 2)
         return stream
 
@@ -68,7 +68,7 @@ class TrialRunner:
         return self._prefill(stream)
 
     async def _decode(self, trial: Trial) -> Sample:
-        """Time decoding. The prompts are the same in each round: once they are cached, decoding begins sooner."""
+        """Time decoding. The prompts are the same in each round, so that they are cached and decoding begins sooner."""
         length = trial.context_tokens + trial.new_tokens
         prompts = [self._same(length, number) for number in range(trial.batch)]
         for output_tokens in (trial.output_tokens, 2 * trial.output_tokens):
@@ -79,7 +79,7 @@ class TrialRunner:
         raise NoSampleError("the engine does not run that many calls at once")
 
     async def _cached_prefix(self, trial: Trial) -> Sample:
-        """The first call may find nothing; it has then cached the prefix for the second."""
+        """Time a prefill behind a cached prefix. If the first call misses the prefix, it caches it for the second."""
         prefix = self._same(trial.context_tokens, 0)
         for _ in range(2):
             [stream] = await self._engine.complete([prefix + self._fresh(trial.new_tokens)], 1)
@@ -95,7 +95,7 @@ class TrialRunner:
         return Sample(iterations, stream.ttft_s)
 
     def _fresh(self, tokens: int) -> list[int]:
-        """A prompt that was not sent before. Prompts of a token or two may repeat, which does not matter."""
+        """A new prompt. Prompts of one or two tokens may repeat, which does no harm."""
         return self._rng.choices(range(*TOKEN_IDS), k=tokens)
 
     def _same(self, tokens: int, number: int) -> list[int]:

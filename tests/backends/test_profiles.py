@@ -163,5 +163,5 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r'no cost profile "a6000"; shipped: a100-llama-70b-tp2, .* or a path'):
+    with pytest.raises(ValueError, match=r'no cost profile "a6000"; give one of a100-llama-70b-tp2, .* or the path'):
         load_profile("a6000")

@@ -22,7 +22,7 @@ def test_a_profile_is_a_shipped_one_or_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("h100", 'no cost profile "h100"; shipped: a100'),
+        ("h100", 'no cost profile "h100"; give one of a100'),
         ("no.toml", "no.toml: .*No such file"),
         ("", "no cost profile"),
     ],

@@ -122,7 +122,7 @@ async def test_an_engine_that_cannot_be_identified(answers: Answers, model: str 
         ((400, {"error": "no ids"}), "refuses prompts of token ids on /v1/completions with status 400: no ids"),
         ((422, {"message": "text only"}), "refuses prompts of token ids .* text only"),
         ((503, b""), "fails on /v1/completions with status 503: no reason given"),
-        ((200, b"{}"), "held no tokens"),
+        ((200, b"{}"), "has no tokens"),
     ],
 )
 async def test_an_engine_that_will_not_complete(answer: Answer, message: str) -> None:

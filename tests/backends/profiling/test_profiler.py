@@ -253,8 +253,8 @@ def test_what_the_engine_does_not_tell_is_said_to_be_assumed() -> None:
     measured, _ = measure(VirtualEngine(), limits=limits)
     assumed = fit(measured, limits).profile
     assert assumed.kv.tokens == 8_192
-    assert "KV cache: not known" in assumed.source.extrapolated
-    assert "Token budget: not known" in assumed.source.extrapolated
+    assert "KV cache: not reported" in assumed.source.extrapolated
+    assert "Token budget: not reported" in assumed.source.extrapolated
     told = fit(measured, replace(limits, kv_tokens=50_000), replace(CIRCUMSTANCES, told=("KV cache",))).profile
     assert told.kv.tokens == 50_000
     assert "KV cache: as told on the command line" in told.source.extrapolated
@@ -269,4 +269,4 @@ def test_the_report_has_a_line_for_each_point_and_a_summary() -> None:
     assert lines[1].split()[:4] == ["prefill", "1", "0", "1"]
     assert f"{len(measured.points)} points, relative error" in lines[-3]
     assert "pivot forward size" in lines[-2]
-    assert "beside its iterations a request takes 4.0 ms" in lines[-1]
+    assert "outside its iterations a request takes 4.0 ms" in lines[-1]

@@ -92,7 +92,7 @@ async def test_an_engine_that_does_not_report_cached_tokens() -> None:
         ([text(), DONE], "no usage"),
         ([event(choices=[], usage=USAGE), DONE], "no tokens"),
         ([event(error={"message": "out of memory"})], "out of memory"),
-        ([b"data: {\n\n"], "not OpenAI's"),
+        ([b"data: {\n\n"], "does not have OpenAI's form"),
     ],
 )
 async def test_what_is_no_stream_is_refused(pieces: list[bytes], message: str) -> None:

@@ -1,1 +1,1 @@
-"""The shared parts of the engine adapters: vLLM's, SGLang's and the embedded engine's."""
+"""Parts that the adapters of vLLM, SGLang and the embedded engine share."""

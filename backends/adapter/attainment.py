@@ -1,10 +1,10 @@
-"""SLO attainment as an engine measures it: the share of calls that met all their objectives.
+"""SLO attainment, measured in the engine: the share of calls that met all their objectives.
 
 See docs/design/clocks.md.
 
-A call counts when it ends. It has met its SLO if it has met its TTFT, its TPOT over all tokens, and its JCT, all from
-its zero. A call that is given up counts with the tokens that it had. Without tokens it counts only if the first was
-overdue.
+A call counts when it ends. It has met its SLO if it has met its TTFT, its TPOT over all tokens, and its JCT. All times
+count from its zero. An aborted call counts with the tokens that it had. Without tokens, it counts only if its first
+token was overdue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Slo
 
 RECENT_CALLS = 256
-"""The share is over this many latest calls with objectives: its standard error is 3 % at most."""
+"""The share covers this many latest calls with objectives, so its standard error is at most 3 %."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Progress:
     last_s: float = 0.0
 
     def met(self, ended_s: float) -> bool | None:
-        """Whether all objectives are met; None for a call without output that was not overdue."""
+        """Whether all objectives are met; None for a call without tokens whose first token was not overdue."""
         slo = self.slo
         ttft_s, tpot_s, jct_s = (inf if limit_s is None else limit_s for limit_s in (slo.ttft_s, slo.tpot_s, slo.jct_s))
         if not self.tokens:
@@ -43,7 +43,7 @@ class _Progress:
 
 
 class Attainment:
-    """Takes the events of an engine's calls, in the order of time. Calls without objectives are ignored.
+    """Takes the events of an engine's calls, in order of time. Calls without objectives are ignored.
 
     `key` is the engine's name for a call.
     """
@@ -58,7 +58,7 @@ class Attainment:
         return sum(self._met) / len(self._met) if self._met else None
 
     def received(self, key: Hashable, call: LocalCall) -> None:
-        """A call has come; its `arrived_s` is its zero."""
+        """A call has arrived. Its `arrived_s` is its zero."""
         if call.slo is not None:
             self._open[key] = _Progress(call.slo, call.arrived_s)
 
@@ -73,13 +73,13 @@ class Attainment:
         progress.last_s = now_s
 
     def ended(self, key: Hashable, now_s: float) -> None:
-        """A call has finished or was given up. No effect on a call that has ended before."""
+        """A call has finished or was aborted. No effect if it had ended before."""
         progress = self._open.pop(key, None)
         met = progress.met(now_s) if progress is not None else None
         if met is not None:
             self._met.append(met)
 
     def retain(self, present: Container[Hashable], now_s: float) -> None:
-        """All calls but those whose keys are `present` have ended."""
+        """All calls have ended except those whose keys are in `present`."""
         for key in [key for key in self._open if key not in present]:
             self.ended(key, now_s)

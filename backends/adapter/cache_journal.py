@@ -1,4 +1,4 @@
-"""The engine's side of the cache-state report: what is stored now, and what changed since a cursor."""
+"""The engine's side of the cache-state report: the blocks stored now, and the changes since a cursor."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import takewhile
 from plait.backends.protocol.cache_state import StoredRun
 
 MAX_TOMBSTONES = 65_536
-"""Removals remembered: a gateway that polls every second misses none up to 4 million evicted tokens a second."""
+"""This many removals are remembered. At one poll a second, that suffices for 4 million evicted tokens a second."""
 
 
 class CacheJournal:
     """Tree blocks in the order of their last change, so that a delta is the tail of that order.
 
-    `cursor` counts changes. A cursor older than the oldest remembered removal gets a snapshot.
+    `cursor` counts changes. For a cursor from before a forgotten removal, the report is a snapshot.
     """
 
     def __init__(self, max_tombstones: int = MAX_TOMBSTONES) -> None:
@@ -28,11 +28,11 @@ class CacheJournal:
         return block in self._stored
 
     def __len__(self) -> int:
-        """Tree blocks stored now."""
+        """The number of tree blocks stored now."""
         return len(self._stored)
 
     def store(self, block: int, parent: int | None) -> None:
-        """`block` is resident from now on, behind `parent`. No change if it is stored already."""
+        """`block` is now resident, behind `parent`. No change if it is stored already."""
         if block in self._stored:
             return
         self.cursor += 1
@@ -49,7 +49,7 @@ class CacheJournal:
             _, self._forgotten_until = self._removed.popitem(last=False)
 
     def since(self, cursor: int | None) -> tuple[bool, list[StoredRun], list[int]]:
-        """(snapshot?, stored, removed) since `cursor`; None, a forgotten or a future cursor gives a snapshot."""
+        """(snapshot?, stored, removed) since `cursor`. A snapshot if it is None, forgotten or in the future."""
         if cursor is None or not self._forgotten_until <= cursor <= self.cursor:
             return True, _runs([(block, parent) for block, (_, parent) in self._stored.items()]), []
         fresh = takewhile(lambda item: item[1][0] > cursor, reversed(self._stored.items()))

@@ -2,10 +2,10 @@
 
 See docs/design/residency.md.
 
-    since, epoch   cursor and epoch of the report known so far; without them the answer is a snapshot
+    since, epoch   cursor and epoch of the latest known report; without `since` the answer is a snapshot
     wait_ms        how long the answer may be held back while nothing changes (at most a minute)
 
-msgpack if `Accept` names it, else JSON.
+The answer is msgpack if `Accept` names it, else JSON.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 MAX_WAIT_MS = 60_000
 
 ANSWER_DEADLINE_S = 20.0
-"""Far longer than any iteration; a scheduler answers between iterations. A stopped scheduler never answers, and a
-request that waited for it would keep the API server from stopping too.
+"""Far longer than any iteration, because a scheduler answers between iterations. A stopped scheduler never answers, and
+a waiting request would keep the API server from stopping.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ReportQuery:
-    """The query of a request: cursor, epoch, and how long the answer may be held back."""
+    """A request's query: cursor, epoch, and how long the answer may be held back."""
 
     since: int | None
     epoch: str | None
@@ -57,9 +57,9 @@ async def answer(scope: Scope, send: Send, report: Report) -> None:
 
 
 async def _answered(scope: Scope, report: Report) -> tuple[bytes, bytes]:
-    """The body and its type."""
+    """The body and its content type."""
     if scope["method"] != "GET":
-        raise CallerError(f"{PATH} is read with GET")
+        raise CallerError(f"{PATH} takes GET requests only")
     query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
     since, wait_ms = _integer(query, "since"), _integer(query, "wait_ms") or 0
     encoded = await report(scope, ReportQuery(since, query.get("epoch"), min(wait_ms, MAX_WAIT_MS) / 1e3))
@@ -73,7 +73,7 @@ def _integer(query: dict[str, str], name: str) -> int | None:
     if value is None:
         return None
     if not value.isdecimal():
-        raise CallerError(f"{name} is a whole number, not {value!r}", param=name)
+        raise CallerError(f"'{name}' must be a whole number, not {value!r}", param=name)
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""Changes another local scheduler's plans by force, as settings say: for tests on real engines."""
+"""Changes the plans of another local scheduler as its settings say, for tests on real engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def local_scheduler(settings: SchedulerSettings) -> LocalScheduler:
 
 
 class ForcedLevers:
-    """A LocalScheduler that wraps another one."""
+    """A LocalScheduler that changes the plans of an inner one."""
 
     def __init__(self, inner: LocalScheduler, settings: LeverSettings) -> None:
         self._inner = inner
@@ -34,12 +34,12 @@ class ForcedLevers:
         self._measuring = inner if isinstance(inner, MeasuringScheduler) else None
 
     def expect(self, costs: CostModel) -> None:
-        """Passed on to the inner scheduler, if it measures."""
+        """Pass the costs on to the inner scheduler, if it measures."""
         if self._measuring is not None:
             self._measuring.expect(costs)
 
     def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
-        """Passed on to the inner scheduler, if it measures."""
+        """Pass the iteration on to the inner scheduler, if it measures."""
         if self._measuring is not None:
             self._measuring.observe(duration_s, work)
 
@@ -81,5 +81,5 @@ class ForcedLevers:
         chunk, budget = self._settings.chunk_tokens, self._settings.budget_tokens
         if chunk is not None:
             picks = tuple((call, min(tokens, chunk)) for call, tokens in plan.picks)
-            plan = replace(plan, picks=picks, backfill=())  # backfill would not be cut
+            plan = replace(plan, picks=picks, backfill=())  # the chunk limit does not apply to backfill
         return plan if budget is None else replace(plan, budget_tokens=budget)

@@ -1,4 +1,4 @@
-"""The last 128 iterations of an engine: how long they took, how long prompt chunks were, how long calls had queued."""
+"""An engine's last 128 iteration times, prompt chunks and queueing times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plait.policy.scheduling.plan import RECENT_ITERATIONS
 
 
 class Iterations:
-    """Takes the beginning and end of iterations, in the order of iterations even where several are in flight."""
+    """Takes the beginnings and ends of iterations, in the order of iterations even if several are in flight."""
 
     def __init__(self) -> None:
         self._begun: dict[int, float] = {}
@@ -21,20 +21,20 @@ class Iterations:
 
     @property
     def mean_queue_s(self) -> float:
-        """Mean time that the calls admitted lately had waited in the engine."""
+        """Mean time that the recently admitted calls waited in the engine."""
         return _mean(self._queued_s)
 
     @property
     def last_s(self) -> float:
-        """How long the last iteration took, 0 before the first."""
+        """The last iteration's time; 0 before the first."""
         return self._durations_s[-1] if self._durations_s else 0.0
 
     def admitted(self, queued_s: float) -> None:
-        """A call was scheduled for the first time."""
+        """A call was scheduled for the first time, after `queued_s` in the queue."""
         self._queued_s.append(queued_s)
 
     def computes(self, tokens: Iterable[int]) -> None:
-        """An iteration computes these `tokens`, one number a call. More than one token is a chunk of a prompt."""
+        """An iteration computes these `tokens`, one number for each call. A number above 1 is a prompt chunk."""
         self._chunks.extend([chunk for chunk in tokens if chunk > 1])
 
     def begin(self, iteration: int, now_s: float) -> None:
@@ -42,9 +42,9 @@ class Iterations:
         self._begun[iteration] = now_s
 
     def end(self, iteration: int, now_s: float) -> float | None:
-        """An iteration has its output; returns how long it took, None if it is unknown.
+        """An iteration's output has come. Returns the iteration's time; None if the iteration is unknown.
 
-        If several are in flight, each counts from the end of the one before.
+        If several are in flight, the time counts from the end of the one before.
         """
         begun_s = self._begun.pop(iteration, None)
         if begun_s is None:
@@ -55,11 +55,11 @@ class Iterations:
         return duration_s
 
     def took(self, duration_s: float) -> None:
-        """An iteration took `duration_s`: for engines that know it without a clock."""
+        """An iteration took `duration_s`. For engines that know the time without a clock."""
         self._durations_s.append(duration_s)
 
     def state(self, budget_tokens: int) -> IterationState:
-        """The report on these iterations."""
+        """The part of the cache-state report on iterations."""
         return IterationState(
             mean_s=_mean(self._durations_s),
             max_s=max(self._durations_s, default=0.0),

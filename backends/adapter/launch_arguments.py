@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 OPTIONS = """
   --scheduler NAME   the local scheduler: slo (default), hit_ratio, longest_prefix or fcfs
-  --profile PROFILE  how long iterations take: a cost profile's name or .toml file; without it, they are measured
+  --profile PROFILE  a cost profile's name or .toml file: how long iterations take; by default this is measured
   --name NAME        the engine's name in its reports
 """
 
 
 class LaunchError(ValueError):
-    """The command line is wrong; the message says how."""
+    """The command line is wrong. The message says what to change."""
 
 
 def split_arguments(arguments: Sequence[str], engine: str) -> tuple[dict[str, str], list[str]]:
-    """Plait's settings by name, and the arguments for the engine; raises LaunchError."""
+    """Returns Plait's settings by name, and the engine's arguments. Raises LaunchError."""
     if "--" not in arguments:
         raise LaunchError(f"put the arguments for {engine} behind --")
     cut = list(arguments).index("--")
@@ -24,7 +24,7 @@ def split_arguments(arguments: Sequence[str], engine: str) -> tuple[dict[str, st
 
 
 def taken_options(served: Sequence[str]) -> set[str]:
-    """The options among an engine's arguments, with dashes for underscores."""
+    """The names of the options among an engine's arguments, with dashes for underscores."""
     return {argument.partition("=")[0].replace("_", "-") for argument in served if argument.startswith("--")}
 
 
@@ -34,7 +34,7 @@ def _settings(own: list[str], engine: str) -> dict[str, str]:
     while rest:
         option, *rest = rest
         if option not in {"--scheduler", "--profile", "--name"}:
-            raise LaunchError(f"{option} is not an option; put the arguments for {engine} behind --")
+            raise LaunchError(f"{option} is not an option of Plait; put the arguments for {engine} behind --")
         if not rest:
             raise LaunchError(f"{option} needs a value")
         settings[option[2:]], *rest = rest

@@ -1,4 +1,4 @@
-"""Local schedulers that measure how long iterations take, and the cost model that they start with."""
+"""Gives a cost model to a local scheduler that measures how long iterations take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from plait.policy.scheduling.local_scheduler import LocalScheduler, MeasuringSch
 
 
 def measuring(policy: LocalScheduler, costs: CostModel | None) -> MeasuringScheduler | None:
-    """`policy` if it measures, else None. It plans by `costs`, if there are any."""
+    """Returns `policy` if it measures, else None. It starts with `costs`, if given."""
     if not isinstance(policy, MeasuringScheduler):
         return None
     if costs is not None:

@@ -1,4 +1,4 @@
-"""Finds the end of a prompt's cached prefix by bisection, which works because caches evict a prefix from its end."""
+"""Finds the end of a prompt's cached prefix by bisection. Caches evict a prefix from its end, so bisection works."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 def cached_blocks(most: int, guess: int, is_cached: Callable[[int], bool]) -> int:
-    """How many of a prompt's first `most` blocks are cached; `guess` is tried first.
+    """How many of a prompt's first `most` blocks are cached. The search tries `guess` first.
 
-    `is_cached` takes a block's index. If it is true for a block, it is true for every block before.
+    `is_cached` takes a block's index. If a block is cached, all blocks before it are cached.
     """
     low, high = 0, most
     for end in (guess, guess + 1):

@@ -1,6 +1,6 @@
 """Checks whether the installed version of an engine has the names that a plugin relies on.
 
-Names matter, not version numbers: every class, method, parameter and attribute that is called or replaced is checked.
+It checks no version numbers, but every class, method, parameter and attribute that the plugin uses or replaces.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def load(name: str) -> Any:
-    """The object of a dotted name: a module's path, then attributes; None if it is missing."""
+    """The object with a dotted name (a module's path, then attributes); None if it is missing."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         try:
@@ -26,7 +26,7 @@ def load(name: str) -> Any:
 
 
 def missing_names(methods: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """The dotted names that cannot be found, and `name(parameter)` for parameters that a function does not take."""
+    """The dotted names that are missing, and `name(parameters)` for functions that do not take these parameters."""
     for name, parameters in methods.items():
         found = load(name)
         if found is None:
@@ -38,7 +38,7 @@ def missing_names(methods: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
 
 
 def missing_attributes(target: Any, paths: Sequence[str]) -> Iterator[str]:
-    """The dotted paths that an object lacks, each after the name of its class."""
+    """The dotted paths that an object lacks, each with its class's name in front."""
     for path in paths:
         if not _has(target, path):
             yield f"{type(target).__name__}.{path}"

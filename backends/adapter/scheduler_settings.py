@@ -1,4 +1,4 @@
-"""The local scheduler's settings in an engine's plugin; each engine has its own way to pass them."""
+"""The local scheduler's settings in an engine's plugin. Each engine passes them in its own way."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from plait.policy.scheduling.local_scheduler import SCHEDULERS
 
 
 class SettingsError(ValueError):
-    """The plugin's settings are wrong; the message names their place and the key."""
+    """The plugin's settings are wrong. The message names the place of the settings and the key."""
 
 
 class LeverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Forced levers, for tests that each lever moves the engine. By default none is forced.
+    """Forced levers, for tests of each lever's effect on the engine. By default none is forced.
 
     order: `reverse` admits the latest arrival first.
-    budget_tokens: tokens an iteration may compute. chunk_tokens: tokens of one prompt in an iteration.
+    budget_tokens: the most tokens of an iteration. chunk_tokens: the most tokens of one prompt in an iteration.
     hold_back_iterations: each waiting call is held back for this many iterations while others run.
     preempt_every_iterations: every Nth iteration preempts the running call with the most output.
     """
@@ -32,10 +32,10 @@ class LeverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`scheduler` is a name in `policy.scheduling.local_scheduler.SCHEDULERS`; `name` is the engine's, for its reports.
+    """`scheduler` is a name in `policy.scheduling.local_scheduler.SCHEDULERS`. `name` is the engine's, for its reports.
 
-    `profile` is a cost profile: its name or the path of its .toml file. A scheduler that plans by how long iterations
-    take then knows this from the start. Without a profile it measures them.
+    `profile` is a cost profile: its name or the path of its .toml file. With it, a scheduler that plans with iteration
+    times knows them from the start. Without it, the scheduler measures them.
     """
 
     scheduler: str = "slo"
@@ -48,7 +48,7 @@ S = TypeVar("S", bound=SchedulerSettings)
 
 
 def convert_settings(given: Any, kind: type[S], where: str) -> S:
-    """The settings in a decoded object; `where` names its place in messages. Raises SettingsError."""
+    """The settings in a decoded object. `where` names their place in error messages. Raises SettingsError."""
     try:
         settings = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -60,7 +60,7 @@ def convert_settings(given: Any, kind: type[S], where: str) -> S:
 
 
 def cost_model(settings: SchedulerSettings, where: str) -> CostModel | None:
-    """The cost model of the settings' profile, None without one. Raises SettingsError if it is missing or bad."""
+    """The cost model of the settings' profile; None without a profile. Raises SettingsError if it cannot be loaded."""
     if settings.profile is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Makes an engine's cache-state reports from the engine's fixed facts and its current state."""
+"""Makes an engine's cache-state reports from its fixed facts and its current state."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateReporter:
-    """Reports on one engine from its start on; each start has a new `epoch`.
+    """Reports on one engine. Each start of the engine has a new `epoch`.
 
-    `engine` is the engine's name, `policy` its local scheduler's. The engine's driver feeds `iterations` and
+    `engine` is the engine's name, `policy` the name of its local scheduler. The engine's driver feeds `iterations` and
     `attainment`. The other fields are as in `CacheState`.
     """
 
@@ -41,7 +41,7 @@ class StateReporter:
         budget_tokens: int,
         preemptions: int,
     ) -> CacheState:
-        """The cache-state report since a cursor of `epoch`, None for the current one. Another epoch gets a snapshot.
+        """The cache-state report since a cursor of `epoch` (None: the current one). Another epoch gets a snapshot.
 
         `waiting_prompts` are the lengths of the waiting calls' prompts, in tokens.
         """

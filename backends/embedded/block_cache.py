@@ -1,8 +1,8 @@
-"""The embedded engine's KV cache: reference-counted blocks, found by chained hash, evicted least lately used first.
+"""The embedded engine's KV cache: reference-counted blocks, found by chained hash, evicted in LRU order.
 
-A block that no call uses keeps its content until its room is needed. Calls release their last block first, so that
-eviction takes a prefix from its end (leaf first), as in vLLM. A hash has one block: a call that computed the same
-content again joins the existing block.
+A block that no call uses keeps its content until it is evicted. Calls release their last block first. So eviction takes
+a prefix from its end (leaf first), as in vLLM. Each hash has one block: a call that computes the same content again
+switches to the existing block.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class BlockCache:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no call uses, including cached ones: all can be allocated."""
+        """Blocks that no call uses, including cached ones. All of them can be allocated."""
         return len(self._free)
 
     def match(self, hashes: Sequence[int], most: int | None = None, guess: int = 0) -> int:
         """How many of a chain's leading blocks, `most` at most, are cached.
 
-        Eviction takes leaves first, so a bisection finds the number. Two look-ups suffice if it is still `guess`.
+        Eviction takes leaves first, so a bisection finds the number. If it is still `guess`, two look-ups suffice.
         """
         by_hash = self._by_hash
         low, high = 0, len(hashes)
@@ -51,7 +51,7 @@ class BlockCache:
         return low
 
     def idle(self, hashes: Sequence[int], most: int) -> int:
-        """How many of a chain's first `most` blocks, all cached, no call uses: acquiring takes as many free blocks.
+        """How many of a chain's first `most` blocks no call uses. All must be cached. Acquiring them takes that many.
 
         A call that uses a block uses all blocks before it. So a bisection finds the first block that no call uses.
         """
@@ -66,7 +66,7 @@ class BlockCache:
         return most - low
 
     def exclusive(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks only one call uses: releasing frees as many."""
+        """How many of these blocks only one call uses, so that its release frees them."""
         return sum(self._references[block] == 1 for block in blocks)
 
     def acquire(self, hashes: Sequence[int]) -> list[int]:
@@ -77,7 +77,7 @@ class BlockCache:
         return blocks
 
     def allocate(self, count: int) -> list[int]:
-        """Use `count` blocks without content, evicting the least lately used; the caller checked `free_blocks`."""
+        """Use `count` blocks without content. Evicts in LRU order. The caller has checked `free_blocks`."""
         blocks = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
@@ -92,7 +92,7 @@ class BlockCache:
         return blocks
 
     def register(self, block: int, block_hash: int) -> int:
-        """`block` now holds this prefix. Returns the block to use from now on: an older one with the prefix, if any."""
+        """`block` now holds this prefix. Returns the block to use from now on: an older one with it, if any."""
         existing = self._by_hash.get(block_hash)
         if existing is None:
             self._hashes[block] = block_hash
@@ -104,7 +104,7 @@ class BlockCache:
         return existing
 
     def release(self, blocks: Sequence[int]) -> None:
-        """The call no longer uses its blocks, given in prompt order."""
+        """A call no longer uses these blocks. They are in prompt order."""
         for block in reversed(blocks):
             self._references[block] -= 1
             if self._references[block] == 0:

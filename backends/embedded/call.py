@@ -14,8 +14,9 @@ from plait.policy.scheduling.local_scheduler import LocalCall
 class EmbeddedCall(LocalCall):
     """A call in this engine: the hashes of its KV blocks and tree blocks, and the source of its output.
 
-    `cached_tokens` is what the first admission found in the cache, as vLLM reports it in `usage`. `received_s` is when
-    the engine received the call, which can be later than its zero. `matched_blocks` is what the cache last had of it.
+    `cached_tokens` are the tokens that the first admission found in the cache, as in vLLM's `usage`. `received_s` is
+    when the engine received the call, which can be after its zero. `matched_blocks` is how many of its leading blocks
+    were cached at the last look-up.
     """
 
     chain: HashChain = field(kw_only=True)
@@ -36,7 +37,7 @@ class EmbeddedCall(LocalCall):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One generated token of a call; `finished` when it was the last."""
+    """One generated token of a call. `finished` is True for the last one."""
 
     call: EmbeddedCall
     token: int

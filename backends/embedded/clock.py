@@ -12,14 +12,14 @@ from plait.backends.protocol.cache_state import CacheState
 OnOutput = Callable[[Output], None]
 
 MAX_LAG_S = 1.0
-"""This process may fall behind its accelerator by this many emulated seconds before iterations count as late."""
+"""The process may lag behind its accelerator by this many emulated seconds. A longer lag delays the iterations."""
 
 
 class EngineClock:
-    """Drives one engine core. `time_scale` emulated seconds pass in a real second: 10 is an engine ten times as fast.
+    """Drives one engine core. `time_scale` emulated seconds pass in a real second: at 10 it is ten times as fast.
 
-    An iteration begins when the last one ended, as on a busy accelerator, even if this process wakes up late. Then the
-    tokens are late, but the emulated time is right.
+    An iteration begins when the last one ended, as on a busy accelerator, even if this process wakes up late. Then only
+    the tokens are late; the emulated time is right.
     """
 
     def __init__(self, engine: Engine, time_scale: float = 1.0) -> None:
@@ -46,17 +46,17 @@ class EngineClock:
         self._added.set()
 
     def end(self, call: EmbeddedCall) -> None:
-        """The call has reached its end (a stop string): its blocks are free at once."""
+        """End a call at a stop string. Its blocks are free at once."""
         if self._listeners.pop(call, None) is not None:
             self.engine.remove(call)
 
     def abort(self, call: EmbeddedCall) -> None:
-        """The call's client has gone. No effect on a call that has ended."""
+        """Abort a call whose client has gone. No effect on a call that has ended."""
         if self._listeners.pop(call, None) is not None:
             self.engine.abort(call)
 
     async def cache_state(self, since: int | None, epoch: str | None, wait_s: float) -> CacheState:
-        """The report since a cursor of `epoch`; waits up to `wait_s` real seconds for a change."""
+        """The report since a cursor of `epoch`. Waits up to `wait_s` real seconds for a change."""
         if epoch is not None and epoch != self.engine.epoch:
             since = None
         if since is not None and since == self.engine.journal.cursor and wait_s > 0:
@@ -68,7 +68,7 @@ class EngineClock:
         return self.engine.cache_state(since)
 
     async def close(self) -> None:
-        """Stop the accelerator."""
+        """Stop the emulated accelerator."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -77,7 +77,7 @@ class EngineClock:
         while True:
             if ends_s is None:
                 await self._added.wait()
-                self._added.clear()  # not before the wait: a call may have come before this task first runs
+                self._added.clear()  # not before the wait: a call may have come before this task ran first
                 now_s = self.now_s()
             else:
                 await asyncio.sleep(max(0.0, (ends_s - self.now_s()) / self._time_scale))

@@ -1,4 +1,4 @@
-"""A completion request on the embedded engine: checked, tokenized, generated, and put into OpenAI's form."""
+"""Completions on the embedded engine: checks and tokenizes a request, generates, and answers in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from plait.policy.prefix.block_hash import root_hash
 from plait.policy.types import Slo
 
 NATURAL_OUTPUT_TOKENS = (64, 256)
-"""Without a length limit, a completion ends by itself within these bounds, around the means of public chat traces."""
+"""Without `ignore_eos`, a completion ends by itself within these bounds, around the means of public chat traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request runs, under which id, with which annotations of the gateway."""
+    """Where a request runs, its id, and the gateway's annotations."""
 
     model: ServedModel
     clock: EngineClock
@@ -47,7 +47,7 @@ class Target:
 
 
 def in_emulated_time(annotations: EngineAnnotations, time_scale: float) -> EngineAnnotations:
-    """Convert annotations from real time to a clock of which `time_scale` seconds pass in a real second."""
+    """Convert annotations from real to emulated time. `time_scale` emulated seconds pass in a real second."""
     slo = annotations.slo
     if slo is not None:
         slo = Slo(*(None if real_s is None else real_s * time_scale for real_s in astuple(slo)))
@@ -55,7 +55,7 @@ def in_emulated_time(annotations: EngineAnnotations, time_scale: float) -> Engin
 
 
 class Completion:
-    """The choices of one request; all run in the engine from the start, as in vLLM."""
+    """The choices of one request. All run in the engine from the start, as in vLLM."""
 
     def __init__(self, request: Request, form: Format) -> None:
         self.stream = bool(request.stream)
@@ -65,7 +65,7 @@ class Completion:
         self._pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
 
     def generate(self, clock: EngineClock, call_id: str, prompt: Sequence[int], **output: Any) -> None:
-        """Add a choice; `output` is as for `Generation`."""
+        """Add a choice. `output` are the remaining arguments of `Generation`."""
         index = len(self._generations)
 
         def on_piece(piece: Piece) -> None:
@@ -81,7 +81,7 @@ class Completion:
         return self._format.whole(choices, self._usage())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events as tokens come; each choice begins with its opening. The usage is last, if asked for."""
+        """Server-sent events as tokens come. Each choice begins with its opening. A requested usage event is last."""
         opened: set[int] = set()
         async for index, piece in self._until_ended():
             opening = None if index in opened else self._format.opening(index)
@@ -106,7 +106,7 @@ class Completion:
             yield index, piece
 
     def _usage(self) -> Usage:
-        """The usage; the prompt of several choices counts once, with what its first choice found cached."""
+        """The usage. A prompt with several choices counts once, with the cached tokens of its first choice."""
         usage = Usage()
         prompts: set[str] = set()
         for call in (generation.call for generation in self._generations):
@@ -119,7 +119,7 @@ class Completion:
 
 
 def complete_chat(request: ChatRequest, target: Target) -> Completion:
-    """Start a chat completion; raises `CallerError`s before anything runs."""
+    """Start a chat completion. Raises `CallerError` before anything runs."""
     _check_model(request, target.model)
     prompt = target.model.tokenizer.encode_chat(
         request.messages,
@@ -142,7 +142,7 @@ def complete_chat(request: ChatRequest, target: Target) -> Completion:
 
 
 def complete_text(request: CompletionRequest, target: Target) -> Completion:
-    """Start a text completion; raises `CallerError`s before anything runs."""
+    """Start a text completion. Raises `CallerError` before anything runs."""
     _check_model(request, target.model)
     tokenizer = target.model.tokenizer
     encode = partial(tokenizer.encode, add_special_tokens=request.add_special_tokens)
@@ -185,7 +185,7 @@ def _generate(
 def _output(
     tokenizer: Tokenizer, prompt: Sequence[int], request: Request, index: int, text: str | None
 ) -> tuple[Any, int | None]:
-    """The tokens to generate: `text` if given, else prose that depends on prompt, seed and choice."""
+    """The tokens, and how many: those of `text` if given, else prose that depends on prompt, seed and choice."""
     if text is not None:
         pieces = [EmulatedToken(token, tokenizer.decode([token])) for token in tokenizer.encode(text)]
         return iter(pieces), len(pieces)
@@ -196,7 +196,7 @@ def _output(
 
 
 def _output_limit(request: Request, target: Target, prompt_tokens: int) -> int:
-    """The most tokens of a completion. Refuses, in vLLM's words, a request that does not fit the model's context."""
+    """The most tokens of a completion. A request that exceeds the model's context gets vLLM's error message."""
     context_tokens = target.model.max_context_tokens
     room = context_tokens - prompt_tokens
     asked = request.output_limit or 0

@@ -1,8 +1,9 @@
 """The embedded engine's core: an iteration loop over a block cache, with time as an argument.
 
-`step(now)` ends the iteration in flight and begins the next one. The local scheduler plans it, blocks are found or
-allocated, and the cost model says how long an accelerator would take. A real-time server sleeps until then; the
-simulator jumps. Blocks can be found once their computation is scheduled, as in vLLM: a later iteration reads them.
+`step(now)` ends the iteration in flight and begins the next one. The local scheduler plans the iteration. Blocks are
+found or allocated. The cost model predicts how long an accelerator would take. A real-time server sleeps that long; the
+simulator advances its virtual clock. A block can be found once its computation is scheduled, as in vLLM, because only a
+later iteration reads it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from plait.policy.scheduling.local_scheduler import SCHEDULERS, LocalScheduler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """The settings of one emulated engine: `kv_tokens` is the KV cache's size, `max_batch_tokens` the budget.
+    """The settings of one emulated engine. `kv_tokens` is the KV cache's size, `max_batch_tokens` the token budget.
 
-    `scheduler` is the local scheduler, by its name in `plait.policy.scheduling.local_scheduler.SCHEDULERS`.
+    `scheduler` names the local scheduler in `plait.policy.scheduling.local_scheduler.SCHEDULERS`.
     """
 
     name: str
@@ -39,7 +40,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The ended iteration's outputs, and when the new iteration will end (None: the engine is idle)."""
+    """The outputs of the iteration that ended, and when the new one will end (None: the engine is idle)."""
 
     outputs: tuple[Output, ...]
     ends_s: float | None
@@ -61,9 +62,9 @@ class Counters:
 
 
 class Engine:
-    """One emulated engine. `facts` is the input of its local scheduler; `journal` has the content of its cache.
+    """One emulated engine. `facts` is its local scheduler's input. `journal` has its cache's content.
 
-    `scheduler` replaces the one that the settings name.
+    `scheduler` replaces the scheduler in the settings.
     """
 
     def __init__(
@@ -103,19 +104,19 @@ class Engine:
         )
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self._stepped_s = 0.0
-        """When the last iteration ended, which is when its tokens came."""
+        """When the last iteration ended and its tokens came."""
 
     @property
     def idle(self) -> bool:
-        """No iteration is in flight: a call that is added now needs a `step` to begin one."""
+        """Whether no iteration is in flight. Then a call that is added needs a `step` to begin one."""
         return self._ends_s is None
 
     def fits(self, prompt_tokens: int, max_output_tokens: int) -> bool:
-        """Whether a call can run at all: its KV has to fit an otherwise empty cache."""
+        """Whether a call can run at all: its KV must fit into an otherwise empty cache."""
         return self._blocks.blocks_for(prompt_tokens + max_output_tokens) <= self._blocks.cache.total_blocks
 
     def add(self, call: EmbeddedCall) -> None:
-        """Queue a call that `fits`."""
+        """Queue a call. It must fit (see `fits`)."""
         assert call.prompt_tokens > 0
         assert call.max_output_tokens > 0
         self.counters.calls += 1
@@ -123,12 +124,12 @@ class Engine:
         self._attainment.received(call, call)
 
     def abort(self, call: EmbeddedCall) -> None:
-        """A call's client has gone: its blocks are free at once."""
+        """Abort a call whose client has gone. Its blocks are free at once."""
         if self.remove(call):
             self.counters.aborted_calls += 1
 
     def remove(self, call: EmbeddedCall) -> bool:
-        """End a call early; False if it had ended already."""
+        """End a call early. Returns False if it had ended already."""
         if call in self.running:
             self.running.remove(call)
             self._blocks.release(call)
@@ -142,7 +143,7 @@ class Engine:
         return True
 
     def step(self, now_s: float) -> Step:
-        """End the iteration in flight if it is over by now, and begin the next one."""
+        """If the iteration in flight is over by now, end it and begin the next one."""
         if self._ends_s is not None and now_s < self._ends_s:
             return Step((), self._ends_s)
         if self._measuring is not None and self._work:
@@ -166,7 +167,7 @@ class Engine:
         )
 
     def _begin(self, now_s: float) -> float | None:
-        """Plan and start the next iteration; returns its end."""
+        """Plan and start the next iteration. Returns its end; None if there is nothing to compute."""
         plan = self._scheduler.plan(now_s, self.waiting, self.running, self.facts)
         for call in plan.preempt:
             assert isinstance(call, EmbeddedCall)
@@ -177,7 +178,7 @@ class Engine:
             assert isinstance(call, EmbeddedCall)
             if not call.blocks:
                 self._admit(call, now_s)
-                tokens = min(tokens, call.uncomputed_tokens)  # an earlier pick may just have cached more of it
+                tokens = min(tokens, call.uncomputed_tokens)  # an earlier pick may have cached more of the prompt
             work.append((tokens, call.computed_tokens))
             self._schedule(call, tokens)
         if not work:
@@ -190,7 +191,7 @@ class Engine:
         return now_s + duration_s
 
     def _admit(self, call: EmbeddedCall, now_s: float) -> None:
-        """Start a waiting call, on the blocks that it finds cached."""
+        """Start a waiting call on its cached blocks."""
         self._blocks.admit(call)
         if call.cached_tokens is None:
             call.cached_tokens = call.computed_tokens
@@ -201,7 +202,7 @@ class Engine:
         self.running.append(call)
 
     def _schedule(self, call: EmbeddedCall, tokens: int) -> None:
-        """Have the iteration compute `tokens` more of a call."""
+        """Compute `tokens` more of a call in this iteration."""
         self.counters.computed_prompt_tokens += max(0, min(tokens, call.prompt_tokens - call.computed_tokens))
         self._blocks.extend(call, tokens)
         if call.uncomputed_tokens == 0:
@@ -223,7 +224,7 @@ class Engine:
         return Output(call, token, finished)
 
     def _preempt(self, call: EmbeddedCall) -> None:
-        """Put a call back at the head of the queue. Its blocks stay cached until their room is needed, as in vLLM."""
+        """Put a call back at the head of the queue. Its blocks stay cached until they are evicted, as in vLLM."""
         self.counters.preemptions += 1
         self.running.remove(call)
         self._blocks.take_back(call)

@@ -1,4 +1,4 @@
-"""The embedded engine's facts, from which its local scheduler plans."""
+"""The embedded engine's facts, which its local scheduler reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plait.policy.scheduling.local_scheduler import LocalCall
 
 
 class EmbeddedFacts:
-    """The `EngineFacts` of one embedded engine, over its `blocks`."""
+    """The `EngineFacts` of one embedded engine. They read its `blocks`."""
 
     def __init__(self, blocks: KvBlocks, *, max_batch_tokens: int, max_running_calls: int) -> None:
         self.max_batch_tokens = max_batch_tokens
@@ -25,18 +25,18 @@ class EmbeddedFacts:
         return self._cache.free_blocks
 
     def cached_tokens(self, call: LocalCall) -> int:
-        """Tokens of a waiting call that are in the cache now. The last token is always computed."""
+        """How many tokens of a waiting call are cached now. The last token is always computed."""
         assert isinstance(call, EmbeddedCall)
         return self._matched(call) * self._block_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """Free blocks that `new_tokens` more of a call take, including cached ones that it would pin."""
+        """How many free blocks `new_tokens` more of a call take, including cached blocks that no call uses yet."""
         assert isinstance(call, EmbeddedCall)
         if call.blocks:
             return -(-(call.computed_tokens + new_tokens) // self._block_tokens) - len(call.blocks)
         return -(-new_tokens // self._block_tokens) + self._cache.idle(call.chain.hashes, self._matched(call))
 
     def blocks_freed(self, call: LocalCall) -> int:
-        """Blocks that preempting a running call would free."""
+        """How many blocks preempting a running call would free."""
         assert isinstance(call, EmbeddedCall)
         return self._cache.exclusive(call.blocks)

@@ -1,4 +1,4 @@
-"""One completion of the embedded engine: tokens to text, stop strings, where it ends and why."""
+"""One completion of the embedded engine: its text, its stop strings, where and why it ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.policy.prefix.block_hash import HashChain
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text to send on; the last piece says why the completion ended (`stop` or `length`)."""
+    """Text for the client. The last piece says why the completion ended (`stop` or `length`)."""
 
     text: str
     tokens: tuple[tuple[int, str], ...]
@@ -24,8 +24,8 @@ class Piece:
 class Generation:
     """A call in the engine, and its text.
 
-    `prompt` is token ids, hashed from `root` on. `source` gives the output's tokens. A completion ends by itself after
-    `natural_tokens` (None: never), at the latest after `limit`. `annotations` are in emulated time, as everything here.
+    `prompt` has token ids; `root` is the hash before them. `source` gives the output's tokens. A completion ends by
+    itself after `natural_tokens` (None: never), at the latest after `limit`. All times are emulated.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Generation:
         return self
 
     def __next__(self) -> int:
-        """The next token, when the engine takes it. Its text waits for `_on_output`."""
+        """The next token, for the engine. Its text waits for `_on_output`."""
         token = next(self._source)
         self._held.append((token.token_id, token.text))
         return token.token_id
 
     def abort(self) -> None:
-        """The client has gone. No effect once the completion has ended."""
+        """Abort, because the client has gone. No effect once the completion has ended."""
         self._clock.abort(self.call)
 
     def _embedded_call(
@@ -97,7 +97,7 @@ class Generation:
             self._take_safe(text)
 
     def _take_safe(self, text: str) -> None:
-        """Send whole tokens, but hold back as many characters as a stop string's beginning can have."""
+        """Send whole tokens. Hold back as many characters as the beginning of a stop string can have."""
         count, length = 0, 0
         while count < len(self._held) and length + len(self._held[count][1]) <= len(text) - self._held_chars:
             length += len(self._held[count][1])

@@ -1,6 +1,6 @@
-"""The KV blocks of the calls in one embedded engine, and the tree blocks of its reports, which they make up.
+"""The KV blocks of the calls in one embedded engine, and the tree blocks that they form in its reports.
 
-Blocks can be found once their computation is scheduled, as in vLLM: a later iteration reads them.
+A block can be found once its computation is scheduled, as in vLLM, because only a later iteration reads it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from plait.policy.prefix.block_hash import tree_block_tokens
 
 
 class KvBlocks:
-    """A KV cache of `kv_tokens`. Only it changes which blocks a call has; `journal` has the tree blocks in `cache`."""
+    """A KV cache of `kv_tokens`. Only this class changes a call's blocks. `journal` has the tree blocks in `cache`."""
 
     def __init__(self, kv_tokens: int, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -23,11 +23,11 @@ class KvBlocks:
         self._tree_block_of: dict[int, int] = {}
 
     def blocks_for(self, tokens: int) -> int:
-        """The number of blocks for `tokens`."""
+        """How many blocks `tokens` take."""
         return -(-tokens // self.block_tokens)
 
     def matched(self, call: EmbeddedCall) -> int:
-        """How many leading blocks of a waiting call are in the cache now. The last token is always computed."""
+        """How many leading blocks of a waiting call are cached now. The last token is always computed."""
         most = (call.prompt_tokens + call.output_tokens - 1) // self.block_tokens
         call.matched_blocks = self.cache.match(call.chain.hashes, most, call.matched_blocks)
         return call.matched_blocks
@@ -40,12 +40,12 @@ class KvBlocks:
         call.computed_tokens = matched * self.block_tokens
 
     def extend(self, call: EmbeddedCall, tokens: int) -> None:
-        """Give the call the blocks for `tokens` more. Blocks that are full now can be found from here on."""
+        """Give the call the blocks for `tokens` more. Blocks that are full now can be found from now on."""
         cache, blocks = self.cache, call.blocks
         call.computed_tokens += tokens
         whole, rest_tokens = divmod(call.computed_tokens, self.block_tokens)
         more = whole + (rest_tokens > 0) - len(blocks)
-        if more > 0:  # a decode mostly needs none
+        if more > 0:  # most decodes need none
             blocks += cache.allocate(more)
         if whole > call.registered_blocks:
             for index in range(call.registered_blocks, whole):
@@ -54,22 +54,22 @@ class KvBlocks:
             call.registered_blocks = whole
 
     def release(self, call: EmbeddedCall) -> None:
-        """The call has ended: its blocks stay cached until their room is needed."""
+        """The call has ended. Its blocks stay cached until they are evicted."""
         self.cache.release(call.blocks)
 
     def take_back(self, call: EmbeddedCall) -> None:
-        """As `release`, for a call that will start anew."""
+        """Release the blocks of a preempted call, which will start anew."""
         self.cache.release(call.blocks)
         call.blocks = []
         call.computed_tokens = 0
 
     def state(self) -> KvState:
-        """The blocks as they are now."""
+        """The current counts of blocks."""
         cache = self.cache
         return KvState(cache.total_blocks, cache.free_blocks - cache.cached_blocks, cache.cached_blocks)
 
     def _stored(self, call: EmbeddedCall, index: int) -> None:
-        """Report a tree block as long as its last KV block is cached: eviction takes that block first."""
+        """Report a tree block while its last KV block is cached. Eviction takes that block first."""
         per_tree_block = self.granularity_tokens // self.block_tokens
         tree_index, offset = divmod(index, per_tree_block)
         if offset == per_tree_block - 1:

@@ -1,4 +1,4 @@
-"""The embedded engine's Prometheus metrics, read from the engine when they are scraped."""
+"""The embedded engine's Prometheus metrics. They are read from the engine at each scrape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTERS = {
     "output_tokens": "Tokens generated",
     "iterations": "Iterations run",
     "busy_s": "Emulated seconds of computation",
-    "preemptions": "Calls preempted for want of KV blocks",
+    "preemptions": "Preemptions of running calls",
     "aborted_calls": "Calls whose client went away",
 }
 
@@ -31,7 +31,7 @@ class EngineCollector(Collector):
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """One sample each, now."""
+        """One sample of each metric."""
         settings = self._engine.settings
         labels, values = ["engine", "model"], [settings.name, settings.model]
         for name, value in asdict(self._engine.counters).items():
@@ -46,7 +46,7 @@ class EngineCollector(Collector):
             "calls_running": ("Calls in the batch", state.queue.running),
             "kv_blocks": ("KV blocks", state.kv.total_blocks),
             "kv_blocks_free": ("KV blocks that hold nothing", state.kv.free_blocks),
-            "kv_blocks_cached": ("KV blocks that hold a prefix no running call uses", state.kv.cached_blocks),
+            "kv_blocks_cached": ("KV blocks that hold a prefix and that no running call uses", state.kv.cached_blocks),
         }
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(f"plait_engine_{name}", text, labels=labels)

@@ -12,12 +12,12 @@ from plait.backends.embedded.generation import Piece
 Json = dict[str, Any]
 
 FINGERPRINT = "plait-embedded-emulated-text"
-"""It is in every response, so that no reader takes this text for a model's."""
+"""Every response has it, so that nobody takes the text for a model's."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of a request, summed over its choices as OpenAI does: the prompt counts once."""
+    """Token counts of a request. Outputs are summed over its choices; the prompt counts once, as in OpenAI's API."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -34,16 +34,16 @@ class Usage:
 
 
 class Format(Protocol):
-    """How a kind of completion looks on the wire."""
+    """The response objects of one kind of completion."""
 
     def opening(self, index: int) -> Json | None:
-        """The event before a choice's first text, if the kind has one."""
+        """The event before a choice's first text; None if there is none."""
 
     def delta(self, index: int, piece: Piece) -> Json:
         """The event for a piece of a choice."""
 
     def usage(self, usage: Usage) -> Json:
-        """The last event of a stream that asked for its usage."""
+        """The usage event, the last of a stream if requested."""
 
     def whole(self, choices: list[list[Piece]], usage: Usage) -> Json:
         """The response of a request that does not stream."""
@@ -68,7 +68,7 @@ class _Envelope:
 
 
 class ChatFormat:
-    """`chat.completion` and `chat.completion.chunk`; with `tool`, the text is the arguments of a call of that tool."""
+    """`chat.completion` and `chat.completion.chunk`. With `tool`, the text is the arguments of a call to that tool."""
 
     def __init__(self, request_id: str, model: str, *, tool: str | None = None, logprobs: bool = False) -> None:
         self._envelope = _Envelope(f"chatcmpl-{request_id}", model)
@@ -123,7 +123,7 @@ class ChatFormat:
 
 
 class TextFormat:
-    """`text_completion`, the same object whole and in events; `echo[i]` precedes choice i."""
+    """`text_completion`, in events and as a whole. `echo[i]` precedes the text of choice i."""
 
     def __init__(self, request_id: str, model: str, *, echo: list[str] | None = None, logprobs: bool = False) -> None:
         self._envelope = _Envelope(f"cmpl-{request_id}", model)
@@ -159,7 +159,7 @@ class TextFormat:
         return choice
 
     def _certain_tokens(self, index: int, texts: list[str]) -> Json:
-        """The older form of logprobs: columns, with each token's place in the choice's text."""
+        """The older form of logprobs: columns, one of them with each token's offset in the text."""
         start = self._offsets.get(index, len(self._echo[index]) if self._echo else 0)
         *offsets, self._offsets[index] = accumulate(map(len, texts), initial=start)
         return {
@@ -175,5 +175,5 @@ def _text_choice(index: int, text: str, finish_reason: str | None) -> Json:
 
 
 def _certain(text: str) -> Json:
-    """The emulated model is sure of every token."""
+    """A token's logprob of 0: the emulated model is sure of every token."""
     return {"token": text, "logprob": 0.0, "bytes": list(text.encode()), "top_logprobs": []}

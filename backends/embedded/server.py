@@ -39,7 +39,7 @@ MAX_WAIT_MS = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """`time_scale` emulated seconds pass in a real one; `api_key` guards all routes except `/health` and `/metrics`."""
+    """`time_scale` emulated seconds pass in a real one. `api_key` protects all routes but `/health` and `/metrics`."""
 
     engine: EngineSettings
     cost_model: CostModel
@@ -49,13 +49,13 @@ class ServerSettings:
 
 
 class EmbeddedServer:
-    """One engine behind its routes; `app` is the ASGI application. The engine starts cold, in an epoch of its own."""
+    """One engine and its routes. `app` is the ASGI application. The cache is empty at first, and the epoch is new."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.engine = Engine(settings.engine, settings.cost_model, epoch=uuid.uuid4().hex)
         self._settings = settings
         self._annotations = AnnotationReader()
-        # A call that does not fit the KV cache can never run; a partial block holds nothing.
+        # A call that does not fit into the KV cache can never run. The cache has whole blocks only.
         room_tokens = settings.engine.kv_tokens // settings.engine.block_tokens * settings.engine.block_tokens
         self._model = replace(settings.model, max_context_tokens=min(settings.model.max_context_tokens, room_tokens))
         self._registry = CollectorRegistry()
@@ -124,18 +124,18 @@ class EmbeddedServer:
     def _authenticate(self, request: Request) -> None:
         key = self._settings.api_key
         if key is not None and request.headers.get("authorization") != f"Bearer {key}":
-            raise AuthenticationError("This engine needs its API key as a bearer token.")
+            raise AuthenticationError("This engine needs its API key: send 'Authorization: Bearer KEY'.")
 
 
 class CompletionResponse(Response):
-    """Sends a completion, whole or as events. If the client goes away, its calls are aborted at once."""
+    """Sends a completion, whole or as events. If the client disconnects, its calls are aborted at once."""
 
     def __init__(self, completion: Completion) -> None:
         super().__init__()
         self._completion = completion
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send, watching for the disconnect."""
+        """Send the completion. Stop when the client disconnects."""
         sending = asyncio.ensure_future(self._send(scope, receive, send))
         watching = asyncio.ensure_future(_disconnected(receive))
         try:

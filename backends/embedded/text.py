@@ -1,4 +1,4 @@
-"""The emulated engine's text: endless, readable, plainly synthetic English, the same for the same seed."""
+"""The embedded engine's text: endless, readable, plainly synthetic English, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OBJECTS: Final = (
     "the blue stones", "a long list of names", "the people in the market", "seven empty boxes", "the road to the sea",
     "a question about time", "the light under the trees", "nothing in particular",
 )  # fmt: skip
-# 1,024: enough that no reader takes a loop for a fault, few enough that a server soon has all of them encoded.
+# 1,024: enough that the text does not look like a loop, few enough that a server has soon encoded all of them.
 SENTENCES: Final = len(SUBJECTS) * len(VERBS) * len(OBJECTS)
 
 
@@ -51,7 +51,7 @@ class TextSource(Iterator[EmulatedToken]):
 
 
 class _EncodedSentences(dict[int, tuple[EmulatedToken, ...]]):
-    """Sentences by number, each encoded when it is first asked for (tens of microseconds), then shared by all calls."""
+    """Sentences by number. Each is encoded at its first use (tens of microseconds) and then shared by all calls."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class _EncodedSentences(dict[int, tuple[EmulatedToken, ...]]):
         return tokens
 
     def _tokens(self, context: list[int], ids: list[int]) -> tuple[EmulatedToken, ...]:
-        """Each id with the text that it adds after the id before it. Decoded alone, it may lose its leading space."""
+        """Each id with the text that it adds to the previous id. Decoded alone, an id may lose its leading space."""
         decode = self._tokenizer.decode
         tokens: list[EmulatedToken] = []
         before = context[-1:]

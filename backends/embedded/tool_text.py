@@ -1,4 +1,4 @@
-"""Tool calls of the emulated model: which tool it calls, with arguments that fit the tool's schema."""
+"""Tool calls of the emulated model: the tool, and arguments that fit its schema."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _EXAMPLES: dict[str, Any] = {
 
 
 def called_tool(request: ChatRequest) -> dict[str, Any] | None:
-    """The tool of `tool_choice`: the named tool, the first if it is `required`, else none."""
+    """The tool that `tool_choice` names, or the first tool for `required`; None without such a choice."""
     choice, tools = request.tool_choice, request.tools or []
     if choice is None or choice in ("auto", "none"):
         return None
     if choice == "required":
         if tools and _name(tools[0]) is not None:
             return tools[0]
-        raise CallerError("'tool_choice' is 'required' but 'tools' begins with no function", param="tool_choice")
+        raise CallerError("'tool_choice' 'required' needs a function as the first of 'tools'", param="tool_choice")
     wanted = _name(choice)
     for tool in tools:
         if wanted is not None and _name(tool) == wanted:
             return tool
-    raise CallerError(f"'tool_choice' names no tool of 'tools': {choice!r}", param="tool_choice")
+    raise CallerError(f"'tool_choice' names a tool that is not in 'tools': {choice!r}", param="tool_choice")
 
 
 def example_arguments(tool: dict[str, Any]) -> str:
-    """Arguments as JSON, with a value for every required property; a schema that is not understood gets `{}`."""
+    """Arguments as JSON, with a value for every required property. For an unsupported schema they are `{}`."""
     return msgspec.json.encode(_example(tool["function"].get("parameters"))).decode()
 
 
 def _name(value: object) -> str | None:
-    """The name in a tool, or in a choice of one."""
+    """The function's name in a tool or in a `tool_choice`."""
     function = value.get("function") if isinstance(value, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None

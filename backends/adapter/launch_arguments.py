@@ -18,7 +18,7 @@ class LaunchError(ValueError):
 def split_arguments(arguments: Sequence[str], engine: str) -> tuple[dict[str, str], list[str]]:
     """Returns Plait's settings by name, and the engine's arguments. Raises LaunchError."""
     if "--" not in arguments:
-        raise LaunchError(f"put the arguments for {engine} behind --")
+        raise LaunchError(f"put the arguments for {engine} after --")
     cut = list(arguments).index("--")
     return _settings(list(arguments[:cut]), engine), list(arguments[cut + 1 :])
 
@@ -34,7 +34,7 @@ def _settings(own: list[str], engine: str) -> dict[str, str]:
     while rest:
         option, *rest = rest
         if option not in {"--scheduler", "--profile", "--name"}:
-            raise LaunchError(f"{option} is not an option of Plait; put the arguments for {engine} behind --")
+            raise LaunchError(f"{option} is not an option of Plait; put the arguments for {engine} after --")
         if not rest:
             raise LaunchError(f"{option} needs a value")
         settings[option[2:]], *rest = rest

@@ -1,8 +1,8 @@
-"""Plait inside SGLang, by SGLang's plugin hooks: the local scheduler's plans, and the cache-state report.
+"""Plait inside SGLang: the local scheduler plans for SGLang's own, and SGLang reports its cache.
 
-`plait sglang -- <launch_server arguments>` starts it. In every process that it starts, SGLang finds the plugin by its
+`plait sglang -- <launch_server arguments>` starts it. Plait is a plugin: each of SGLang's processes finds it by its
 entry point (`sglang.srt.plugins`). SGLang's files stay untouched.
 
-Imports nothing but the standard library, msgspec, SGLang, `policy`, and modules of `backends` that need no more: an
-engine's environment gets Plait with `pip install --no-deps plait`.
+Imports only the standard library, msgspec, SGLang, `policy`, and modules of `backends` that import no more than that.
+So `pip install --no-deps plait` is enough in an engine's environment.
 """

@@ -1,8 +1,8 @@
-"""The exact content of SGLang's radix cache as tree blocks, followed by the cache's events about its pages.
+"""The exact content of SGLang's radix cache as tree blocks, from the cache's events about its pages.
 
-SGLang names a page by its own hash, chained over the tokens and the cache salt before it. A page is stored after its
-parent and evicted before it. So a tree block is whole exactly while its last page is there. Only pages on the
-accelerator count, and only pages that tokens determine: others (behind an image, say) are not reported.
+SGLang names a page by its own hash, chained over the tokens and the cache salt up to it. A page is stored after its
+parent and evicted before its parent. So a tree block is whole exactly while its last page is cached. Only pages on the
+accelerator count. Pages that tokens alone do not determine (behind an image, for example) are not reported.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from plait.backends.adapter.cache_journal import CacheJournal
 from plait.policy.prefix.block_hash import chain, root_hash, tree_block_tokens
 
 ACCELERATOR: Final = "GPU"
-"""The medium of the pages that calls can use at once."""
+"""The medium of pages that calls can use without a transfer."""
 
 _root_hash = lru_cache(maxsize=4096)(root_hash)
 
 
 @dataclass(slots=True, eq=False)
 class _Page:
-    """A page in the cache. `before` is the chain's hash before its tree block, None if not known.
+    """A page in the cache. `before` is the chain's hash before the page's tree block; None if unknown.
 
-    `previous` is the page before it in the same tree block. `filled` is how many tokens of the tree block there are up
-    to the page's end. `tree_block` is the hash of the tree block that the page ends, if any.
+    `previous` is the page before it in the same tree block. `filled` counts the tree block's tokens up to the page's
+    end. `tree_block` is the hash of the tree block that ends with this page, if any.
     """
 
     before: int | None
@@ -38,7 +38,7 @@ class _Page:
 
 
 class CacheObserver:
-    """Takes the cache's events; `journal` has the tree blocks. `model` is the model's name in calls without a LoRA."""
+    """Takes the cache's events. `journal` has the tree blocks. `model` is the model's name for calls without a LoRA."""
 
     def __init__(self, *, page_tokens: int, model: str) -> None:
         self.journal = CacheJournal()
@@ -52,7 +52,7 @@ class CacheObserver:
         return _root_hash(self.model, cache_salt or "")
 
     def observe(self, events: Iterable[Any]) -> None:
-        """The cache has stored pages, removed some, or been cleared, in this order."""
+        """Take events, in order: the cache has stored or removed pages, or was cleared."""
         for event in events:
             name = type(event).__name__
             if name == "AllBlocksCleared":
@@ -67,7 +67,7 @@ class CacheObserver:
 
     def _stored(self, event: Any) -> None:
         size, tokens, parent = event.block_size, event.token_ids, event.parent_block_hash
-        if tokens and isinstance(tokens[0], tuple):  # a draft model's pages pair each token with the next
+        if tokens and isinstance(tokens[0], tuple):  # pages of a draft model have pairs of a token and the next
             tokens = [first for first, _ in tokens]
         for index, key in enumerate(event.block_hashes):
             page = self._pages.get(key)
@@ -78,7 +78,7 @@ class CacheObserver:
             parent = key
 
     def _page(self, parent_key: int | None, tokens: Sequence[int], event: Any) -> _Page:
-        """A new page. If it ends a tree block, that goes into the journal."""
+        """A new page. If a tree block ends with it, the journal gets the tree block."""
         before, previous = self._behind(parent_key, event)
         if before is None or len(tokens) != self.page_tokens:
             return _Page(None)
@@ -86,13 +86,13 @@ class CacheObserver:
         if page.filled == self.granularity_tokens:
             try:
                 (page.tree_block,) = chain(_tokens_until(page), self.granularity_tokens, before)
-            except OverflowError:  # no tokens: an image's placeholders
+            except OverflowError:  # placeholders of an image are no token ids
                 return _Page(None)
             self.journal.store(page.tree_block, None if before == self._root_of(event) else before)
         return page
 
     def _behind(self, parent_key: int | None, event: Any) -> tuple[int | None, _Page | None]:
-        """The hash before the tree block that continues behind a page, and that tree block's last page, if any."""
+        """For a page behind a parent: the hash before its tree block, and that tree block's previous page, if any."""
         if parent_key is None:
             return self._root_of(event), None
         parent = self._pages.get(parent_key)
@@ -121,7 +121,7 @@ class CacheObserver:
 
 
 def _tokens_until(page: _Page) -> list[int]:
-    """The tokens of a tree block up to the end of `page`."""
+    """The tokens of `page`'s tree block up to the page's end."""
     pages = [page]
     while (previous := pages[-1].previous) is not None:
         pages.append(previous)

@@ -1,4 +1,4 @@
-"""SGLang's requests as local-scheduler calls, and SGLang's KV cache as the facts of its plans."""
+"""SGLang's requests as calls of the local scheduler, and SGLang's KV cache as the scheduler's facts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from plait.policy.scheduling.local_scheduler import LocalCall
 
 @dataclass(slots=True, eq=False)
 class SglangCall(LocalCall):
-    """A request in SGLang. `order` sorts calls by arrival; `tree_blocks` are the hashes of its prompt's tree blocks.
+    """A request in SGLang. `order` sorts calls by arrival. `tree_blocks` are the hashes of the prompt's tree blocks.
 
-    `hit_blocks` is the last hit found; the next search starts there. `seen_tokens` of its output were counted.
+    `hit_blocks` is the last hit found; the next search starts there. `seen_tokens` counts the output seen so far.
     """
 
     order: tuple[float, int] = field(kw_only=True)
@@ -31,20 +31,20 @@ class SglangCall(LocalCall):
     seen_tokens: int = field(default=0, kw_only=True)
 
     def follow_waiting(self, request: Any) -> None:
-        """A preempted request starts anew; its output is part of the tokens to compute."""
+        """Update from a waiting request. A preempted one starts anew: its output is part of the tokens to compute."""
         self.waits = True
         self.prompt_tokens = len(request.origin_input_ids)
         self.computed_tokens = 0
         self.output_tokens = len(request.output_ids)
 
     def follow_prefill(self, request: Any) -> None:
-        """Its prompt is computed in chunks."""
+        """Update from a request whose prompt is computed in chunks."""
         self.waits = False
         self.computed_tokens = request.prefix_len
         self.output_tokens = len(request.output_ids)
 
     def follow_decode(self, request: Any, in_flight: int) -> None:
-        """Output that is still being computed counts as generated: `in_flight` tokens."""
+        """Update from a decoding request. The `in_flight` tokens, still being computed, count as generated."""
         self.waits = False
         self.output_tokens = len(request.output_ids) + in_flight
         self.computed_tokens = self.prompt_tokens + self.output_tokens - 1
@@ -53,7 +53,7 @@ class SglangCall(LocalCall):
 def sglang_call(
     request: Any, annotations: EngineAnnotations, now_s: float, sequence: int, observer: CacheObserver
 ) -> SglangCall:
-    """The call of a request that SGLang has just received, the `sequence`th of this engine."""
+    """The call of a request that SGLang has just received. It is the engine's `sequence`th."""
     arrived_s = now_s - annotations.age_s
     granularity = observer.granularity_tokens
     tree_blocks = _tree_blocks(request, observer)
@@ -72,9 +72,9 @@ def sglang_call(
 
 
 def _tree_blocks(request: Any, observer: CacheObserver) -> Sequence[int]:
-    """The hashes of a prompt's tree blocks; none if its tokens alone do not determine the names of its cached pages.
+    """The hashes of a prompt's tree blocks; none if the tokens alone do not determine the names of its pages.
 
-    The last token is always computed, so a block that it ends cannot be hit whole.
+    The last token is always computed, so a block that ends with it cannot be a hit.
     """
     named = request.lora_id is None and request.extra_key is None and request.multimodal_inputs is None
     if not named:
@@ -86,9 +86,9 @@ def _tree_blocks(request: Any, observer: CacheObserver) -> Sequence[int]:
 
 
 class SchedulerFacts:
-    """The EngineFacts of one SGLang scheduler; KV blocks are its pages.
+    """The EngineFacts of one SGLang scheduler. KV blocks are its pages.
 
-    SGLang itself also keeps room for the output of the calls that it admits, and checks again before it admits them.
+    SGLang also keeps room for the output of the calls that it admits. It checks again before it admits a call.
     """
 
     def __init__(self, scheduler: Any, observer: CacheObserver) -> None:
@@ -103,7 +103,7 @@ class SchedulerFacts:
         self._running: dict[SglangCall, None] = {}
 
     def follow_running(self, running: Sequence[SglangCall]) -> None:
-        """These calls run now: their prompts' tree blocks are in use."""
+        """These calls run now. Their prompts' tree blocks are in use."""
         before, self._running = self._running, dict.fromkeys(running)
         for call in self._running.keys() - before.keys():
             self._users.update(call.tree_blocks)
@@ -120,20 +120,20 @@ class SchedulerFacts:
         return kv.free_blocks + kv.cached_blocks
 
     def kv_state(self) -> KvState:
-        """The pages as they are now."""
+        """The current counts of pages."""
         scheduler, page = self._scheduler, self._page_tokens
         free, cached = scheduler.token_to_kv_pool_allocator.available_size(), scheduler.tree_cache.evictable_size()
         return KvState(scheduler.max_total_num_tokens // page, int(free // page), int(cached // page))
 
     def cached_tokens(self, call: LocalCall) -> int:
-        """Tokens of a waiting call that are in the cache now, in whole tree blocks."""
+        """How many tokens of a waiting call are cached now, in whole tree blocks."""
         call = cast("SglangCall", call)
         blocks, journal = call.tree_blocks, self._observer.journal
         call.hit_blocks = cached_blocks(len(blocks), call.hit_blocks, lambda index: blocks[index] in journal)
         return call.hit_blocks * self._granularity
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """Free pages that `new_tokens` more of a call take, including cached ones that it would pin."""
+        """How many free pages `new_tokens` more of a call take, including cached pages that no call uses yet."""
         call = cast("SglangCall", call)
         if not call.waits:
             return self._pages(call.computed_tokens + new_tokens) - self._pages(call.computed_tokens)
@@ -142,7 +142,7 @@ class SchedulerFacts:
         return self._pages(cached_tokens + new_tokens) - in_use * self._granularity // self._page_tokens
 
     def blocks_freed(self, call: LocalCall) -> int:
-        """Pages that preempting a running call would free: all that no other call uses."""
+        """How many pages preempting a running call would free: those that no other call uses."""
         call = cast("SglangCall", call)
         users, blocks = self._users, call.tree_blocks
         shared = cached_blocks(len(blocks), 0, lambda index: users[blocks[index]] > 1)

@@ -1,4 +1,4 @@
-"""The names of SGLang that the plugin relies on. A version that lacks any is refused, with the list."""
+"""The names of SGLang that the plugin relies on. A version without them is refused, with a list of those missing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "sglang.srt.runtime_context.get_serving": (),
     "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type"),
 }
-"""Dotted names, and the parameters that a function must take, in this order."""
+"""Dotted names, and the first parameters that a function must take, in this order."""
 
 ATTRIBUTES = (
     *("waiting_queue", "running_batch", "chunked_req", "last_batch", "result_queue", "enable_overlap"),
@@ -57,12 +57,12 @@ class UnsupportedSglangError(RuntimeError):
 
 
 def check_names(methods: Mapping[str, tuple[str, ...]] = METHODS) -> None:
-    """Raise UnsupportedSglangError if the installed SGLang lacks a name that is needed before a scheduler is built."""
+    """Raise UnsupportedSglangError if the installed SGLang lacks one of the names."""
     _refuse(missing_names(methods))
 
 
 def check_attributes(scheduler: Any) -> None:
-    """Raise UnsupportedSglangError if a scheduler lacks an attribute that is needed."""
+    """Raise UnsupportedSglangError if a scheduler lacks one of the attributes."""
     _refuse(missing_attributes(scheduler, ATTRIBUTES))
 
 
@@ -71,6 +71,6 @@ def _refuse(missing: Iterable[str]) -> None:
     if names:
         version = getattr(importlib.import_module("sglang"), "__version__", "of unknown version")
         raise UnsupportedSglangError(
-            f"Plait does not know this SGLang ({version}); it lacks: {', '.join(names)}. "
+            f"Plait does not support this SGLang ({version}); it lacks: {', '.join(names)}. "
             "Start SGLang without Plait (SGLANG_PLUGINS=none), or install a version that Plait supports."
         )

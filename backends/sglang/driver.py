@@ -1,8 +1,8 @@
-"""Drives a local scheduler with a SGLang scheduler's state, and the SGLang scheduler with the local scheduler's plans.
+"""Shows a SGLang scheduler's state to a local scheduler, and makes the SGLang scheduler follow its plans.
 
-SGLang's `get_new_batch_prefill()` is called unchanged. A plan reaches it through the state that it reads: the waiting
-queue and its order, the prompt in chunks, the chunk size, whether decodes are mixed in, and the limits of its adder.
-Preemption is done beforehand. Decisions depend only on state that is the same on all tensor-parallel ranks.
+SGLang's `get_new_batch_prefill()` runs unchanged. A plan sets the state that it reads: the waiting queue and its order,
+the prompt in chunks, the chunk size, whether decodes are mixed in, and the adder's limits. Preemption comes before.
+Decisions depend only on state that is the same on all tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Work = list[tuple[int, int]]
 
 
 class Driver:
-    """One rank's local scheduler; `release` is SGLang's `release_req`, which frees what a request holds.
+    """Runs one rank's local scheduler. `release` is SGLang's `release_req`, which frees a request's resources.
 
-    While a prefill pass is under way, `prefill_pass` is what the plan allows it.
+    `prefill_pass` has the plan's limits on the current prefill pass.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Driver:
         self.prefill_pass = NO_LIMITS
         self.preemptions = 0
         self.diverged_picks = 0
-        """Picks that SGLang did not schedule as planned, because it found more cached, or no room."""
+        """Picks that SGLang did not schedule as planned, because it found more cached tokens or too few pages."""
         self._scheduler = scheduler
         self._events = events
         self._release = release
@@ -78,23 +78,23 @@ class Driver:
         self._sequence = count()
         self._budget_tokens = self._facts.max_batch_tokens
 
-    # What SGLang's scheduler tells.
+    # Called by SGLang's scheduler.
 
     def tick(self) -> Tick | None:
-        """The tick that the leading rank sends along with the next step's requests."""
+        """The tick that the leading rank sends with the next step's requests; None while idle."""
         scheduler = self._scheduler
         busy = scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.last_batch or scheduler.chunked_req
         return self.clock.tick(idle=not busy)
 
     def ticked(self, tick: Tick) -> None:
-        """The leading rank's tick has come."""
+        """The leading rank's tick has arrived."""
         for duration_s in self.clock.ticked(tick):
             work = self._unmeasured.popleft()
             if self._measuring is not None and work:
                 self._measuring.observe(duration_s, work)
 
     def received(self, request: Any) -> SglangCall:
-        """A request has come; its call stays with it."""
+        """A request has arrived. Its call is stored in it."""
         annotations = self.annotations.read(request.sampling_params.custom_params)
         call = sglang_call(request, annotations, self.clock.now_s, next(self._sequence), self.observer)
         request.plait_call = call
@@ -102,7 +102,7 @@ class Driver:
         return call
 
     def step(self, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
-        """Schedule a prefill pass by plan; SGLang's own `schedule` takes the batch of running decodes."""
+        """Schedule a prefill pass by a plan. SGLang's own `schedule` takes the batch of running decodes."""
         self._events.drain()
         running, waiting = self._requests.calls(running_batch)
         self._facts.follow_running(running)
@@ -114,13 +114,13 @@ class Driver:
         victims = [self._requests.of(cast("SglangCall", call)) for call in plan.preempt]
         preempted = preempt(self._scheduler, running_batch, victims, self._release)
         result = self._pulled(self._levers(plan), running_batch, schedule)
-        for request in preempted:  # only now: output still in flight would count for its next run
+        for request in preempted:  # only now, or output in flight would count for the request's next run
             self._scheduler._add_request_to_queue(request, is_retracted=True)  # noqa: SLF001
         self._observe(plan, result.batch_to_run)
         return result
 
     def begins(self, batch: Any) -> None:
-        """A batch is being run."""
+        """A batch begins to run."""
         if batch.forward_mode.is_decode():
             work = [(1, request.plait_call.computed_tokens) for request in batch.reqs]
         else:
@@ -145,14 +145,14 @@ class Driver:
                 self._attainment.ended(call.call_id, now_s)
 
     def given_up(self) -> None:
-        """Requests were ended from outside. SGLang reports no end for those that had not begun."""
+        """Requests were ended from outside. SGLang reports no end for requests that had not begun."""
         scheduler = self._scheduler
         begun = self._requests.running(scheduler.running_batch)
         present = {request.rid for request in (*scheduler.waiting_queue, *begun)}
         present.update(request.rid for batch in (scheduler.last_batch,) if batch for request in batch.reqs)
         self._attainment.retain(present, self.clock.present_s)
 
-    # What is asked from outside.
+    # Called for reports.
 
     def report(self, since: int | None, epoch: str | None) -> CacheState:
         """The cache-state report since a cursor of `epoch`."""
@@ -179,7 +179,7 @@ class Driver:
             self._budget_tokens = min(self._budget_tokens, max(0, plan.budget_tokens))
         if self._mixes or not levers.decodes:
             return levers
-        # Prompts and decodes take turns where SGLang does not compute them together.
+        # Prompts and decodes take turns if SGLang does not mix them in a batch.
         self._decodes_are_due = not self._decodes_are_due and levers.prompt_tokens > 0
         return levers if self._decodes_are_due else Levers()
 

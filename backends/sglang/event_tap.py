@@ -1,4 +1,4 @@
-"""Shows SGLang's KV cache events to the cache's observer, and keeps them for SGLang's own publisher."""
+"""Shows SGLang's KV cache events to the observer, and keeps them for SGLang's own publisher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plait.backends.sglang.cache_state import CacheObserver
 
 
 class EventTap:
-    """Wraps `take_events` of one tree cache; `published` says whether SGLang takes the events too."""
+    """Wraps one tree cache's `take_events`. `published` says whether SGLang publishes the events too."""
 
     def __init__(self, tree_cache: Any, observer: CacheObserver, *, published: bool) -> None:
         self._take = tree_cache.take_events

@@ -1,4 +1,4 @@
-"""`plait sglang -- <launch_server arguments>`: SGLang's own server, with Plait's plugin in it."""
+"""`plait sglang -- <launch_server arguments>`: starts SGLang's server with Plait's plugin."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from plait.backends.adapter.launch_arguments import OPTIONS, LaunchError, split_
 from plait.backends.sglang.settings import VARIABLE
 
 PLUGIN: Final = "plait"
-"""The name of the entry point."""
+"""The name of the plugin's entry point."""
 ALLOW_LIST: Final = "SGLANG_PLUGINS"
-"""SGLang's variable that lists the plugins to load; if it is not set, SGLang loads all."""
+"""SGLang's variable with the plugins to load. If it is not set, SGLang loads all plugins."""
 
 ADDED: Final = ("--enable-cache-report", "--enable-mixed-chunk")
-"""With these, answers say how much was cached, and decodes go on while prompts are computed."""
+"""With these, responses report cached tokens, and decodes go on while prompts are computed."""
 
 USAGE = f"""usage: plait sglang [--scheduler NAME] [--profile PROFILE] [--name NAME] -- <launch_server arguments>
 
@@ -26,9 +26,10 @@ Starts SGLang's server with Plait's local scheduler and its cache-state route.
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Replace this process by SGLang's server; `arguments` are those after `plait sglang`.
+    """Replace this process by SGLang's server. `arguments` are those after `plait sglang`.
 
-    If the plugin does not know this SGLang, it is refused here, with the missing names. SGLang would start without it.
+    If the plugin does not support this SGLang, the start fails here with the missing names. SGLang itself would start
+    without the plugin.
     """
     if "-h" in arguments[:1] or "--help" in arguments[:1]:
         sys.stdout.write(USAGE)
@@ -40,11 +41,11 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit(f"plait sglang: {error}\n\n{USAGE}") from error
     os.environ.update(environment)
     _check()
-    os.execve(command[0], command, os.environ)  # noqa: S606 - it is what the command is for, and no shell is involved
+    os.execve(command[0], command, os.environ)  # noqa: S606 - no shell is involved
 
 
 def serve_command(arguments: Sequence[str]) -> list[str]:
-    """The command that serves, run by this Python, in whose environment SGLang is; raises LaunchError."""
+    """The server's command, run by this Python, whose environment has SGLang. Raises LaunchError."""
     _, served = split_arguments(arguments, "SGLang")
     taken = taken_options(served)
     added = [option for option in ADDED if option not in taken]
@@ -52,14 +53,14 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
 
 
 def serve_environment(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set in its environment: our settings added to the given ones. Raises LaunchError."""
+    """The environment variables to set for the server: our settings merged into the given ones. Raises LaunchError."""
     settings, _ = split_arguments(arguments, "SGLang")
     try:
         given = json.loads(environment.get(VARIABLE) or "{}")
     except ValueError as error:
         raise LaunchError(f"{VARIABLE} is not JSON: {error}") from error
     if not isinstance(given, dict):
-        raise LaunchError(f"{VARIABLE} is not an object")
+        raise LaunchError(f"{VARIABLE} is not a JSON object")
     changed = {VARIABLE: json.dumps({**given, **settings})}
     allowed = [name.strip() for name in environment.get(ALLOW_LIST, "").split(",") if name.strip()]
     if allowed and PLUGIN not in allowed:

@@ -1,4 +1,4 @@
-"""A plan in SGLang's terms: the state to set for one prefill pass so that it follows the plan."""
+"""Translates a plan into the state to set for one prefill pass of SGLang."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from plait.policy.scheduling.local_scheduler import EngineFacts, Plan
 
 @dataclass(frozen=True, slots=True)
 class Levers:
-    """`shown` are the waiting calls that SGLang sees, in order. Without `goes_on` the prompt in chunks waits.
+    """`shown` are the waiting calls that SGLang sees, in order. `goes_on` says whether the prompt in chunks continues.
 
-    `prompt_tokens` is the most prompt tokens of the pass. `decodes` says whether decodes go along.
+    `prompt_tokens` is the most prompt tokens of the pass. `decodes` says whether decodes run too.
     """
 
     shown: Sequence[SglangCall] = ()
@@ -26,9 +26,9 @@ class Levers:
 
 
 def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page_tokens: int) -> Levers:
-    """The levers of a plan; `in_chunks` is the running call whose prompt is not computed yet.
+    """The levers of a plan. `in_chunks` is the running call whose prompt is computed in chunks.
 
-    SGLang counts a prompt's tokens in whole pages, and has one prompt in chunks at most.
+    SGLang counts a prompt's tokens in whole pages. At most one prompt is in chunks.
     """
     picks = cast("Sequence[tuple[SglangCall, int]]", plan.picks)
     backfill = cast("Sequence[SglangCall]", plan.backfill)

@@ -1,7 +1,7 @@
 """SGLang's entry point into Plait: SGLang calls `register` in each process that it starts.
 
-If `register` raises, SGLang logs the error and goes on without the plugin. Then `/cache_state` says so. For this, the
-API server's hook is registered first.
+If `register` raises, SGLang logs the error and goes on without the plugin. The API server's hook is registered first,
+so that `/cache_state` can then report the error.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def register() -> None:
     if is_api_server:
         _hook(API_SERVER, _before_serving, "BEFORE")
     elif SCHEDULER not in sys.modules:
-        return  # it does not schedule either: the detokenizer, say
+        return  # a process that does not schedule, such as the detokenizer
     check()
     if not is_api_server:
-        from plait.backends.sglang.scheduler import scheduler_class  # noqa: PLC0415 - only once SGLang is known to fit
+        from plait.backends.sglang.scheduler import scheduler_class  # noqa: PLC0415 - only after the check
 
         _hook(f"{SCHEDULER}.Scheduler", scheduler_class(load(f"{SCHEDULER}.Scheduler")), "REPLACE")
         _hook(KV_CACHE, _with_events, "AROUND")
 
 
 def check() -> None:
-    """Raise UnsupportedSglangError or SettingsError if the plugin cannot work here with its settings."""
+    """Raise UnsupportedSglangError or SettingsError if the plugin cannot work in this SGLang or with its settings."""
     check_names()
     read_settings()
 
@@ -46,7 +46,7 @@ def _hook(target: str, hook: Any, kind: str) -> None:
 
 
 def _before_serving(*_: Any, **__: Any) -> None:
-    from plait.backends.sglang.route import add_route  # noqa: PLC0415 - only the API server has use for it
+    from plait.backends.sglang.route import add_route  # noqa: PLC0415 - only the API server needs it
 
     add_route(_problem())
 
@@ -61,5 +61,5 @@ def _problem() -> str | None:
 
 
 def _with_events(build: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make the KV cache keep its events on every rank, no matter who publishes them."""
+    """Make the KV cache record its events on every rank, even if SGLang publishes none."""
     return build(*args, **{**kwargs, "enable_kv_cache_events": True})

@@ -1,4 +1,4 @@
-"""Preemption in SGLang: takes the blocks of requests away; they are computed again from their tokens."""
+"""Preemption in SGLang: frees the blocks of requests, which later compute their tokens again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def preempt(scheduler: Any, running_batch: Any, victims: Iterable[Any], release: Callable[..., Any]) -> list[Any]:
-    """Free the blocks of the victims that can start anew. Returns these requests, to be queued again.
+    """Free the blocks of those victims that can start anew. Returns them; the caller queues them again.
 
     `release` is SGLang's `release_req`, which frees a request's resources.
     """

@@ -33,9 +33,9 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPass:
-    """`limits` are the most tokens of some requests, by their ids. Without `may_cut` no prompt is begun in part.
+    """`limits` has the most tokens of some requests, by request id. `may_cut` says whether a prompt may begin in part.
 
-    SGLang tracks one prompt in chunks. While that is held back, no other prompt may be cut.
+    SGLang tracks only one prompt in chunks. While that prompt is held back, no other prompt may be cut.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -46,12 +46,12 @@ NO_LIMITS = PrefillPass()
 
 
 class LimitedAdder(_SglangAdder):
-    """Comes before SGLang's adder in the method resolution order; `plait_pass` has the plan's limits."""
+    """Comes before SGLang's adder in the method resolution order. `plait_pass` has the plan's limits."""
 
     plait_pass = NO_LIMITS
 
     def add_chunked_req(self, req: Any) -> Any:
-        """Add the next chunk of the prompt that is computed in chunks; the chunk ends at a page's end."""
+        """Add the next chunk of the prompt in chunks. It ends where a page ends, unless the limit is below a page."""
         limit = self.plait_pass.limits.get(req.rid)
         if limit is not None:
             end = (req.prefix_len + limit) // self.page_size * self.page_size
@@ -60,7 +60,7 @@ class LimitedAdder(_SglangAdder):
         return super().add_chunked_req(req)
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any:
-        """Admit a request, up to its limit. If it would have to be cut and another is cut already, skip it."""
+        """Admit a request, up to its limit. Skip it if it must be cut while another prompt is cut already."""
         room = self.rem_chunk_tokens
         if room is None:
             return super().add_one_req(req, has_chunked_req, truncation_align_size)
@@ -72,13 +72,13 @@ class LimitedAdder(_SglangAdder):
         self.rem_chunk_tokens = limit
         result = super().add_one_req(req, has_chunked_req, truncation_align_size)
         self.rem_chunk_tokens += room - limit
-        if limit < room and result is _results().OTHER:  # only its own limit is used up, not the room
+        if limit < room and result is _results().OTHER:  # the request has reached its own limit; there is still room
             return self.budget_state()
         return result
 
 
 def limited(base: type, allowed: PrefillPass) -> Callable[..., Any]:
-    """A factory of SGLang's adder, or of a class derived from it, with our limits."""
+    """A factory of SGLang's adder class, or of a class derived from it, with our limits."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         adder = _limited_class(base)(*args, **kwargs)

@@ -12,7 +12,7 @@ _ORDER = attrgetter("order")
 
 
 class Requests:
-    """The requests of one scheduler; `received` makes the call of a request that has none yet."""
+    """The requests of one scheduler. `received` makes the call of a request that has none yet."""
 
     def __init__(self, scheduler: Any, received: Callable[[Any], SglangCall]) -> None:
         self._scheduler = scheduler
@@ -20,11 +20,11 @@ class Requests:
         self._requests: dict[SglangCall, Any] = {}
 
     def of(self, call: SglangCall) -> Any:
-        """The request of one of the calls that `calls` returned last."""
+        """The request of a call that the last `calls` returned."""
         return self._requests[call]
 
     def calls(self, running_batch: Any) -> tuple[list[SglangCall], list[SglangCall]]:
-        """Running calls with something to compute, and waiting ones, both in order of arrival."""
+        """Running calls with something to compute, and waiting calls, both in order of arrival."""
         scheduler, in_chunks = self._scheduler, self._scheduler.chunked_req
         in_flight = self._in_flight()
         running = []
@@ -48,7 +48,7 @@ class Requests:
         return running, waiting
 
     def running(self, running_batch: Any) -> list[Any]:
-        """Requests that have begun and not ended, the one in chunks included."""
+        """Requests that have begun and not ended, including the prompt in chunks."""
         scheduler = self._scheduler
         begun = [*running_batch.reqs, *(scheduler.last_batch.reqs if scheduler.last_batch else ())]
         if scheduler.chunked_req is not None:
@@ -61,5 +61,5 @@ class Requests:
         return call
 
     def _in_flight(self) -> set[str]:
-        """Requests whose next token is still being computed."""
+        """Ids of requests whose next token is still being computed."""
         return {request.rid for batch, _ in self._scheduler.result_queue for request in batch.reqs}

@@ -1,4 +1,4 @@
-"""`GET /cache_state` in SGLang's API server. It needs the API key as SGLang's own routes do."""
+"""`GET /cache_state` in SGLang's API server. Like SGLang's own routes, it needs the API key."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.backends.sglang.report_query import STATE_KEY, query_id
 
 ASKING_INTERVAL_S = 0.02
-"""The interval of asking while a request waits: as a gateway asks a busy engine; 0.2 % of an idle scheduler's time."""
+"""A waiting request asks this often, as a gateway asks a busy engine. It takes 0.2 % of an idle scheduler's time."""
 
 
 class CacheStateRoute:
-    """An ASGI application; `problem` is why the plugin is not active, if the API server knows it already."""
+    """An ASGI application. `problem` is the reason why the plugin is not active, if the API server knows it."""
 
     def __init__(self, problem: str | None = None) -> None:
         self._problem = problem
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """One request, by the rules of ASGI."""
+        """Answer one ASGI request."""
         await answer(scope, send, self._report)
 
     async def _report(self, _scope: Scope, query: ReportQuery) -> bytes:
-        """The scheduler's report, as soon as it has a change, or at the end of the wait."""
+        """The scheduler's report, after the next change or at the end of the wait."""
         ends_s = asyncio.get_running_loop().time() + query.wait_s
         while True:
             report = await self._ask(query)
@@ -44,7 +44,7 @@ class CacheStateRoute:
         manager = load("sglang.srt.entrypoints.http_server.get_global_state")().tokenizer_manager
         manager.auto_create_handle_loop()
         request = load("sglang.srt.managers.io_struct.GetInternalStateReq")(rid=query_id(query.since, query.epoch))
-        # Never cancelled: SGLang would take the late answer for the next request's.
+        # Never cancelled, because SGLang would take the late answer as the answer to the next request.
         asked = asyncio.ensure_future(manager.get_internal_state_communicator(request))
         try:
             async with asyncio.timeout(ANSWER_DEADLINE_S):
@@ -53,7 +53,7 @@ class CacheStateRoute:
             raise EngineTimeoutError(f"the scheduler did not answer within {ANSWER_DEADLINE_S:g} s") from error
         report: Any = first.internal_state.get(STATE_KEY)
         if report is None:
-            reason = self._problem or "its log says why it was not loaded there"
+            reason = self._problem or "see its log for why it was not loaded"
             raise UnsupportedError(f"Plait's plugin is not active in this engine's scheduler: {reason}")
         return bytes(report)
 

@@ -1,4 +1,4 @@
-"""SGLang's scheduler with our hooks before it; the plugin replaces SGLang's by it in every rank's process."""
+"""SGLang's scheduler with our hooks. The plugin puts it in the place of SGLang's in each rank's process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ else:
 
 
 class PlannedScheduler(_SglangScheduler):
-    """Hooks before SGLang's scheduler in the method resolution order; `plait` is its Driver."""
+    """Hooks that come before SGLang's scheduler in the method resolution order. `plait` is the Driver."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,13 +62,13 @@ class PlannedScheduler(_SglangScheduler):
         return added if tick is None else [*added, tick]
 
     def process_input_requests(self, recv_reqs: list[Any]) -> None:
-        """A step's requests have come."""
+        """A step's requests have arrived, with the tick among them."""
         for tick in (request for request in recv_reqs if isinstance(request, Tick)):
             self.plait.ticked(tick)
         super().process_input_requests([request for request in recv_reqs if not isinstance(request, Tick)])
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
-        """A request waits from now on, for the first time or after a preemption."""
+        """A request begins to wait, for the first time or after a preemption."""
         if is_retracted:
             self.plait.preemptions += 1
         else:
@@ -76,15 +76,15 @@ class PlannedScheduler(_SglangScheduler):
         super()._add_request_to_queue(req, is_retracted)
 
     def get_new_batch_prefill(self, running_batch: Any) -> Any:
-        """Schedule prompts, and the decodes that are mixed in; without any, SGLang runs the decodes alone."""
+        """Schedule prompts, with decodes mixed in. Without prompts, SGLang runs the decodes alone."""
         return self.plait.step(running_batch, super().get_new_batch_prefill)
 
     def get_prefill_adder_class(self) -> Any:
-        """The factory of the adder, which admits requests in one prefill pass."""
+        """A factory of the adder that admits requests in one prefill pass."""
         return limited(super().get_prefill_adder_class(), self.plait.prefill_pass)
 
     def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Have the model compute a batch."""
+        """Run a batch."""
         self.plait.begins(batch)
         return super().run_batch(batch, *args, **kwargs)
 
@@ -94,12 +94,12 @@ class PlannedScheduler(_SglangScheduler):
         self.plait.ended(batch)
 
     def abort_request(self, recv_req: Any) -> None:
-        """End requests from outside, as for a client that has gone."""
+        """End requests from outside, for example after a client has gone."""
         super().abort_request(recv_req)
         self.plait.given_up()
 
     def get_internal_state(self, recv_req: Any) -> Any:
-        """SGLang's own state, or our report if that is asked for."""
+        """SGLang's own state, or our report if the request is for it."""
         query = parse_query(recv_req.rid)
         if query is None:
             return super().get_internal_state(recv_req)
@@ -114,23 +114,23 @@ def scheduler_class(base: type) -> Any:
 
 
 def _check_options(scheduler: Any) -> None:
-    """Raise UnsupportedSglangError for options that Plait does not schedule."""
+    """Raise UnsupportedSglangError for options that Plait does not support."""
     parallel = load("sglang.srt.runtime_context.get_parallel")()
     fcfs = load("sglang.srt.managers.schedule_policy.CacheAgnosticPolicy.FCFS")
     refused = {
         "--pp-size above 1": parallel.pp_size > 1,
-        "--dp-size above 1: give the gateway engines of their own instead": parallel.dp_size > 1,
+        "--dp-size above 1 (start separate engines instead)": parallel.dp_size > 1,
         "disaggregated prefill and decode": scheduler.disaggregation_mode.value != "null",
         "diffusion language models": scheduler.dllm_config is not None,
         "hierarchical sparse attention": scheduler.hisparse_coordinator is not None,
-        "a chunked prefill that is turned off": not scheduler.chunked_prefill_size,
-        "--schedule-policy other than fcfs: Plait orders the calls itself": scheduler.policy.policy is not fcfs,
-        "--enable-priority-scheduling: Plait orders the calls itself": scheduler.enable_priority_scheduling,
+        "engines without chunked prefill": not scheduler.chunked_prefill_size,
+        "--schedule-policy other than fcfs (Plait orders the calls itself)": scheduler.policy.policy is not fcfs,
+        "--enable-priority-scheduling (Plait orders the calls itself)": scheduler.enable_priority_scheduling,
     }
     found = [option for option, present in refused.items() if present]
     if found:
         raise UnsupportedSglangError(
-            f"Plait does not schedule {'; '.join(found)}. Start SGLang without it, or without Plait "
+            f"Plait does not support {'; '.join(found)}. Start SGLang without it, or without Plait "
             "(SGLANG_PLUGINS=none)."
         )
 

@@ -1,6 +1,6 @@
-"""The plugin's settings, passed by the environment: `PLAIT_SGLANG='{"scheduler": "fcfs"}'`.
+"""The plugin's settings, in the environment: `PLAIT_SGLANG='{"scheduler": "fcfs"}'`.
 
-SGLang passes its environment on to the processes that it starts. It has no command-line option that could carry them.
+SGLang passes its environment on to the processes that it starts. It has no command-line option for the settings.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ VARIABLE: Final = "PLAIT_SGLANG"
 
 
 class Settings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
-    """The settings of every engine; the default name is `sglang`."""
+    """The settings that all engines have. The default name is `sglang`."""
 
     name: str = "sglang"
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings in the environment; raises SettingsError."""
+    """The settings in the environment. Raises SettingsError."""
     try:
         given = json.loads(environment.get(VARIABLE) or "{}")
     except ValueError as error:

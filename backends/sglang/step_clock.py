@@ -1,7 +1,7 @@
-"""The clock of decisions: the leading rank's time, sent to all ranks with a step's requests.
+"""The clock that plans use: the leading rank's time, sent to all ranks with a step's requests.
 
 Under tensor parallelism every rank runs its own scheduler, and all must decide alike. So no rank plans by its own
-clock. The leading rank sends the time and how long iterations took, and all ranks use these. See docs/design/clocks.md.
+clock. The leading rank sends its time and the iterations' durations, and all ranks use them. See docs/design/clocks.md.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Tick:
 
 
 class StepClock:
-    """All ranks use `now_s` and the result of `ticked`; only the leading rank uses the rest.
+    """All ranks plan by `now_s` and the result of `ticked`. Only the leading rank's ticks are sent.
 
-    While the engine is idle, no tick is sent and the time stands still. That affects only the metrics.
+    While the engine is idle, no tick is sent and the time does not advance. That affects only the metrics.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,11 +39,11 @@ class StepClock:
         return self._said_s + self._clock() - self._looked_s
 
     def measured(self, duration_s: float) -> None:
-        """An iteration is over. All ranks count iterations in the same order."""
+        """An iteration is over. All ranks see iterations in the same order."""
         self._durations_s.append(duration_s)
 
     def tick(self, *, idle: bool) -> Tick | None:
-        """The tick to send with the next step, None when idle. It may get lost, if it gets lost on all ranks."""
+        """The tick to send with the next step; None when idle. It may be lost, but only on all ranks alike."""
         if idle:
             self._looked_s = self._clock()
             return None

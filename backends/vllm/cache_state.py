@@ -1,12 +1,13 @@
-"""The exact content of vLLM's block pool as tree blocks, observed where blocks enter and leave its prefix-cache map.
+"""The exact content of vLLM's block pool as tree blocks, observed where blocks enter and leave the prefix-cache map.
 
-vLLM names a block by its own hash, chained over the tokens, LoRA, cache salt and media before it. When vLLM caches a
-request's blocks, the request's tokens are at hand. Then the tree block's hash (`plait.policy.prefix.block_hash`) is
-computed from the same tokens, LoRA and salt. When vLLM evicts a block, the block's own hash says which tree block went
-with it.
+vLLM names a block by its own hash, chained over the tokens, LoRA, cache salt and media up to it. When vLLM caches a
+request's blocks, the request's tokens are known. The tree block's hash (`plait.policy.prefix.block_hash`) is then
+computed from the same tokens, LoRA and salt. When vLLM evicts a block, the block's own hash tells which tree block is
+no longer whole.
 
-For a model with several kinds of attention, the blocks of the first full-attention group are reported: an upper bound
-of what a prefix hit needs. Blocks that tokens do not determine (behind an image, prompt embeddings) are not reported.
+For a model with several kinds of attention, the blocks of the first full-attention group are reported. They are an
+upper bound of a prefix hit. Blocks that tokens alone do not determine (behind an image, prompt embeddings) are not
+reported.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _root_hash = lru_cache(maxsize=4096)(root_hash)
 
 
 class PoolObserver:
-    """Follows one BlockPool from its start: `journal` has the tree blocks, `blocks` the copies of each engine block."""
+    """Follows one BlockPool from its start. `journal` has the tree blocks, `blocks` the copies of each engine block."""
 
     def __init__(self, pool: Any, *, group_id: int, block_tokens: int, model: str) -> None:
         self.journal = CacheJournal()
@@ -44,7 +45,7 @@ class PoolObserver:
         _wrap(pool, "reset_prefix_cache", self._reset_prefix_cache)
 
     def kv_state(self) -> KvState:
-        """The pool's blocks now; vLLM keeps one block for itself."""
+        """The pool's current counts of blocks. vLLM keeps one block for itself."""
         cached = len(self._idle)
         return KvState(self._pool.num_gpu_blocks - 1, self._pool.get_num_free_blocks() - cached, cached)
 
@@ -53,7 +54,7 @@ class PoolObserver:
         return block_hash + self.group_suffix
 
     def _follow_map(self) -> None:
-        """Wrap the map's `insert` and `pop`. The wrappers are short: a step may call them hundreds of times."""
+        """Wrap the map's `insert` and `pop`. The wrappers are short because a step may call them hundreds of times."""
         blocks, suffix, idle = self._pool.cached_block_hash_to_block, self.group_suffix, self._idle
         inserted, removed = self.blocks.inserted, self.blocks.removed
         vllm_insert, vllm_pop = blocks.insert, blocks.pop
@@ -133,7 +134,7 @@ class PoolObserver:
 
 
 def _wrap(target: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace a method of this one object by `around(original, ...)`."""
+    """Replace a method of one object by `around(original, ...)`."""
     original = getattr(target, name)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""vLLM's requests as local-scheduler calls, and vLLM's KV cache as the facts of its plans."""
+"""vLLM's requests as calls of the local scheduler, and vLLM's KV cache as the scheduler's facts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from plait.backends.vllm.cache_state import PoolObserver
 from plait.policy.scheduling.local_scheduler import LocalCall
 
 _UNKNOWN = b""
-"""No block's key: the hit of this call was never looked up."""
+"""The key of no block: this call's hit was never looked up."""
 
 
 @dataclass(slots=True, eq=False)
 class VllmCall(LocalCall):
-    """A request in vLLM. It has no reference to the request, so that vLLM can free that without garbage collection.
+    """A request in vLLM. It does not refer to the request object, so that vLLM can free it without garbage collection.
 
-    `order` sorts calls by arrival. `last_hit` and `first_miss`, the keys on both sides of the end of the known hit,
-    remember it.
+    `order` sorts calls by arrival. `last_hit` and `first_miss` are the keys on both sides of the known hit's end.
     """
 
     received_s: float = field(kw_only=True)
@@ -35,7 +34,7 @@ class VllmCall(LocalCall):
     first_miss: bytes | None = field(default=None, kw_only=True)
 
     def follow_waiting(self, request: Any) -> None:
-        """A preempted request starts anew; its output is part of the tokens to compute."""
+        """Update from a waiting request. A preempted one starts anew: its output is part of the tokens to compute."""
         output_tokens = request.num_tokens - request.num_prompt_tokens
         if not self.waits or output_tokens != self.output_tokens:
             self.last_hit, self.first_miss = _UNKNOWN, None  # there may be more blocks to hit now
@@ -45,7 +44,7 @@ class VllmCall(LocalCall):
         self.output_tokens = output_tokens
 
     def follow_running(self, request: Any) -> None:
-        """Output that is still being computed counts as generated, as in vLLM's `num_computed_tokens`."""
+        """Update from a running request. Output in flight counts as generated, as in vLLM's `num_computed_tokens`."""
         self.waits = False
         self.prompt_tokens = prompt_tokens = request.num_prompt_tokens
         self.computed_tokens = request.num_computed_tokens
@@ -53,7 +52,7 @@ class VllmCall(LocalCall):
 
 
 def vllm_call(request: Any, annotations: EngineAnnotations, now_s: float, sequence: int) -> VllmCall:
-    """The call of a request that vLLM has just received, the `sequence`th of this engine."""
+    """The call of a request that vLLM has just received. It is the engine's `sequence`th."""
     arrived_s = now_s - annotations.age_s
     return VllmCall(
         call_id=request.request_id,
@@ -73,14 +72,14 @@ def vllm_call(request: Any, annotations: EngineAnnotations, now_s: float, sequen
 class SchedulerFacts:
     """The EngineFacts of one vLLM scheduler.
 
-    They are exact for models with one kind of attention. For others, the blocks of the observed group count for a
-    waiting call. vLLM itself checks again before it admits a call.
+    They are exact for models with one kind of attention. For other models, only the observed group's blocks count for a
+    waiting call. vLLM checks again before it admits a call.
     """
 
     def __init__(self, scheduler: Any, observer: PoolObserver) -> None:
         self.max_batch_tokens: int = scheduler.max_num_scheduled_tokens
         self.silent_calls = 0
-        """Running calls that have nothing to compute now; they are in no plan."""
+        """Running calls that have nothing to compute now. They are in no plan."""
         self._scheduler = scheduler
         self._observer = observer
         self._copies = observer.blocks.copies
@@ -92,7 +91,7 @@ class SchedulerFacts:
 
     @property
     def max_running_calls(self) -> int:
-        """The most calls of a plan that may run at once: other calls keep their slots."""
+        """The most calls of a plan that may run at once. Calls outside the plan keep their sequence slots."""
         elsewhere = self.silent_calls + self._scheduler.num_waiting_for_streaming_input
         return int(self._scheduler.max_num_active_reqs - elsewhere)
 
@@ -102,9 +101,9 @@ class SchedulerFacts:
         return int(self._pool.get_num_free_blocks())
 
     def cached_tokens(self, call: LocalCall) -> int:
-        """Tokens of a waiting call that are in the cache now; two look-ups check whether the known hit still holds.
+        """How many tokens of a waiting call are cached now. Two look-ups check whether the known hit still holds.
 
-        vLLM evicts a prefix from its end, so that the hit can be found by bisection.
+        vLLM evicts a prefix from its end, so bisection finds the hit.
         """
         call, copies = cast("VllmCall", call), self._copies
         if call.first_miss in copies or (call.last_hit is not None and call.last_hit not in copies):
@@ -112,7 +111,7 @@ class SchedulerFacts:
         return call.hit_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """Free blocks that `new_tokens` more of a call take, including cached ones that it would pin."""
+        """How many free blocks `new_tokens` more of a call take, including cached blocks that no call uses yet."""
         call = cast("VllmCall", call)
         if call.waits:
             return self._blocks_to_admit(call, new_tokens)
@@ -125,7 +124,7 @@ class SchedulerFacts:
         return needed
 
     def blocks_freed(self, call: LocalCall) -> int:
-        """Blocks that preempting a running call would free."""
+        """How many blocks preempting a running call would free."""
         return sum(
             block.ref_cnt == 1 and not block.is_null
             for manager in self._managers
@@ -139,7 +138,7 @@ class SchedulerFacts:
         return -(-(cached_tokens + new_tokens) // block_tokens) - self._blocks_in_use(call, hit)
 
     def _blocks_in_use(self, call: VllmCall, hit: int) -> int:
-        """How many of the hit blocks running calls use; a call that uses a block uses all blocks before it."""
+        """How many of the hit blocks are in use. A call that uses a block uses all blocks before it."""
         get = self._pool.cached_block_hash_to_block.get_one_block
         low, high = 0, hit
         while low < high:
@@ -151,7 +150,7 @@ class SchedulerFacts:
         return low
 
     def _search(self, call: VllmCall) -> None:
-        """Find the end of the hit. Try first where it was, or where the gateway expects it."""
+        """Find the end of the hit. The first guess is the last known end, or the end that the gateway expects."""
         block_tokens, copies = self._observer.block_tokens, self._copies
         most = self._most_hit_blocks(call)
         guess = (call.hit_tokens or call.hint_tokens) // block_tokens
@@ -161,7 +160,7 @@ class SchedulerFacts:
         call.first_miss = self._key(call, hit) if hit < most else None
 
     def _most_hit_blocks(self, call: VllmCall) -> int:
-        """The most blocks that can be hit: the last token is always computed."""
+        """The most blocks that can be hit. The last token is always computed."""
         if not call.reads_cache:
             return 0
         tokens = call.prompt_tokens + call.output_tokens

@@ -1,4 +1,4 @@
-"""The names of vLLM that the plugin relies on. A version that lacks any is refused, with the list."""
+"""The names of vLLM that the plugin relies on. A version without them is refused, with a list of the missing names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.sched.interface.PauseState.UNPAUSED": (),
     "vllm.v1.engine.core.EngineCore": (),
 }
-"""Dotted names, and the parameters that a function must take, in this order."""
+"""Dotted names, and the first parameters that a function must take, in this order."""
 
 ATTRIBUTES = (
     *("waiting", "kv_holding_waiting", "running", "requests", "pause_state", "prev_step_scheduled_req_ids"),
@@ -57,12 +57,12 @@ class UnsupportedVllmError(RuntimeError):
 
 
 def check_names(methods: Mapping[str, tuple[str, ...]] = METHODS) -> None:
-    """Raise UnsupportedVllmError if the installed vLLM lacks a name that is needed before a scheduler is built."""
+    """Raise UnsupportedVllmError if the installed vLLM lacks one of the names."""
     _refuse(missing_names(methods))
 
 
 def check_attributes(scheduler: Any) -> None:
-    """Raise UnsupportedVllmError if a scheduler lacks an attribute that is needed."""
+    """Raise UnsupportedVllmError if a scheduler lacks one of the attributes."""
     _refuse(missing_attributes(scheduler, ATTRIBUTES))
 
 
@@ -71,6 +71,6 @@ def _refuse(missing: Iterable[str]) -> None:
     if names:
         version = getattr(importlib.import_module("vllm"), "__version__", "of unknown version")
         raise UnsupportedVllmError(
-            f"Plait does not know this vLLM ({version}); it lacks: {', '.join(names)}. "
+            f"Plait does not support this vLLM ({version}); it lacks: {', '.join(names)}. "
             "Start vLLM without Plait's --scheduler-cls and --middleware, or install a version that Plait supports."
         )

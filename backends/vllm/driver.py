@@ -1,7 +1,7 @@
-"""Drives a local scheduler with a vLLM scheduler's state, and the vLLM scheduler with the local scheduler's plans.
+"""Shows a vLLM scheduler's state to a local scheduler, and makes the vLLM scheduler follow its plans.
 
-vLLM's `schedule()` is called unchanged. A plan reaches it through the state that it reads: the waiting queue and its
-order, the token budget, and the limit on one request's chunk. Preemption is done beforehand.
+vLLM's `schedule()` runs unchanged. A plan sets the state that `schedule()` reads: the waiting queue and its order, the
+token budget, and the limit on a request's chunk. Preemption comes before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ORDER = attrgetter("order")
 
 
 class Driver:
-    """One engine's local scheduler; `statuses` is vLLM's RequestStatus, and `levers` are what a plan sets."""
+    """Runs one engine's local scheduler. `statuses` is vLLM's RequestStatus. `levers` carry out the plans."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Driver:
         self.observer = observer
         self.preemptions = 0
         self.diverged_picks = 0
-        """Picks that vLLM did not schedule as planned, because it found less cached, or no room."""
+        """Picks that vLLM did not schedule as planned, because it found fewer cached tokens or too few blocks."""
         self._scheduler = scheduler
         self._ready, self._preempted = statuses.WAITING, statuses.PREEMPTED
         self._policy = policy or local_scheduler(settings)
@@ -69,10 +69,10 @@ class Driver:
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self._sequence = count()
 
-    # What vLLM's scheduler tells.
+    # Called by vLLM's scheduler.
 
     def received(self, request: Any) -> None:
-        """A request has come; its call stays with it."""
+        """A request has arrived. Its call is stored in it."""
         arguments = request.sampling_params.extra_args if request.sampling_params is not None else None
         annotations = self.annotations.read(arguments)
         received_s = self._clock() - self._waited_s(request)
@@ -80,9 +80,9 @@ class Driver:
         self._attainment.received(call.call_id, call)
 
     def step(self, schedule: Callable[[], Any]) -> Any:
-        """Schedule an iteration by plan; `schedule` is vLLM's own."""
+        """Schedule an iteration by a plan. `schedule` is vLLM's own method."""
         scheduler, now_s = self._scheduler, self._clock()
-        if scheduler.pause_state.value:  # paused in part or in full: vLLM decides what runs
+        if scheduler.pause_state.value:  # paused, in part or in full: vLLM decides what runs
             output = schedule()
             self._observe(Plan((), ()), output, now_s)
             return output
@@ -99,7 +99,7 @@ class Driver:
         return output
 
     def ended(self, output: Any, results: Any) -> None:
-        """An iteration's output has been processed; `results` are vLLM's EngineCoreOutputs of it by client."""
+        """An iteration's output has been processed. `results` are its EngineCoreOutputs in vLLM, by client."""
         now_s, attainment = self._clock(), self._attainment
         duration_s = self._iterations.end(id(output), now_s)
         work = self._work.pop(id(output), None)
@@ -112,14 +112,14 @@ class Driver:
                     attainment.ended(one.request_id, now_s)
 
     def given_up(self) -> None:
-        """Requests were ended from outside: their clients have gone, or they have enough output."""
+        """Requests were ended from outside, because their clients have gone or they have enough output."""
         self._attainment.retain(self._scheduler.requests, self._clock())
 
-    # What is asked from outside.
+    # Called for reports.
 
     @property
     def cursor(self) -> int:
-        """Changes when the cache's content does."""
+        """Changes with the cache's content."""
         return self.observer.journal.cursor
 
     def report(self, since: int | None, epoch: str | None) -> CacheState:
@@ -139,15 +139,15 @@ class Driver:
     # From vLLM's state to a plan, and back.
 
     def _waited_s(self, request: Any) -> float:
-        """How long a request was on its way from the API server, which hands requests over only between iterations.
+        """How long a request took from the API server to here. Requests arrive only between iterations.
 
-        It is measured by the server's time of day, maybe on another machine, so it is capped at one iteration.
+        The server stamps them by its time of day, maybe on another machine. So the wait is capped at one iteration.
         """
         waited_s = self._wall_clock() - float(request.arrival_time)
         return min(max(0.0, waited_s), self._iterations.last_s)
 
     def _calls(self) -> tuple[list[LocalCall], list[LocalCall], list[Any]]:
-        """Running calls with something to compute, waiting ones in order of arrival, and requests not yet ready."""
+        """Running calls with something to compute, waiting calls in order of arrival, and requests not yet ready."""
         scheduler, ready, preempted = self._scheduler, self._ready, self._preempted
         running: list[LocalCall] = []
         for request in scheduler.running:
@@ -164,7 +164,7 @@ class Driver:
             elif request.status is preempted:
                 request.plait_call.follow_waiting(request)
                 waiting.append(request.plait_call)
-            else:  # waits for a grammar, a transfer or more input: vLLM checks whether it has come
+            else:  # waits for a grammar, a transfer or more input: vLLM checks that
                 blocked.append(request)
         waiting.sort(key=_ORDER)
         return running, cast("list[LocalCall]", waiting), blocked
@@ -173,7 +173,7 @@ class Driver:
         scheduler = self._scheduler
         for call in plan.preempt:
             request = scheduler.requests[call.call_id]
-            # As vLLM itself preempts. If a KV connector may still write to the call's blocks, the call stays.
+            # As in vLLM itself. A call stays if a KV connector may still write to its blocks.
             if scheduler._request_blocks_can_be_freed(request):  # noqa: SLF001
                 scheduler.running.remove(request)
                 scheduler._preempt_request(  # noqa: SLF001
@@ -203,12 +203,12 @@ class Driver:
 
 
 def served_model(vllm_config: Any) -> str:
-    """The model's name for clients; the first, if it has several."""
+    """The model's name for clients; the first of several."""
     names = vllm_config.model_config.served_model_name
     return str(names if isinstance(names, str) else names[0])
 
 
 def _is_ending(request: Any) -> bool:
-    """Whether the step in flight brings an asynchronous request's last token; computed as in vLLM."""
+    """Whether the step in flight computes a request's last token under asynchronous scheduling, by vLLM's formula."""
     sure = request.num_computed_tokens + 2 - request.num_output_placeholders
     return bool(sure >= request.num_prompt_tokens + request.max_tokens)

@@ -1,4 +1,4 @@
-"""`plait vllm -- <vllm serve arguments>`: vLLM's own server, with Plait's scheduler and cache-state route in it."""
+"""`plait vllm -- <vllm serve arguments>`: starts vLLM's server with Plait's scheduler and cache-state route."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Starts vLLM's server with Plait's local scheduler and its cache-state route.
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Replace this process by vLLM's server; `arguments` are those after `plait vllm`."""
+    """Replace this process by vLLM's server. `arguments` are those after `plait vllm`."""
     if "-h" in arguments[:1] or "--help" in arguments[:1]:
         sys.stdout.write(USAGE)
         return
@@ -27,25 +27,25 @@ def main(arguments: Sequence[str]) -> None:
         command = serve_command(arguments)
     except LaunchError as error:
         raise SystemExit(f"plait vllm: {error}\n\n{USAGE}") from error
-    os.execv(command[0], command)  # noqa: S606 - it is what the command is for, and no shell is involved
+    os.execv(command[0], command)  # noqa: S606 - no shell is involved
 
 
 def serve_command(arguments: Sequence[str]) -> list[str]:
-    """The command that serves, run by this Python, in whose environment vLLM is; raises LaunchError."""
+    """The server's command, run by this Python, whose environment has vLLM. Raises LaunchError."""
     settings, served = split_arguments(arguments, "vLLM")
     served = served[1:] if served[:1] == ["serve"] else served
     taken = taken_options(served)
     if "--scheduler-cls" in taken:
-        raise LaunchError("--scheduler-cls is set by Plait; leave it out")
+        raise LaunchError("Plait sets --scheduler-cls; leave it out")
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *_with_settings(served, settings)]
     command += ["--scheduler-cls", SCHEDULER, "--middleware", MIDDLEWARE]
     if "--enable-prompt-tokens-details" not in taken:
-        command.append("--enable-prompt-tokens-details")  # without it, no answer says how much was cached
+        command.append("--enable-prompt-tokens-details")  # without it, responses do not report cached tokens
     return command
 
 
 def _with_settings(served: list[str], settings: dict[str, str]) -> list[str]:
-    """The arguments for vLLM, our settings merged into its --additional-config."""
+    """The arguments for vLLM, with our settings merged into --additional-config."""
     if not settings:
         return served
     kept, given = [], {}
@@ -65,6 +65,6 @@ def _with_settings(served: list[str], settings: dict[str, str]) -> list[str]:
         except ValueError as error:
             raise LaunchError(f"--additional-config is not JSON: {error}") from error
         if not isinstance(given, dict):
-            raise LaunchError("--additional-config is not an object")
+            raise LaunchError("--additional-config is not a JSON object")
     given["plait"] = {**given.get("plait", {}), **settings}
     return [*kept, "--additional-config", json.dumps(given)]

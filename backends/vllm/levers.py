@@ -1,4 +1,4 @@
-"""A plan in vLLM's terms: the state to set for one iteration so that vLLM's own `schedule()` follows the plan."""
+"""Sets vLLM's state for one iteration so that vLLM's own `schedule()` follows a plan."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from plait.policy.scheduling.local_scheduler import LocalCall, Plan
 
 
 class Levers:
-    """The state that vLLM's scheduler reads: its waiting queue, the token budget, and limits on requests' chunks.
+    """Sets the state that vLLM's scheduler reads: its waiting queue, the token budget, and limits on requests' chunks.
 
-    While an iteration is being scheduled, `limits` are the chunk limits by request id, and `hidden` are the waiting
-    requests that are held back. `budget_tokens` is the budget of the latest plan.
+    While an iteration is being scheduled, `limits` has the chunk limits by request id, and `hidden` has the waiting
+    requests that are held back. `budget_tokens` is the latest plan's budget.
     """
 
     def __init__(self, scheduler: Any, facts: SchedulerFacts) -> None:
@@ -36,7 +36,7 @@ class Levers:
         queue.extend(shown)
 
     def limit(self, plan: Plan, running: list[LocalCall]) -> None:
-        """Set the budget, and limits for the calls that get less than they want."""
+        """Set the budget, and limits for calls that get only a part of their tokens."""
         budget_tokens = self._facts.max_batch_tokens
         if plan.budget_tokens is not None:
             budget_tokens = min(budget_tokens, max(0, plan.budget_tokens))
@@ -50,26 +50,26 @@ class Levers:
                 wanted -= self._facts.cached_tokens(call)
             else:
                 go_on += 1
-            if tokens < wanted and call is not last:  # vLLM itself cuts the last call, at the end of the budget
+            if tokens < wanted and call is not last:  # vLLM cuts the last call itself where the budget ends
                 self._limit_call(call, tokens)
         go_on += sum(not call.waits for call in _backfill(plan))
         if go_on < len(running):
             self._hold(plan, running)
 
     def give_back(self) -> None:
-        """The iteration is scheduled: give vLLM its queue and its budget back."""
+        """The iteration is scheduled. Give vLLM its queue and its budget back."""
         self._scheduler.waiting.extend(self.hidden)
         self._scheduler.max_num_scheduled_tokens = self._facts.max_batch_tokens
         self.limits, self.hidden = {}, []
 
     def _hold(self, plan: Plan, running: list[LocalCall]) -> None:
-        """Give nothing to running calls that the plan does not name."""
+        """Give no tokens to running calls that are not in the plan."""
         named = {id(call) for call, _ in plan.picks}
         named.update(map(id, plan.backfill))
         self.limits.update((call.call_id, 0) for call in running if id(call) not in named)
 
     def _limit_call(self, call: LocalCall, tokens: int) -> None:
-        if self._scheduler.need_mamba_block_aligned_split:  # a chunk of such a model ends where a block does
+        if self._scheduler.need_mamba_block_aligned_split:  # such models need chunks that end with a block
             block_tokens = self._scheduler.cache_config.block_size
             tokens = (call.computed_tokens + tokens) // block_tokens * block_tokens - call.computed_tokens
         if tokens > 0:
@@ -77,7 +77,7 @@ class Levers:
 
 
 def _picks(plan: Plan) -> tuple[tuple[VllmCall, int], ...]:
-    """The picks of a plan over our calls."""
+    """A plan's picks, with this adapter's call type."""
     return cast("tuple[tuple[VllmCall, int], ...]", plan.picks)
 
 
@@ -86,7 +86,7 @@ def _backfill(plan: Plan) -> tuple[VllmCall, ...]:
 
 
 def _served_last(picks: Sequence[tuple[VllmCall, int]], running: Sequence[LocalCall]) -> LocalCall | None:
-    """The pick that vLLM serves last. vLLM serves running calls in its own order, then waiting calls in the plan's."""
+    """The pick that vLLM serves last. It serves running calls in its own order, then waiting calls in the plan's."""
     for call, _ in reversed(picks):
         if call.waits:
             return call

@@ -1,6 +1,6 @@
 """`GET /cache_state` in vLLM's API server, as ASGI middleware for `--middleware`.
 
-If the engine has an API key, the report can be read only with it.
+If the engine has an API key, the report needs it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CacheStateMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, by the rules of ASGI."""
+        """Answer one ASGI request."""
         if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) != PATH:
             await self._app(scope, receive, send)
         else:
@@ -32,7 +32,7 @@ class CacheStateMiddleware:
 
 
 async def _report(scope: Scope, query: ReportQuery) -> bytes:
-    """The engine core's report. If a wait ends without a change, the report is asked for again without waiting."""
+    """The engine core's report. If nothing changes during the wait, ask again without waiting."""
     state = scope["app"].state
     _authenticate(dict(scope["headers"]).get(b"authorization", b""), _keys(state))
     core = _core(state.engine_client)
@@ -56,14 +56,16 @@ def _core(engine_client: Any) -> Any:
     """The API server's client of the engine core, if Plait's scheduler runs there."""
     scheduler = engine_client.vllm_config.scheduler_config.scheduler_cls
     if scheduler != SCHEDULER:
-        raise UnsupportedError(f"Plait's scheduler does not run in this engine: it needs --scheduler-cls {SCHEDULER}")
+        raise UnsupportedError(
+            f"Plait's scheduler does not run in this engine; start it with --scheduler-cls {SCHEDULER}"
+        )
     if engine_client.errored:
-        raise EngineError("the engine core has died", code="engine_dead")
+        raise EngineError("the engine core has died; restart the engine", code="engine_dead")
     return engine_client.engine_core
 
 
 def _keys(state: Any) -> list[str]:
-    """The engine's API keys, found as vLLM finds them."""
+    """The engine's API keys, from where vLLM takes them."""
     keys = getattr(getattr(state, "args", None), "api_key", None) or [os.environ.get("VLLM_API_KEY")]
     return [key for key in ([keys] if isinstance(keys, str) else keys) if key]
 
@@ -72,4 +74,4 @@ def _authenticate(authorization: bytes, keys: list[str]) -> None:
     scheme, _, token = authorization.partition(b" ")
     valid = [hmac.compare_digest(token, key.encode()) for key in keys]
     if keys and not (scheme.lower() == b"bearer" and any(valid)):
-        raise AuthenticationError("the engine's API key is needed")
+        raise AuthenticationError("This engine needs its API key: send 'Authorization: Bearer KEY'.")

@@ -1,6 +1,6 @@
-"""How the API server reaches the engine core: a method added to vLLM's EngineCore, called through its utility channel.
+"""Lets the API server ask the engine core for reports, by a method of EngineCore that vLLM's utility channel can call.
 
-The scheduler adds it when it is built, in the engine core's process; nothing has to be registered in advance.
+The scheduler adds the method when it is built, in the engine core's process. Nothing is registered in advance.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ METHOD = "plait_cache_state"
 """The method's name in EngineCore."""
 
 MAX_WAITING = 16
-"""At most this many reports wait at once, since an API server that gives up waiting does not say so."""
+"""At most this many reports wait at once, because an API server stops waiting without notice."""
 
 
 class _Waiting(NamedTuple):
@@ -30,7 +30,7 @@ class _Waiting(NamedTuple):
 
 
 class CacheReports:
-    """Reports of one engine's cache as msgpack, at once or when something has changed."""
+    """Reports of one engine's cache as msgpack, at once or after the next change."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -38,7 +38,7 @@ class CacheReports:
         self._published = driver.cursor
 
     def report(self, since: int | None, epoch: str | None, wait: bool) -> bytes | Future[bytes]:
-        """The report since a cursor of `epoch`. With `wait`, a future of the report if nothing has changed yet."""
+        """The report since a cursor of `epoch`. With `wait` it is a future as long as nothing has changed."""
         driver = self._driver
         if not wait or since is None or since != driver.cursor or epoch not in {None, driver.epoch}:
             return self._encoded(since, epoch)

@@ -1,4 +1,4 @@
-"""The scheduler for vLLM's `--scheduler-cls`: vLLM's own, synchronous or asynchronous, driven by Plait's plans."""
+"""The scheduler for vLLM's `--scheduler-cls`: vLLM's own, synchronous or asynchronous, which follows Plait's plans."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ else:
 
 
 class PlannedScheduler(_VllmScheduler):
-    """Hooks before vLLM's scheduler in the method resolution order; `plait` is its Driver."""
+    """Hooks that come before vLLM's scheduler in the method resolution order. `plait` is the Driver."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,12 +52,12 @@ class PlannedScheduler(_VllmScheduler):
         self.cache_reports = plugin.CacheReports(self.plait)
 
     def add_request(self, request: Any) -> None:
-        """A request has come from the API server."""
+        """A request has arrived from the API server."""
         self.plait.received(request)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedule an iteration; the arguments are vLLM's."""
+        """Schedule an iteration. The arguments are vLLM's."""
         output = self.plait.step(lambda: super(PlannedScheduler, self).schedule(*args, **kwargs))
         self.cache_reports.publish()
         return output
@@ -70,7 +70,7 @@ class PlannedScheduler(_VllmScheduler):
         return outputs
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
-        """End requests from outside, as for a client that has gone."""
+        """End requests from outside, for example after a client has gone."""
         ended = super().finish_requests(*args, **kwargs)
         self.plait.given_up()
         return ended
@@ -85,19 +85,19 @@ class PlannedScheduler(_VllmScheduler):
         super()._preempt_request(*args, **kwargs)
 
     def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int:
-        """Limit the tokens that a request gets in an iteration; 0 skips a running request."""
+        """Limit a request's tokens in an iteration; 0 skips a running request."""
         limits = self.plait.levers.limits
-        if limits:  # mostly there are none, and this runs for every request of every iteration
+        if limits:  # usually there are none; this runs for each request of each iteration
             new = min(new, limits.get(request.request_id, new))
         return super()._reserve_prefill_lookahead(request, computed, new)
 
 
 def create_scheduler(*args: Any, **kwargs: Any) -> Any:
-    """Build the scheduler, with vLLM's arguments; raises UnsupportedVllmError or SettingsError."""
+    """Build the scheduler with vLLM's arguments. Raises UnsupportedVllmError or SettingsError."""
     check_names()
     vllm_config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
     if getattr(vllm_config, "diffusion_config", None) is not None:
-        raise UnsupportedVllmError("Plait does not schedule diffusion models: vLLM has a scheduler of its own for them")
+        raise UnsupportedVllmError("Plait does not schedule diffusion models; start vLLM without Plait")
     plugin.install()
     return scheduler_class(asynchronous=vllm_config.scheduler_config.async_scheduling)(*args, **kwargs)
 
@@ -112,9 +112,9 @@ def scheduler_class(*, asynchronous: bool) -> Any:
 def _check(scheduler: Any) -> None:
     check_attributes(scheduler)
     if not isinstance(scheduler.waiting, load("vllm.v1.core.sched.request_queue.FCFSRequestQueue")):
-        raise UnsupportedVllmError("Plait orders the calls itself: start vLLM with --scheduling-policy fcfs")
+        raise UnsupportedVllmError("Plait orders the calls itself; start vLLM with --scheduling-policy fcfs")
     if not scheduler.kv_cache_config.kv_cache_groups:
-        raise UnsupportedVllmError("Plait does not schedule models without a KV cache")
+        raise UnsupportedVllmError("Plait does not schedule models without a KV cache; start vLLM without Plait")
 
 
 def _driver(scheduler: Any) -> Driver:

@@ -1,6 +1,6 @@
-"""The plugin's settings, passed by vLLM's own `--additional-config '{"plait": {"scheduler": "fcfs"}}'`.
+"""The plugin's settings, in vLLM's own option `--additional-config '{"plait": {"scheduler": "fcfs"}}'`.
 
-vLLM's configuration reaches the engine core wherever that runs. An environment variable does not.
+vLLM passes its configuration to the engine core on any machine. An environment variable would not get there.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ WHERE: Final = "--additional-config: plait"
 
 
 class Settings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
-    """The settings of every engine; the default name is `vllm`."""
+    """The settings that all engines have. The default name is `vllm`."""
 
     name: str = "vllm"
 
 
 def parse_settings(additional_config: Any) -> Settings:
-    """The settings in vLLM's `additional_config`; raises SettingsError."""
+    """The settings in vLLM's `additional_config`. Raises SettingsError."""
     given = additional_config.get("plait", {}) if isinstance(additional_config, dict) else {}
     return convert_settings(given, Settings, WHERE)

@@ -1,4 +1,4 @@
-"""The tree blocks that are whole in an engine's cache, kept up to date as the engine's own blocks come and go."""
+"""Which tree blocks are whole in an engine's cache, while the engine's own blocks come and go."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from plait.backends.adapter.cache_journal import CacheJournal
 class TreeBlocks:
     """Translates engine blocks, named by the engine's keys, into tree blocks in a journal.
 
-    An engine may hold several copies of a block. The first blocks of a tree block may belong to other tree blocks too.
-    A tree block is reported while all its blocks have a copy. Keys are chained, so the key of its last block identifies
-    the tree block.
+    An engine may hold several copies of a block. Tree blocks may share their first blocks. A tree block is reported
+    while all of its blocks have a copy. Keys are chained, so its last block's key identifies a tree block.
     """
 
     def __init__(self, journal: CacheJournal) -> None:
@@ -22,7 +21,7 @@ class TreeBlocks:
         self._runs: dict[bytes, _Run] = {}
         self._run_of_part: dict[bytes, _Run] = {}
         self._more_of_part: dict[bytes, dict[_Run, None]] = {}
-        """The further runs of a part, besides the run in `_run_of_part`: tree blocks that branch off in the middle."""
+        """The other runs with this part, besides the run in `_run_of_part`: tree blocks that branch in the middle."""
         self._whole: dict[int, int] = {}
 
     def inserted(self, key: bytes) -> None:
@@ -54,7 +53,7 @@ class TreeBlocks:
                 run.missing += 1
 
     def composed(self, tree_block: int, parent: int | None, keys: Sequence[bytes]) -> None:
-        """A tree block behind `parent` consists of these engine blocks. No effect if the last is not in the cache."""
+        """A tree block behind `parent` consists of these engine blocks. No effect if the last block is not cached."""
         *parts, last = keys
         copies, run_of_part = self.copies, self._run_of_part
         if last in self._runs or last not in copies:
@@ -69,12 +68,12 @@ class TreeBlocks:
             self._store(run)
 
     def tree_block(self, last_key: bytes) -> int | None:
-        """The tree block that ends with this engine block, if there is one."""
+        """The tree block that ends with this engine block; None if there is none."""
         run = self._runs.get(last_key)
         return run.tree_block if run is not None else None
 
     def clear(self) -> None:
-        """The cache holds nothing any more."""
+        """The cache has been emptied."""
         for tree_block in self._whole:
             self._journal.remove(tree_block)
         for known in (self.copies, self._runs, self._run_of_part, self._more_of_part, self._whole):
@@ -99,7 +98,7 @@ class TreeBlocks:
                 del self._more_of_part[key]
 
     def _store(self, run: _Run) -> None:
-        # An engine that hashes more than the prefix (the tokens behind it, say) has several runs for one tree block.
+        # If an engine also hashes tokens after the block, one tree block has several runs.
         whole = self._whole.get(run.tree_block, 0)
         self._whole[run.tree_block] = whole + 1
         if whole == 0:
@@ -115,7 +114,7 @@ class TreeBlocks:
 
 
 class _Run:
-    """The engine blocks of one tree block. `parts` are all but the last; `missing` of them have no copy."""
+    """The engine blocks of one tree block. `parts` are all but the last. `missing` counts the parts without a copy."""
 
     __slots__ = ("missing", "parent", "parts", "tree_block")
 

@@ -49,12 +49,12 @@ def test_without_settings_of_ours_vllms_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["model"], "behind --"),
+        (["model"], "after --"),
         (["--port", "1", "--", "model"], "--port is not an option"),
         (["--scheduler", "--", "model"], "--scheduler needs a value"),
         (["--", "model", "--scheduler_cls=mine"], "leave it out"),
         (["--name", "a", "--", "model", "--additional-config", "{"], "not JSON"),
-        (["--name", "a", "--", "model", "--additional-config", "[]"], "not an object"),
+        (["--name", "a", "--", "model", "--additional-config", "[]"], "not a JSON object"),
         (["--name", "a", "--", "model", "--additional-config"], "needs a value"),
     ],
 )
@@ -66,7 +66,7 @@ def test_what_cannot_be_started_is_refused(arguments: list[str], reason: str) ->
 def test_help_is_printed_and_mistakes_end_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
     assert "plait vllm" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="behind --"):
+    with pytest.raises(SystemExit, match="after --"):
         main(["model"])
 
 

@@ -1,1 +1,1 @@
-"""Pure scheduling: no I/O, no clock, no asyncio, no randomness of its own; the standard library only."""
+"""Pure scheduling: no I/O, no clock, no asyncio and no random numbers. It imports only the standard library."""

@@ -1,7 +1,8 @@
 """The cost model: how long an engine computes, from a fitted profile (docs/design/cost-model.md).
 
-One forward pass takes a part linear in its new tokens (weights, activations) plus attention over the tokens already in
-the KV cache. Preble (figures 9 and 10) finds both regular enough for a regression; the coefficients live in profiles.
+The time of a forward pass has two parts. The first is piecewise linear in the new tokens (weights, activations). The
+second is attention over the whole sequence. Preble (figures 9 and 10) finds both regular enough for a regression.
+Profiles have the coefficients.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 PIVOT_SHARE = 0.9
-"""Ours: AccelGen says that throughput is nearly saturated at the pivot, and reads the pivot off a plot."""
+"""Ours: at the pivot, throughput is this share of its asymptote. AccelGen reads the pivot off a plot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,9 @@ class PiecewiseLinear:
         tokens = [knot[0] for knot in self.knots]
         seconds = [knot[1] for knot in self.knots]
         if not self.knots or tokens != sorted(set(tokens)):
-            raise ValueError("knots need strictly ascending token counts")
+            raise ValueError("knots must have strictly ascending token counts, and there must be at least one knot")
         if seconds != sorted(seconds) or seconds[0] < 0 or self.slope_s < 0:
-            raise ValueError("more tokens cannot take less time")
+            raise ValueError("seconds must not fall or be negative: more tokens cannot take less time")
 
     def __call__(self, tokens: int) -> float:
         """Seconds at `tokens`."""
@@ -52,7 +53,7 @@ class Pivot:
 
 @dataclass(frozen=True, slots=True)
 class LongAttention:
-    """The time of a prefill's attention above `threshold` tokens of `new x sequence`; sequence = context + new."""
+    """The time of a prefill's attention if `new x sequence` tokens exceed `threshold`; sequence = context + new."""
 
     threshold: int = 0
     new_s: float = 0.0
@@ -69,7 +70,7 @@ class LongAttention:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds of engine time. `context_s` is attention per token of context, `context_floor_s` the least it takes."""
+    """Seconds of engine time. `context_s` is the attention per token of context, `context_floor_s` its minimum."""
 
     forward: PiecewiseLinear
     context_constant_s: float
@@ -80,13 +81,13 @@ class CostModel:
 
     def __post_init__(self) -> None:
         if min(self.context_s, self.context_floor_s) < 0 or self.efficiency <= 0:
-            raise ValueError("attention cannot take less than no time, and efficiency is above 0")
+            raise ValueError("attention times must be 0 or more, and efficiency must be above 0")
 
     def iteration_time_s(self, work: Iterable[tuple[int, int]]) -> float:
-        """One forward pass over `(new tokens, context tokens)` of each call in the batch.
+        """The time of one forward pass; `work` has `(new tokens, context tokens)` of each call in the batch.
 
-        The constant counts once an iteration. The linear part is at the batch's total new tokens, attention at its
-        total context. Each prefill adds its own `new x sequence` term. A call with one new token is a decode.
+        The constant counts once. The linear part depends on the batch's total new tokens, attention on its total
+        sequence tokens. Each prefill adds its own `new x sequence` term. A call with one new token is a decode.
         """
         new_total = sequence_total = 0
         long_s = 0.0
@@ -100,25 +101,25 @@ class CostModel:
         return (self.forward(new_total) + self._attention_s(sequence_total) + long_s) / self.efficiency
 
     def prefill_time_s(self, new_tokens: int, context_tokens: int = 0) -> float:
-        """Computing `new_tokens` of a prompt alone in one pass, after `context_tokens` that are cached."""
+        """The time to compute `new_tokens` of a prompt after `context_tokens` that are cached, alone in one pass."""
         return self.iteration_time_s(((new_tokens, context_tokens),))
 
     def decode_time_s(self, output_tokens: float, context_tokens: float = 0) -> float:
-        """Generating `output_tokens` one by one behind `context_tokens`, alone on the engine.
+        """The time to generate `output_tokens` one by one after `context_tokens`, alone on the engine.
 
-        Each token costs as much as the middle one. That is exact as far as attention is linear in the context.
+        Each token counts as the middle one. This is exact where attention is linear in the context.
         """
         mean_sequence = context_tokens + output_tokens / 2
         return output_tokens * (self.forward(1) + self._attention_s(mean_sequence)) / self.efficiency
 
     def pivot(self) -> Pivot | None:
-        """The least number of new tokens above which throughput stays at 90 % of its asymptote; None without asymptote.
+        """The fewest new tokens from which throughput stays at 90 % of its asymptote; None without an asymptote.
 
         The throughput of an iteration of n tokens is n / forward(n). It approaches 1 / slope as n grows. It is at least
-        the share p of that where g(n) = slope n - p forward(n) >= 0. g is linear between knots and rises at
-        (1 - p) slope behind the last knot, so the pivot is the last zero of g. Attention is left out of the throughput:
-        it depends on the context, not on the size of the iteration, and a quadratic term has no asymptote. The pivot's
-        time includes the attention of one fresh prompt.
+        the share p of 1 / slope where g(n) = slope n - p forward(n) >= 0. g is linear between knots. After the last
+        knot it rises at (1 - p) slope. So the pivot is the last zero of g. This throughput leaves attention out.
+        Attention depends on the context, not on the size of the iteration, and a quadratic term has no asymptote. The
+        pivot's time includes the attention of one prompt without context.
         """
         slope_s = self.forward.slope_s
         if slope_s <= 0:

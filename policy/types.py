@@ -16,7 +16,7 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A call's promised times, in seconds from when it was ready; None where nothing was promised."""
+    """A call's promised times, in seconds from when the call was ready. None: no such time was promised."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -25,11 +25,11 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class TaskGroup:
-    """A call's task group: what counts is when its last call completes (Parrot, 5.2).
+    """A call's task group. The completion time of its last call counts (Parrot, 5.2).
 
-    `group_id` is unique in the gateway. `calls` counts the group's known calls that have not ended (waiting, ready or
-    running), this one included. `shared_tokens` is the length of the prefix that all their prompts are known to share,
-    0 if none is known.
+    `group_id` is unique in the gateway. `calls` counts the group's known calls that have not ended: waiting, ready and
+    running ones, and this call. `shared_tokens` is the length of the prefix that all their prompts share, 0 if no
+    shared prefix is known.
     """
 
     group_id: str
@@ -39,10 +39,10 @@ class TaskGroup:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One LLM call as the policies see it: its prompt as chained hashes of whole tree blocks, never as text.
+    """One LLM call as the policies see it. Its prompt is given as chained hashes of whole tree blocks, not as text.
 
     `block_hashes[i]` is the hash of the first `(i + 1) * block_tokens` tokens of the prompt (see `block_hash`).
-    `application` names the application (tenant and session) of the call, None if it is not known.
+    `application` names the call's application (tenant and session). It is None if the application is not known.
     """
 
     call_id: str
@@ -58,22 +58,22 @@ class Call:
 
     @property
     def unannotated(self) -> bool:
-        """Whether it has none of the annotations that placement reads."""
+        """Whether the call has no application, no objective and no task group."""
         return self.application is None and self.objective is None and self.group is None
 
     @property
     def served_as(self) -> Objective | None:
-        """The objective that it is served by: calls of a task group run in large batches, as throughput calls."""
+        """The objective that placement uses. Calls of a task group count as throughput calls: they run in batches."""
         return self.objective if self.group is None else Objective.THROUGHPUT
 
     @property
     def cacheable_blocks(self) -> int:
-        """Blocks that can come out of a cache. The last prompt token is always computed, for its logits."""
+        """Blocks that a cache can supply. The last prompt token is always computed, because its logits are needed."""
         return min(len(self.block_hashes), max(0, self.prompt_tokens - 1) // self.block_tokens)
 
 
 class PlacementReason(StrEnum):
-    """Why an engine was chosen; the `plait-placement` header, the log and the metrics carry it."""
+    """Why an engine was chosen. The `plait-placement` header, the log and the metrics show the reason."""
 
     EXPLOIT = "exploit"
     EXPLORE = "explore"
@@ -107,9 +107,10 @@ class LoadCost:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The choice of an engine for a call: `cached_tokens` of the prompt are expected in that engine's cache.
+    """The choice of an engine for a call. `cached_tokens` of the prompt are expected in that engine's cache.
 
-    `places` says by engine how many calls of its task group are to follow; None if the placement decided no places.
+    `places` has, for each engine, how many calls of the task group are to follow there. It is None if the placement
+    decided no places.
     """
 
     engine_id: str

@@ -1,1 +1,1 @@
-"""Placement, which chooses the engine of a call: the policies by name, their costs, and places for task groups."""
+"""Placement chooses the engine of a call. Here are the policies, their costs, and the places of task groups."""

@@ -1,7 +1,7 @@
-"""Keeping the calls of one application together, in seconds (Parrot, section 5.4).
+"""The cost of separating the calls of one application, in seconds (Parrot, section 5.4).
 
-A shared prefix is counted already: its prefill is shorter on the engine that has it cached. Beyond that, calls of one
-application should not drift apart without a reason. That may decide a tie, not more.
+The prefill cost already counts a shared prefix: the prefill is shorter on the engine that has the prefix cached. The
+cost here only decides between engines of equal cost.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ ONE_TOKEN = ((1, 0),)
 def apart_s(call: Call, engine: EngineView) -> float:
     """The engine's shortest iteration if no other call of the application is outstanding on it, else 0.
 
-    Costs that differ by less than an iteration cannot be told apart. So this decides between engines of equal cost and
-    never against load.
+    Costs that differ by less than an iteration count as equal. So this decides ties and never outweighs load.
     """
     if call.application is None or call.application in engine.work.applications:
         return 0.0

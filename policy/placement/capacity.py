@@ -1,7 +1,7 @@
-"""The throughput that an engine keeps while it holds a latency call to its time per token (Parrot, section 5.4).
+"""The share of its throughput that an engine keeps while it meets a latency call's TPOT (Parrot, section 5.4).
 
-In Parrot's example, an engine's capacity falls from 64,000 tokens of throughput work to 2,000. How far it falls depends
-on the engine, so here it follows from the engine's cost model.
+In Parrot's example, an engine's capacity falls from 64,000 tokens of throughput work to 2,000. The fall depends on the
+engine, so it is computed from the engine's cost model.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from functools import lru_cache
 from plait.policy.cost_model import CostModel
 
 CALL_TOKENS = 1366
-"""Assumed KV cache of an unknown call: mean prompt (1,155) and output (211) of Azure's conversation trace."""
+"""Assumed KV tokens of an unknown call: mean prompt (1,155) plus mean output (211) of Azure's conversation trace."""
 
 LEAST_RATIO = 2_000 / 64_000
-"""The share that is left in the paper's example: our lower bound, also where not even one call meets its TPOT."""
+"""Ours: the lower bound, also if not even one call meets the TPOT. It is the share in the paper's example."""
 
 
 def decode_iteration_s(costs: CostModel, calls: int, context_tokens: int) -> float:
-    """Seconds of an iteration in which `calls` calls each decode a token behind `context_tokens`; O(1)."""
+    """Seconds of an iteration in which `calls` calls each decode a token after `context_tokens`; O(1)."""
     if calls <= 0:
         return 0.0
-    as_one = ((1, calls * (context_tokens + 1) - 1),)  # one call with the attention of all
+    as_one = ((1, calls * (context_tokens + 1) - 1),)  # one decode whose context is as long as all contexts together
     return costs.iteration_time_s(as_one) + (costs.forward(calls) - costs.forward(1)) / costs.efficiency
 
 
@@ -30,8 +30,8 @@ def decode_iteration_s(costs: CostModel, calls: int, context_tokens: int) -> flo
 def capacity_ratio(costs: CostModel, tpot_s: float, kv_tokens: int | None) -> float:
     """The share of its throughput that an engine keeps if each iteration takes at most `tpot_s`: `LEAST_RATIO` to 1.
 
-    It is a ratio of decode rates, in tokens a second: of the largest batch that keeps `tpot_s`, over the batch that
-    fills the KV cache. If `kv_tokens` is None (not known), the full batch has the pivot's size.
+    It is the decode rate of the largest batch that meets `tpot_s`, divided by the decode rate of a full batch. A full
+    batch fills the KV cache. If `kv_tokens` is None (not known), it has the pivot's size.
     """
     pivot = costs.pivot()
     if kv_tokens is not None:

@@ -1,4 +1,4 @@
-"""A call that continues another goes to the same engine, under every policy: its prompt is in that engine's cache."""
+"""A call that continues another is placed on the same engine, under every policy: its prompt is cached there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plait.policy.types import Call, Placement, PlacementReason
 
 
 def continue_on(engine: EngineView, call: Call, situation: Situation) -> Placement:
-    """Place `call` on `engine`, which is eligible. It takes a place of its task group, if the group has places."""
+    """Place `call` on `engine`, which is eligible. If the call's task group has places, the call takes one."""
     cached_tokens = cached_blocks(call, situation, engine) * call.block_tokens
     places = None
     if call.group is not None and situation.reservation is not None:
@@ -23,8 +23,8 @@ def continue_on(engine: EngineView, call: Call, situation: Situation) -> Placeme
 def places_left(reservation: Reservation, others: int, engine_id: str) -> Mapping[str, int]:
     """A group's places after one of its calls was placed on an engine.
 
-    At most one place is left for each of the `others` that do not run. Surplus places are given up on that engine
-    first, then where most are left.
+    The group keeps at most one place for each of its `others` that does not run yet. It gives up surplus places on
+    that engine first, then on the engine with the most places.
     """
     left = dict(reservation.places)
     for _ in range(sum(left.values()) - max(0, others - reservation.running)):

@@ -14,10 +14,10 @@ from plait.policy.types import Call
 
 @dataclass(slots=True, eq=False)
 class EngineView:
-    """The router owns and updates it; the policies read it.
+    """One engine's figures. The router owns and updates them; the policies read them.
 
-    `free_tokens` is the room in the KV cache that no cached block fills: as reported, less what was booked since. It is
-    None if the engine's capacity is not known; then no eviction is expected. `kv_tokens` is the size of the KV cache,
+    `free_tokens` is the part of the KV cache that no block fills: the reported number, less the tokens booked since
+    then. It is None if the engine reports none; no eviction is expected then. `kv_tokens` is the size of the KV cache,
     None if not known.
     """
 
@@ -32,11 +32,11 @@ class EngineView:
 
     @property
     def room_tokens(self) -> float:
-        """The KV cache less the outstanding calls' tokens, as cached prefixes can be evicted; infinite if not known."""
+        """The KV cache less the outstanding calls' tokens; infinite if not known. Cached prefixes can be evicted."""
         return inf if self.kv_tokens is None else self.kv_tokens - self.work.kv_tokens
 
     def expected_work(self, call: Call, missed_tokens: int, prefill_s: float) -> Work:
-        """The work of `call` here, if it misses `missed_tokens` and their prefill takes `prefill_s`."""
+        """The work of `call` on this engine if `missed_tokens` are not cached and their prefill takes `prefill_s`."""
         output_tokens = self.ledger.mean_output_tokens
         if call.unannotated:
             return Work(kv_tokens=missed_tokens + output_tokens)

@@ -1,12 +1,13 @@
 """Harm: how long latency and throughput calls delay each other on one engine, in seconds of engine time (Parrot, 5.4).
 
-While an engine serves a latency call, its iterations may take no longer than that call's time per token. Throughput
-work then gets the share r of the engine (`capacity_ratio`), so work of W seconds takes W / r. The delay of W seconds of
-throughput work beside D seconds of latency work is
+While an engine serves a latency call, each iteration may take at most that call's TPOT. Throughput work then gets the
+share r of the engine (`capacity_ratio`), so W seconds of work take W / r. D seconds of latency work delay W seconds of
+throughput work by
 
     min(W (1 / r - 1), (1 - r) D)
 
-depending on which of the two ends first. A call without an objective does no harm and is not harmed.
+The first term holds if the throughput work ends first, the second if the latency work does. A call without an objective
+does no harm and is not harmed.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from plait.policy.placement.engine_view import EngineView
 from plait.policy.types import Call, Objective
 
 DEFAULT_TPOT_S: Final = 0.040
-"""The assumed TPOT of a latency call without one: that of deduced latency calls (`objectives_slo.LATENCY_SLO`)."""
+"""The assumed TPOT of a latency call that states none: the TPOT in `objectives_slo.LATENCY_SLO`."""
 
 
 def harm_s(call: Call, engine: EngineView, missed_tokens: int, prefill_s: float) -> float:
-    """The harm of placing `call` on `engine`, where its `missed_tokens` are computed in `prefill_s`.
+    """The harm of placing `call` on `engine`, where the prefill of its `missed_tokens` takes `prefill_s`.
 
     A latency call delays the throughput work on the engine. It adds no harm if another latency call is there already.
-    A throughput call is delayed by the latency work on the engine, and its prefill delays that latency work.
+    The latency work on the engine delays a throughput call. The prefill of the throughput call delays that latency
+    work.
     """
     if call.served_as is None:
         return 0.0
@@ -44,6 +46,6 @@ def harm_s(call: Call, engine: EngineView, missed_tokens: int, prefill_s: float)
 
 
 def delay_s(engine: EngineView, throughput_s: float, latency_s: float, tpot_s: float) -> float:
-    """The delay of `throughput_s` of work while `latency_s` of latency work run in iterations of `tpot_s`."""
+    """How long `latency_s` of latency work, in iterations of `tpot_s`, delay `throughput_s` of throughput work."""
     ratio = capacity_ratio(engine.cost_model, tpot_s, engine.kv_tokens)
     return min(throughput_s * (1 / ratio - 1), (1 - ratio) * latency_s)

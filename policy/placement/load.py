@@ -12,15 +12,17 @@ from plait.policy.cost_model import CostModel
 from plait.policy.prefix.node import Node
 
 DEFAULT_WINDOW_S = 180.0
-"""H: three minutes; Preble (section 3.2) finds that its length hardly matters."""
+"""H: three minutes. Preble (section 3.2) finds that the length of the window hardly matters."""
 
 DEFAULT_PRIOR_OUTPUT_TOKENS = 128
-"""Expected output before any call ended: between the means of Azure's code (28) and conversation (211) traces."""
+"""Expected output while no call in the window has ended. It is between the means of Azure's code (28) and conversation
+(211) traces.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class LedgerEntry:
-    """One call in the window, and the node where its prompt ends; `prefill_s` is predicted, then corrected."""
+    """One call in the window. Its prompt ends at `leaf`. `prefill_s` is predicted first and replaced in `settle`."""
 
     booked_s: float
     leaf: Node
@@ -30,7 +32,7 @@ class LedgerEntry:
 
 
 class LoadLedger:
-    """One engine's window. It keeps totals, so reading is O(1) and ageing is amortised O(1)."""
+    """One engine's calls in the window. The ledger keeps totals, so a cost takes O(1) and ageing amortised O(1)."""
 
     def __init__(
         self,
@@ -56,20 +58,20 @@ class LoadLedger:
 
     @property
     def mean_output_tokens(self) -> float:
-        """Mean output length of the ended calls in the window; the prior if there are none."""
+        """Mean output length of the ended calls in the window; the prior if no call in the window has ended."""
         return self._output_tokens / self._outputs if self._outputs else self._prior_output_tokens
 
     def window_cost_s(self) -> float:
-        """L: every call's prefill, and for each call a decode of mean output length."""
+        """L: the prefills of all calls in the window, plus a decode of mean output length for each call."""
         return self._prefill_s + self._decode_s()
 
     def decode_ratio(self) -> float:
-        """Decode's share of the window's cost, 0 for an idle engine."""
+        """Decode's share of the window's cost; 0 if the window is empty."""
         total = self.window_cost_s()
         return self._decode_s() / total if total else 0.0
 
     def book(self, leaf: Node, missed_tokens: int, prompt_tokens: int, now_s: float) -> LedgerEntry:
-        """Enter a call that was placed here and misses `missed_tokens` of its prompt."""
+        """Enter a call that was placed here. `missed_tokens` of its prompt are not cached."""
         entry = LedgerEntry(now_s, leaf, prompt_tokens, self._prefill_time_s(missed_tokens, prompt_tokens))
         self._entries[entry] = None
         self._prefill_s += entry.prefill_s
@@ -77,7 +79,7 @@ class LoadLedger:
         return entry
 
     def settle(self, entry: LedgerEntry, missed_tokens: int, output_tokens: int) -> None:
-        """Replace the prediction by what the engine reported. No effect on an entry that has aged out."""
+        """Replace the prediction by the engine's token counts. No effect on an entry that has aged out."""
         if entry not in self._entries:
             return
         assert entry.output_tokens is None, "a call is settled once"
@@ -89,7 +91,7 @@ class LoadLedger:
         self._outputs += 1
 
     def cancel(self, entry: LedgerEntry) -> bool:
-        """Remove a call that never ran, as if it had not been booked. False if it had aged out already."""
+        """Remove a call that never ran. Returns False if its entry had aged out already."""
         if entry not in self._entries:
             return False
         self._drop(entry)
@@ -115,7 +117,7 @@ class LoadLedger:
 
     def _drop(self, entry: LedgerEntry) -> None:
         del self._entries[entry]
-        self._prefill_s = self._prefill_s - entry.prefill_s if self._entries else 0.0  # rounding ends with the window
+        self._prefill_s = self._prefill_s - entry.prefill_s if self._entries else 0.0  # 0.0 drops rounding errors
         self._prompt_tokens -= entry.prompt_tokens
         if entry.output_tokens is not None:
             self._output_tokens -= entry.output_tokens

@@ -1,7 +1,7 @@
-"""An engine's outstanding work: what its calls still have to compute, by objective.
+"""An engine's outstanding work: the work that its calls still have to do, by objective.
 
-Seconds are counted for latency and throughput calls only, because only these delay each other (see `harm`). Of other
-calls, only the KV cache is counted.
+Seconds are counted for latency and throughput calls only, because only they harm each other (see `harm`). Other calls
+count with their KV tokens only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from plait.policy.types import Objective
 
 
 class Work(NamedTuple):
-    """One call's work on its engine: seconds of engine time, as if alone there, and tokens of KV cache.
+    """One call's work on its engine: seconds of engine time if it ran alone, and tokens of KV cache.
 
     `objective` is the call's `served_as`.
     """
@@ -44,14 +44,14 @@ class Backlog:
         return self.prefill_s + self.decode_s
 
     def change(self, calls: int, prefill_s: float, decode_s: float) -> None:
-        """Add to the sums; negative values subtract. Without calls, the sums are 0."""
+        """Add to the sums; negative values subtract. The sums are 0 if no call is left."""
         self.calls += calls
         self.prefill_s = max(0.0, self.prefill_s + prefill_s) if self.calls else 0.0
         self.decode_s = max(0.0, self.decode_s + decode_s) if self.calls else 0.0
 
 
 class OutstandingWork:
-    """One engine's outstanding work. `kv_tokens` is the room that its calls take, without what they found cached."""
+    """One engine's outstanding work. `kv_tokens` is the KV cache that its calls take, without their cached tokens."""
 
     __slots__ = ("applications", "backlogs", "calls", "kv_tokens")
 
@@ -70,18 +70,18 @@ class OutstandingWork:
         self._change(work, 1)
 
     def remove(self, work: Work) -> None:
-        """A call ended; `work` is what was left of its work."""
+        """A call ended; `work` is the rest of its work."""
         self._change(work, -1)
 
     def prefilled(self, work: Work) -> Work:
-        """A call's prompt has been computed. Returns the work that is left of the call."""
+        """A call's prompt has been computed. Returns the rest of the call's work."""
         if work.objective is None:
             return work
         self.backlogs[work.objective].change(0, -work.prefill_s, 0.0)
         return work._replace(prefill_s=0.0)
 
     def check(self, works: list[Work] | None = None) -> None:
-        """Assert the invariants; with the `works` that are outstanding, that the sums are theirs. For tests."""
+        """Assert the invariants; for tests. `works`, if given, are the outstanding works: the sums must be theirs."""
         assert sum(backlog.calls for backlog in self.backlogs.values()) <= self.calls
         assert all(count > 0 for count in self.applications.values())
         assert sum(self.applications.values()) <= self.calls
@@ -99,7 +99,7 @@ class OutstandingWork:
 
     def _change(self, work: Work, sign: int) -> None:
         self.calls += sign
-        self.kv_tokens = self.kv_tokens + sign * work.kv_tokens if self.calls else 0.0  # rounding ends with the calls
+        self.kv_tokens = self.kv_tokens + sign * work.kv_tokens if self.calls else 0.0  # 0.0 drops rounding errors
         if work.objective is not None:
             self.backlogs[work.objective].change(sign, sign * work.prefill_s, sign * work.decode_s)
         if work.application is not None:

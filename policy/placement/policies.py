@@ -1,12 +1,12 @@
-"""Placement: which engine a call runs on. E2 as published by Preble (algorithms 1 and 2), and two plain policies.
+"""Placement policies choose the engine of a call: E2 as published by Preble (algorithms 1 and 2), and two plain ones.
 
-Two terms are added to E2's cost, in seconds: the delay that latency and throughput calls cause each other (`harm`), and
-the distance from the rest of the application (`application`). Calls of a task group are allocated together
-(`task_group`). For a call without objective, application and group both terms are 0, and E2 is as published.
+E2's cost has two more terms here, in seconds: the delay that latency and throughput calls cause each other (`harm`),
+and a tie-break that keeps an application together (`application`). Calls of a task group are allocated together
+(`task_group`). For a call without an objective, an application and a group both terms are 0, and E2 is as published.
 
-Selection has no side effects: a policy reads engine views and returns a `Placement`, and the router books it. `engines`
-holds only eligible engines: healthy, not draining, serving the model. `e2` lacks two parts of the paper so far: decode
-balance (explore only) and shift (exploit only). See docs/design/placement.md.
+Selection has no side effects. A policy reads engine views and returns a `Placement`. The router books it. `engines`
+holds only eligible engines: healthy, not draining, serving the model. `e2` does not have two parts of the paper yet:
+decode balance (explore only) and shift (exploit only). See docs/design/placement.md.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from plait.policy.types import Call, LoadCost, Placement, PlacementReason, TaskG
 class Situation:
     """A policy's input.
 
-    `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is how many calls
-    were placed before this one. `reservation` is that of the call's task group, None if the call is placed by itself.
+    `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is the number of
+    calls placed before this one. `reservation` is the task group's; it is None if the call is placed by itself.
     """
 
     path: Sequence[Segment]
@@ -43,7 +43,7 @@ Policy = Callable[[Call, Situation], Placement]
 
 
 def e2(call: Call, situation: Situation) -> Placement:
-    """Exploit a cached prefix if it saves more tokens than it leaves to compute, else explore (algorithm 1).
+    """Exploit if more tokens of the prompt are cached than missed, else explore (algorithm 1).
 
     A call of a task group takes one of the group's places instead.
     """
@@ -64,10 +64,10 @@ def e2(call: Call, situation: Situation) -> Placement:
 
 
 def group_placement(call: Call, situation: Situation, group: TaskGroup, reservation: Reservation) -> Placement:
-    """Take the cheapest of the places that are left for the call's task group.
+    """Take the cheapest place that is left for the call's task group.
 
-    Places are for the group's known calls that do not run yet. If there are too few places, more are added. If there
-    are too many, because calls have failed, the group is allocated anew.
+    Each known call of the group that does not run yet has one place. If there are too few places, more are added. If
+    there are too many, because calls have failed, all places are allocated anew.
     """
     held = {engine: cached_blocks(call, situation, engine) for engine in situation.engines}
     wanted = max(1, group.calls - reservation.running)
@@ -85,7 +85,7 @@ def group_placement(call: Call, situation: Situation, group: TaskGroup, reservat
 def load_cost(call: Call, situation: Situation, engine: EngineView, cached_tokens: int) -> LoadCost:
     """The cost of placing `call` on `engine`, which has `cached_tokens` of its prompt.
 
-    It is L + M + P (algorithm 2), plus harm and distance from the rest of the application.
+    It is L + M + P (algorithm 2), plus harm and the cost of separating the application.
     """
     missed_tokens = call.prompt_tokens - cached_tokens
     window_s = engine.ledger.window_cost_s()
@@ -98,7 +98,10 @@ def load_cost(call: Call, situation: Situation, engine: EngineView, cached_token
 
 
 def eviction_cost_s(call: Call, situation: Situation, engine: EngineView, missed_tokens: int) -> float:
-    """M: for each node that LRU would evict to make room, its recomputation time x its share of the window's calls."""
+    """M: the time to recompute each node that LRU would evict, weighted by the share of the window's calls that use it.
+
+    It is 0 if the engine's free room is not known or its window is empty.
+    """
     calls = len(engine.ledger)
     if engine.free_tokens is None or not calls:
         return 0.0
@@ -113,7 +116,7 @@ def eviction_cost_s(call: Call, situation: Situation, engine: EngineView, missed
 
 
 def exploiting_saves(call: Call, engine: EngineView, held_blocks: int) -> bool:
-    """Whether the prompt's cached part saves `engine` at least as much time as the call does harm there."""
+    """Whether the time that the cached part saves on `engine` is at least the harm that the call does there."""
     cached_tokens = held_blocks * call.block_tokens
     missed_tokens, costs = call.prompt_tokens - cached_tokens, engine.cost_model
     prefill_s = costs.prefill_time_s(missed_tokens, cached_tokens)
@@ -123,9 +126,9 @@ def exploiting_saves(call: Call, engine: EngineView, held_blocks: int) -> bool:
 def holders_of_key_portion(path: Sequence[Segment], held: Mapping[EngineView, int]) -> list[EngineView]:
     """The engines that hold the key portion: the node with the most tokens on the matched path; ties: the deepest.
 
-    `held` says how many blocks of the path each engine has. Blocks that no engine has do not count as matched. An
-    engine holds a node if it has everything before it, and at least half of the most that any engine has of it. With
-    less than half, E2's rule of saved against computed tokens would not count the node as cached.
+    `held` has the number of path blocks that each engine holds. Blocks that no engine holds do not count as matched. An
+    engine holds the node if it has all blocks before the node, and at least half as many of the node's blocks as the
+    engine with the most. With less than half, E2's rule (more tokens cached than missed) would not call it cached.
     """
     matched = max(held.values())
     key_start = key_blocks = start = 0
@@ -138,7 +141,7 @@ def holders_of_key_portion(path: Sequence[Segment], held: Mapping[EngineView, in
 
 
 def round_robin(call: Call, situation: Situation) -> Placement:
-    """The engines in turn."""
+    """Each engine in turn."""
     engine = situation.engines[situation.turn % len(situation.engines)]
     return _placement(call, engine, PlacementReason.ROUND_ROBIN, cached_blocks(call, situation, engine))
 
@@ -152,20 +155,20 @@ def least_outstanding(call: Call, situation: Situation) -> Placement:
 
 
 def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
-    """Blocks of the prompt that the engine is expected to have; the last prompt token is always computed."""
+    """Blocks of the prompt that the engine is expected to have cached, less any block with the last prompt token."""
     return min(call.cacheable_blocks, engine.residency.held_blocks(situation.path))
 
 
 def _cheapest(
     call: Call, situation: Situation, candidates: Sequence[EngineView], held: Mapping[EngineView, int]
 ) -> tuple[LoadCost, EngineView]:
-    """The cheapest engine; ties, which the paper leaves open: the fewest outstanding calls, then the first."""
+    """The cheapest engine and its cost. Ties: the fewest outstanding calls, then the first (the paper has no rule)."""
     costs = [(load_cost(call, situation, engine, held[engine] * call.block_tokens), engine) for engine in candidates]
     return min(costs, key=lambda pair: (pair[0].total_s, pair[1].outstanding))
 
 
 def _part(call: Call, situation: Situation, group: TaskGroup, engine: EngineView, held_blocks: int) -> Part:
-    """The costs on an engine of a task group of calls such as this one."""
+    """The costs on one engine of a task group whose calls are all like this one."""
     costs, output_tokens = engine.cost_model, engine.ledger.mean_output_tokens
     cached_tokens = held_blocks * call.block_tokens
     cost = load_cost(call, situation, engine, cached_tokens)
@@ -197,4 +200,4 @@ def _placement(
 
 
 POLICIES: dict[str, Policy] = {"e2": e2, "round_robin": round_robin, "least_outstanding": least_outstanding}
-"""The policies by the name that configuration uses."""
+"""The policies by their names in the configuration."""

@@ -1,4 +1,4 @@
-"""Reservations: the engines on which a task group's calls that are still to come will run.
+"""Reservations: places on engines for the calls of a task group that are still to come.
 
 See docs/design/placement.md.
 """
@@ -14,7 +14,10 @@ from plait.policy.types import Call, Placement
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A group's allocation: `places` by engine for calls to come; `running` calls have taken theirs."""
+    """A group's allocation. `places` counts the places left on each engine. `running` calls have taken a place each.
+
+    `seen_s` is the time at which a call of the group was last booked.
+    """
 
     places: Mapping[str, int]
     running: int = 0
@@ -27,8 +30,8 @@ NOTHING_RESERVED = Reservation({})
 class Reservations:
     """The reservations of a fleet, by group and model, since an engine serves only some models. The router owns them.
 
-    A reservation exists while it has places or running calls. Each booked call of the group renews it. Its places end
-    when all are taken, when `window_s` pass without a booked call, or when an engine is lost.
+    A reservation exists while it has places or running calls. Each booked call of the group renews it. The places are
+    given up if `window_s` pass without a booked call, or if one of their engines is lost.
     """
 
     __slots__ = ("_groups", "_window_s")
@@ -42,7 +45,7 @@ class Reservations:
 
     @property
     def running(self) -> int:
-        """Calls of task groups that are on engines."""
+        """How many calls of task groups are booked on engines."""
         return sum(reservation.running for reservation in self._groups.values())
 
     def of(self, call: Call) -> Reservation | None:
@@ -50,7 +53,7 @@ class Reservations:
         return None if call.group is None else self._of((call.group.group_id, call.model))
 
     def book(self, call: Call, placement: Placement, now_s: float) -> None:
-        """A call was booked. If it has a group, reserve the places that its placement decided for the others."""
+        """A call was booked. If it has a group, keep the places that its placement left for the group's other calls."""
         if call.group is None:
             return
         key = call.group.group_id, call.model
@@ -67,15 +70,15 @@ class Reservations:
         self._keep(key, replace(before, running=before.running - 1))
 
     def age(self, now_s: float) -> None:
-        """Give up the places of groups without a booked call for longer than the window."""
+        """Give up the places of each group whose last call was booked more than the window ago."""
         for key, reservation in list(self._groups.items()):
             if reservation.seen_s < now_s - self._window_s:
                 self._keep(key, replace(reservation, places={}))
 
     def restrict(self, eligible: Mapping[str, Collection[str]]) -> None:
-        """Give up all places of a group if some are on an engine that is no longer `eligible` for its model.
+        """Give up all places of a group if one of them is on an engine that is no longer `eligible` for its model.
 
-        The rest of the group is then allocated anew.
+        The group's next call then allocates new places.
         """
         for key, reservation in list(self._groups.items()):
             if not set(reservation.places) <= set(eligible.get(key[1], ())):

@@ -1,7 +1,7 @@
-"""Allocates a task group: places for all of its calls in one decision, at the least marginal cost (Parrot, 5.4).
+"""Allocates places for all calls of a task group in one decision, at the least marginal cost (Parrot, 5.4).
 
-When a group is allocated, only its first call is known. The others are assumed to be as long, and to share
-`TaskGroup.shared_tokens` with it. The policy supplies the costs of such calls on each engine (`Part`).
+Only the prompt of the group's first call is known then. The other calls are assumed to be as long, and to share
+`TaskGroup.shared_tokens` with the first. The policy supplies the costs of such calls on each engine (`Part`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from math import inf
 class Part:
     """The costs of a group's calls on one engine.
 
-    `load_s` seconds of engine time come before them. The first call's prefill takes `first_s`. Each other prefill takes
-    `next_s`, since the shared prefix is cached by then. `decode_s(n)` is how long n calls decode together. The first
-    call takes `first_tokens` of the KV cache, each other `next_tokens`. `room_tokens` of the KV cache are left.
+    `load_s` is the placement cost without the prefill. The first call's prefill takes `first_s`. Each other prefill
+    takes `next_s`, since the shared prefix is cached by then. `decode_s(n)` is the time in which n calls decode
+    together. The first call takes `first_tokens` of the KV cache, each other call `next_tokens`. `room_tokens` of the
+    KV cache are left.
     """
 
     engine_id: str
@@ -31,7 +32,7 @@ class Part:
     room_tokens: float = inf
 
     def work_s(self, calls: int) -> float:
-        """The time that `calls` calls of the group take here."""
+        """The time that `calls` calls of the group take on this engine."""
         return self.first_s + (calls - 1) * self.next_s + self.decode_s(calls) if calls else 0.0
 
     def has_room(self, calls: int) -> bool:
@@ -39,20 +40,20 @@ class Part:
         return self.first_tokens + (calls - 1) * self.next_tokens <= self.room_tokens
 
     def marginal_cost_s(self, calls: int) -> float:
-        """The cost of one call more than `calls`: when all of them would complete here, plus the prefill that it adds.
+        """The cost of one call more than `calls`: the completion time of them all here, plus the added prefill.
 
-        The group waits for the completion. The prefill is engine time taken from all other calls: little for a call
-        that finds its shared prefix cached, all of the prefix where it is computed once more. A decode in a batch takes
-        next to nothing from others.
+        The group waits for the completion. The added prefill delays all other calls on the engine. It is short if the
+        shared prefix is cached, and long if the prefix is computed again. One more decode in a batch delays the others
+        by almost nothing.
         """
         return self.load_s + self.work_s(calls + 1) + (self.next_s if calls else self.first_s)
 
 
 def allocate(parts: Sequence[Part], places: Mapping[str, int], wanted: int) -> dict[str, int]:
-    """Places for `wanted` calls by engine. Existing `places` stay; engines without places are left out.
+    """Returns places for `wanted` calls, by engine. Existing `places` stay. Engines without places are left out.
 
-    Each call goes to the engine where it costs least; ties: the first. An engine without room gets no call while
-    another has room. O((engines + wanted) log engines).
+    Each call gets a place on the engine with the least marginal cost; ties: the first engine. An engine without room
+    gets no place while another has room. O((engines + wanted) log engines).
     """
     chosen = {part.engine_id: places.get(part.engine_id, 0) for part in parts}
 

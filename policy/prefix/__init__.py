@@ -1,1 +1,1 @@
-"""What is cached where: chained block hashes, the prefix tree over them, and each engine's residency."""
+"""The prefixes that each engine has cached: chained block hashes, the prefix tree over them, and residency."""

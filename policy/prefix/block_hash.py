@@ -3,8 +3,8 @@
     h_0 = the first 8 bytes of SHA-256(format version, model, cache salt)
     h_i = the first 8 bytes of SHA-256(h_{i-1} || the tokens of block i as uint32, little endian)
 
-Bytes are read as a big-endian integer. Equal hashes mean equal prefixes, so prompts never have to be shared. If block i
-is known, so is every block before it. So a match along a chain is a bisection.
+Bytes are read as a big-endian integer. Equal hashes mean equal prefixes, so engines and gateway need not exchange
+prompts. If block i is known, so is every block before it, so a match along a chain is a bisection.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from hashlib import sha256
 from sys import byteorder
 
 FORMAT_VERSION = 1
-"""Part of h_0: residency of another format never matches."""
+"""Part of h_0, so hashes of another format version never match."""
 
 MIN_TREE_BLOCK_TOKENS = 64
-"""Small enough to measure a shared prefix to 1 % of a typical prompt, large enough to hash such a prompt in 0.2 ms
+"""The shortest tree block. It measures a shared prefix to 1 % of a typical prompt, and hashes such a prompt in 0.2 ms
 (docs/design/prefix-tree.md).
 """
 
 
 def tree_block_tokens(engine_block_tokens: int) -> int:
-    """The tree's block length for engines whose KV blocks hold `engine_block_tokens`: its smallest multiple >= 64."""
+    """The tree's block length: the smallest multiple of the engine's KV block that is at least 64 tokens."""
     if engine_block_tokens < 1:
-        raise ValueError(f"a KV block holds at least one token, not {engine_block_tokens}")
+        raise ValueError(f"the engine's block size must be at least one token, not {engine_block_tokens}")
     return -(-MIN_TREE_BLOCK_TOKENS // engine_block_tokens) * engine_block_tokens
 
 
 def root_hash(model: str, cache_salt: str = "") -> int:
-    """h_0 of a chain. `model` is the name that calls use, so a LoRA adapter has its own chains. NUL joins the parts."""
+    """h_0 of a chain; NUL joins its parts. `model` is the name that calls use, so each LoRA adapter has own chains."""
     seed = "\0".join((f"plait-{FORMAT_VERSION}", model, cache_salt))
     return int.from_bytes(sha256(seed.encode()).digest()[:8], "big")
 
@@ -40,7 +40,7 @@ def chain(tokens: Sequence[int], block_tokens: int, parent: int) -> array[int]:
     """The chained hash of each whole block of `tokens`; `parent` is the hash before the first block."""
     words = array("I", tokens)
     if words.itemsize != 4 or byteorder != "little":  # pragma: no cover - no such machine is supported
-        raise RuntimeError("chained block hashes need 32-bit little-endian words")
+        raise RuntimeError("chained block hashes need a little-endian machine with 32-bit unsigned ints")
     data = memoryview(words).cast("B")
     width = 4 * block_tokens
     previous = parent.to_bytes(8, "big")
@@ -54,7 +54,7 @@ def chain(tokens: Sequence[int], block_tokens: int, parent: int) -> array[int]:
 
 
 class HashChain:
-    """A growing chain: `hashes` of the whole blocks so far. Tokens behind them are kept until they fill a block."""
+    """A growing chain. `hashes` are those of its whole blocks. Later tokens are kept until they fill a block."""
 
     __slots__ = ("_rest", "_root", "block_tokens", "hashes")
 
@@ -66,7 +66,7 @@ class HashChain:
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
+        """Append tokens, and the hash of each block that they fill."""
         rest = self._rest
         rest.extend(tokens)
         whole = len(rest) // self.block_tokens * self.block_tokens
@@ -80,7 +80,7 @@ class HashChain:
         return self.hashes[index - 1] if index else None
 
     def copy(self) -> HashChain:
-        """An independent chain that starts where this one is."""
+        """An independent copy of the chain so far."""
         other = HashChain(self.block_tokens, self._root)
         other.hashes = self.hashes[:]
         other._rest = self._rest[:]

@@ -1,4 +1,4 @@
-"""A node of the prefix tree, and its holdings: what each engine has of it.
+"""A node of the prefix tree, and its holdings: the blocks that each engine has of the node.
 
 Both classes are here because a node refers to its holdings and a holding to its node.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 
 class Node:
-    """A run of blocks; `start_blocks` of the prompt lie before it."""
+    """A run of blocks; `start_blocks` blocks of the prompt come before it."""
 
     __slots__ = ("children", "hashes", "holdings", "parent", "start_blocks")
 
@@ -36,7 +36,7 @@ class Node:
         return self.start_blocks + len(self.hashes)
 
     def holding(self, engine_id: str) -> Holding:
-        """The engine's holding, made if absent; `drop_unused` and `PrefixTree.prune` remove empty ones."""
+        """The engine's holding, made if absent; `drop_unused` removes it once it is empty."""
         holding = self.holdings.get(engine_id)
         if holding is None:
             holding = self.holdings[engine_id] = Holding(self)
@@ -51,14 +51,14 @@ class Node:
                 del self.holdings[engine_id]
 
     def held_blocks(self, engine_id: str) -> int:
-        """Leading blocks of this node that the engine has or is about to have."""
+        """Leading blocks of this node that are resident on the engine or expected there."""
         holding = self.holdings.get(engine_id)
         if holding is None:
             return 0
         return len(self.hashes) if holding.bookings else holding.staying_blocks
 
     def common_blocks(self, offset: int, hashes: Sequence[int], start: int) -> int:
-        """How many leading blocks `self.hashes[offset:]` and `hashes[start:]` share; chained, so found by bisection."""
+        """How many leading blocks `self.hashes[offset:]` and `hashes[start:]` share. The chain allows a bisection."""
         low, high = 0, min(len(self.hashes) - offset, len(hashes) - start)
         while low < high:
             middle = (low + high + 1) // 2
@@ -69,7 +69,7 @@ class Node:
         return low
 
     def path(self) -> Iterator[Node]:
-        """Walk up: the node itself, then its ancestors, without the root."""
+        """The node itself, then its ancestors up to the root, without the root."""
         node = self
         while node.parent is not None:
             yield node
@@ -77,11 +77,12 @@ class Node:
 
 
 class Holding:
-    """One engine's blocks of one node, from the node's start; also a link in that engine's order of use.
+    """One engine's leading blocks of one node; also a link in that engine's order of use.
 
-    `resident_blocks` is what the engine reported. `bookings` counts calls on their way or just ended; their blocks are
-    expected (a call always spans whole nodes). `sharers` counts the calls placed there within the window H. The last
-    `leaving_blocks` of the resident blocks are expected to be evicted for a call that is on its way.
+    `resident_blocks` were reported, or assumed to be stored. `bookings` counts booked calls, also those that no
+    report has confirmed since they ended. Their blocks are expected: all blocks of the node, since a call spans whole
+    nodes. `sharers` counts the calls placed there within the window H. The last `leaving_blocks` of the resident blocks
+    are expected to be evicted for booked calls.
     """
 
     __slots__ = ("bookings", "leaving_blocks", "newer", "node", "older", "resident_blocks", "sharers")
@@ -103,12 +104,12 @@ class Holding:
 
     @property
     def held(self) -> bool:
-        """Whether blocks of the node are resident or expected. Only then is the holding in the order of use."""
+        """Whether blocks of the node are resident or expected. Only then the holding is in the order of use."""
         return self.resident_blocks > 0 or self.bookings > 0
 
     @property
     def staying_blocks(self) -> int:
-        """Resident blocks that no call on its way is expected to push out."""
+        """Resident blocks that are not expected to be evicted for a booked call."""
         return self.resident_blocks - self.leaving_blocks
 
     def needed_blocks(self) -> int:
@@ -116,7 +117,7 @@ class Holding:
         return len(self.node) if self.bookings or self.sharers else self.resident_blocks
 
     def split(self, upper: Node, blocks: int) -> Holding:
-        """The holding of `upper`, which takes over the node's first `blocks` blocks and was used as lately."""
+        """The holding of `upper`, which takes over the node's first `blocks` blocks. It follows in the order of use."""
         above = Holding(upper, min(blocks, self.resident_blocks), self.bookings, self.sharers)
         self.resident_blocks = max(0, self.resident_blocks - blocks)
         above.leaving_blocks = max(0, self.leaving_blocks - self.resident_blocks)

@@ -1,8 +1,8 @@
 """The prefix tree: one radix tree over chained block hashes, shared by all engines and models.
 
 A node is a run of blocks that every prompt through it shares. Because hashes are chained, one hash identifies a whole
-prefix. So a match is a bisection over the prompt's hashes, and chains of different models never meet below the root. A
-`Holding` beside the node says what one engine has of it and how many calls shared it lately. See
+prefix. So a match is a bisection over the prompt's hashes, and chains of different models never meet below the root.
+Each node has a `Holding` for each engine: the engine's blocks of the node, and the calls that shared it recently. See
 docs/design/prefix-tree.md.
 """
 
@@ -24,7 +24,7 @@ class Segment:
 
 
 class PrefixTree:
-    """The radix tree. `index` has the node of every block, so any prefix is found from one hash."""
+    """The radix tree. `index` has the node of every block, so one hash finds any prefix."""
 
     def __init__(self) -> None:
         self.root = Node(None, 0, array("Q"))
@@ -53,7 +53,7 @@ class PrefixTree:
         return segments
 
     def insert(self, hashes: Sequence[int]) -> Node:
-        """Insert a chain that begins at the root. Returns its last node, which ends where the chain does."""
+        """Insert a chain that begins at the root. Returns the chain's last node, which ends at the chain's end."""
         node = self.root
         position, length = 0, len(hashes)
         while position < length:
@@ -66,7 +66,7 @@ class PrefixTree:
         return node
 
     def add_leaf(self, parent: Node, hashes: Sequence[int]) -> Node:
-        """Add the chain `hashes`, none of which is in the tree yet, below `parent`."""
+        """Add the chain `hashes` below `parent`. None of its blocks may be in the tree."""
         leaf = Node(parent, parent.end_blocks, array("Q", hashes))
         parent.children[leaf.hashes[0]] = leaf
         for block in leaf.hashes:
@@ -74,7 +74,7 @@ class PrefixTree:
         return leaf
 
     def extend(self, node: Node, hashes: Sequence[int]) -> Node:
-        """Put `hashes`, none of which is in the tree yet, behind `node`; returns the node that has them.
+        """Add `hashes` after `node` and return the node that has them. None of them may be in the tree.
 
         A leaf that no call spans grows, so that an output reported block by block stays one node. A leaf that calls
         span gets a child, because calls span whole nodes.
@@ -87,9 +87,9 @@ class PrefixTree:
         return node
 
     def split(self, node: Node, blocks: int) -> Node:
-        """Cut `node` behind its first `blocks` blocks and return the new upper part.
+        """Cut `node` after its first `blocks` blocks and return the new upper part.
 
-        The lower part keeps its identity: calls that end there refer to it. They all span the upper part too.
+        The lower part stays the same object, because calls that end there refer to it. They span the upper part too.
         """
         assert node.parent is not None
         assert 0 < blocks < len(node)
@@ -107,7 +107,7 @@ class PrefixTree:
         return upper
 
     def prune(self, node: Node) -> int:
-        """Drop blocks that no engine holds or shares, from `node` upwards; returns how many nodes left the tree."""
+        """Drop blocks that no engine needs, from `node` upwards; returns how many nodes left the tree."""
         removed = 0
         while node.parent is not None and not node.children:
             keep = max((h.needed_blocks() for h in node.holdings.values()), default=0)

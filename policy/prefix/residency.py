@@ -1,8 +1,8 @@
 """Residency: which prefixes one engine holds, by its own reports (docs/design/residency.md).
 
-The engine reports what its cache stored and removed. Between reports, the prefixes of booked calls are expected. Nodes
-are kept in the order of their last use, descendants before ancestors. An LRU cache of reference-counted blocks evicts
-them in this order.
+The engine reports the blocks that its cache stored and removed. Between reports, the prefixes of booked calls are
+expected. Nodes are kept in the order of their last use, descendants before ancestors. An LRU cache of reference-counted
+blocks evicts them in this order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plait.policy.prefix.resident_blocks import ResidentBlocks
 from plait.policy.prefix.use_order import UseOrder
 
 Victim = tuple[Node, int]
-"""A node, and how many of its last resident blocks go."""
+"""A node, and how many of its last resident blocks are evicted."""
 
 
 class Residency:
@@ -28,7 +28,7 @@ class Residency:
         self.resident = ResidentBlocks(engine_id, tree, self._order)
 
     def held_blocks(self, path: Sequence[Segment]) -> int:
-        """The longest run of blocks from the root of `path` that is resident or booked here."""
+        """The length of the longest run of blocks from the root of `path` that is resident or expected here."""
         total = 0
         for segment in path:
             held = min(segment.blocks, segment.node.held_blocks(self.engine_id))
@@ -38,7 +38,7 @@ class Residency:
         return total
 
     def book(self, leaf: Node) -> None:
-        """A call that ends at `leaf` was placed here. Its blocks are expected, and it counts as a sharer within H."""
+        """A call that ends at `leaf` was booked here. Its blocks are expected, and it counts as a sharer within H."""
         for node in leaf.path():
             holding = node.holding(self.engine_id)
             holding.bookings += 1
@@ -46,11 +46,11 @@ class Residency:
             self._order.touch(holding)
 
     def touch(self, leaf: Node) -> None:
-        """The prefix that ends at `leaf` was used until now."""
+        """The prefix that ends at `leaf` was in use until now."""
         self._order.touch_path(leaf)
 
     def unbook(self, leaf: Node) -> None:
-        """The call's blocks are no longer expected. Only blocks that the engine reported stay."""
+        """The call's blocks are no longer expected. Only its resident blocks stay."""
         for node in leaf.path():
             node.holdings[self.engine_id].bookings -= 1
             node.drop_unused(self.engine_id)
@@ -64,7 +64,7 @@ class Residency:
         self._tree.prune(leaf)
 
     def victims(self, blocks: int, keep: Collection[Node] = ()) -> Iterator[Victim]:
-        """The (node, tail blocks) that LRU would evict next to free `blocks`; booked nodes and nodes in `keep` stay."""
+        """The victims that LRU would evict next to free `blocks`. Booked nodes and nodes in `keep` stay."""
         for holding in self._order:
             if blocks <= 0:
                 return
@@ -75,17 +75,17 @@ class Residency:
             yield holding.node, taken
 
     def expect_eviction(self, blocks: int) -> list[Victim]:
-        """A call on its way will need `blocks` of room. The blocks that LRU evicts for it no longer count as held."""
+        """A booked call needs `blocks` more than are free. The blocks that LRU evicts then no longer count as held."""
         victims = [victim for victim in self.victims(blocks) if victim[1]]
         for node, taken in victims:
             node.holdings[self.engine_id].leaving_blocks += taken
         return victims
 
     def end_expectation(self, victims: Sequence[Victim]) -> None:
-        """The call has found its room or given up. Blocks of `victims` that were not evicted count as held again."""
+        """The call's prompt is computed, or the call has ended. `victims` that were not evicted count as held again."""
         for victim, taken in victims:
             rest = taken
-            for node in victim.path():  # if the node was split since, part of it went to its ancestors
+            for node in victim.path():  # a split since then moved part of the node to an ancestor
                 holding = node.holdings.get(self.engine_id)
                 spared = min(rest, holding.leaving_blocks) if holding is not None else 0
                 if holding is not None:
@@ -95,12 +95,12 @@ class Residency:
                     break
 
     def evict(self, blocks: int) -> None:
-        """Assume that `blocks` were evicted in LRU order: for engines that do not report."""
+        """Assume that `blocks` were evicted in LRU order; for engines that do not report."""
         for node, taken in self.victims(blocks):
             self.resident.evict(node, taken)
 
     def check(self) -> None:
-        """Assert that total and order of use agree with the tree and that there are no gaps; for tests."""
+        """Assert that the total and the order of use agree with the tree, and that no prefix has a gap; for tests."""
         nodes = [node for node in set(self._tree.index.values()) if self.engine_id in node.holdings]
         assert len(self.resident) == sum(self.resident.of(node) for node in nodes)
         ordered = list(self._order)

@@ -1,4 +1,4 @@
-"""The blocks of the prefix tree that one engine has in its cache, by its reports or by assumption."""
+"""The blocks of the prefix tree that one engine has cached: reported, or assumed if the engine does not report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plait.policy.prefix.use_order import UseOrder
 
 
 class ResidentBlocks:
-    """Keeps each node's `Holding.resident_blocks` of one engine, their sum (`len`), and the engine's order of use."""
+    """Updates one engine's `Holding.resident_blocks`, their sum (`len`), and the engine's order of use."""
 
     def __init__(self, engine_id: str, tree: PrefixTree, order: UseOrder) -> None:
         self._engine_id = engine_id
@@ -27,9 +27,9 @@ class ResidentBlocks:
         return 0 if holding is None else holding.resident_blocks
 
     def store(self, parent: int | None, hashes: Sequence[int]) -> None:
-        """The engine stored the blocks `hashes`, which continue the chain at `parent` (None: they begin a chain).
+        """The engine stored the blocks `hashes`, which follow the block `parent` (None: they begin a chain).
 
-        A run whose parent is not resident here cannot be reached from the root. It is left out.
+        A run whose parent is not resident here cannot be reached from the root. It is ignored.
         """
         node, offset = self._tree.root, 0
         if parent is not None:
@@ -51,13 +51,13 @@ class ResidentBlocks:
         self._order.touch_path(node)
 
     def store_path(self, leaf: Node) -> None:
-        """Assume that everything up to `leaf` was stored: for engines that do not report."""
+        """Assume that all blocks up to the end of `leaf` were stored; for engines that do not report."""
         for node in leaf.path():
             self._grow(node, len(node))
         self._order.touch_path(leaf)
 
     def remove(self, block: int) -> None:
-        """The engine evicted a block. The blocks behind it go too: they cannot be reached from the root any more."""
+        """The engine evicted a block. The blocks after it go too: they can no longer be reached from the root."""
         found = self._find(block)
         if found is None:
             return
@@ -67,7 +67,7 @@ class ResidentBlocks:
         self._shrink(node, offset)
 
     def clear(self) -> None:
-        """The engine restarted or is about to send a snapshot: nothing is resident until it reports."""
+        """The engine restarted or sends a snapshot: no block is resident until it is reported again."""
         for holding in self._order:
             self._shrink(holding.node, 0)
 
@@ -76,12 +76,12 @@ class ResidentBlocks:
         self._shrink(node, self.of(node) - blocks)
 
     def _find(self, block: int) -> tuple[Node, int] | None:
-        """The node of a block that is resident here, and the block's place in it."""
+        """The node of a block that is resident here, and the block's position in it; None if it is not resident."""
         node = self._tree.index.get(block)
         resident = 0 if node is None else self.of(node)
         if node is None or resident == 0:
             return None
-        if node.hashes[resident - 1] == block:  # the usual case: reports continue or take away the end
+        if node.hashes[resident - 1] == block:  # the usual case: a report extends or removes the end
             return node, resident - 1
         try:
             return node, node.hashes.index(block, 0, resident)
@@ -93,7 +93,7 @@ class ResidentBlocks:
         if self.of(node) < len(node):
             return []
         found = [child for child in node.children.values() if self.of(child)]
-        for below in found:  # grows while it is walked
+        for below in found:  # `found` grows during the loop
             found += [child for child in below.children.values() if self.of(child)]
         return found
 

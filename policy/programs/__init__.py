@@ -1,1 +1,1 @@
-"""Calls that depend on each other: the request graph, the objectives deduced from it, and shared prefixes."""
+"""Calls that depend on each other: their request graph, the objectives deduced from it, and their shared prefixes."""

@@ -1,13 +1,13 @@
-"""The longest predicted ways from a session's calls to awaited variables, and each call's share of a JCT.
+"""The longest predicted paths from a session's calls to awaited variables, and each call's share of a JCT.
 
-A job's end-to-end JCT is divided among its calls (docs/design/clocks.md). A call is due when the time left just
-suffices for the calls that follow it on the longest way to the variable. On the critical path, the time left is divided
-in proportion to predicted times. Calls beside the critical path also get their slack. A call's share begins when the
-last of its producers is due. So on no path do the shares add up to more than the time left, and no share is under the
-call's proportion.
+A job's end-to-end JCT is divided among its calls (docs/design/clocks.md). On the critical path, the time left is
+divided in proportion to predicted times. A call beside the critical path also gets its slack. A call is due when the
+time left just suffices for the calls that follow it on the longest path to the variable. Its share begins when the last
+of its producers is due. So the shares on a path add up to at most the time left, and each share is at least the call's
+proportion.
 
-Only waiting calls follow another call, and a waiting call's predicted time does not change. So the ways change only
-with calls and links, never with time, and are kept from event to event.
+Only waiting calls follow another call, and a waiting call's predicted time does not change. So the path lengths change
+only with calls and links, not with time. They are kept from event to event.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from plait.policy.programs.objectives_marks import Marks
 from plait.policy.programs.request_graph_effects import Link
 from plait.policy.programs.request_graph_view import RequestGraphView
 
-_NO_WAYS: Final[Mapping[str, float]] = {}
+_NO_PATHS: Final[Mapping[str, float]] = {}
 
 
 class CriticalPaths:
-    """For each call and each timed variable behind it, the seconds that follow the call on the longest way there.
+    """For each call and each timed variable that needs it, the seconds after the call on the longest path there.
 
     `predicted_s` is the time that a waiting call takes. Events touch calls. Touched calls are renewed, consumers first.
-    Then the producers of each changed call are renewed. The cost is in the calls and links on the ways that change.
+    Then the producers of each changed call are renewed. The cost grows with the calls and links on changed paths.
     """
 
     __slots__ = ("_below_s", "_graph", "_marks", "_predicted_s", "_touched", "_waits")
@@ -36,44 +36,44 @@ class CriticalPaths:
         self._marks = marks
         self._predicted_s = predicted_s
         self._below_s: dict[str, dict[str, float]] = {}  # by call and variable
-        self._waits: dict[str, int] = {}  # the links to producers of each call that has any
+        self._waits: dict[str, int] = {}  # by call: its links to producers; only calls that have some
         self._touched: set[str] = set()
 
     def upstream(self, variable: str) -> Iterator[str]:
-        """The calls that a timed variable still needs; none if no call produces it."""
+        """The calls that a timed variable still needs; empty if no call produces it."""
         return (call_id for call_id, below_s in self._below_s.items() if variable in below_s)
 
     def shares(
         self, call_ids: Iterable[str], left_s: Callable[[str], float], call_left_s: Callable[[str], float]
     ) -> dict[str, float]:
-        """The share of each of these ready calls, in seconds from now; of several JCTs, the tightest counts.
+        """The share of each of these ready calls, in seconds from now. If several JCTs apply, the tightest counts.
 
         `left_s` is the time until a timed variable is due. `call_left_s` is the time that a call still takes. Calls
-        that no timed variable needs have no share. O(calls that wait for no other, times the variables).
+        that no timed variable needs have no share. O(calls that timed variables need, times those variables).
         """
         below_s = {call_id: self._below_s[call_id] for call_id in call_ids if call_id in self._below_s}
         if not below_s:
             return {}
-        critical_s = self._critical_s({variable for ways_s in below_s.values() for variable in ways_s}, call_left_s)
+        critical_s = self._critical_s({variable for paths_s in below_s.values() for variable in paths_s}, call_left_s)
         scale = {
             variable: max(0.0, left_s(variable)) / length_s if length_s else 0.0
             for variable, length_s in critical_s.items()
         }
         return {
-            call_id: min(scale[variable] * (critical_s[variable] - way_s) for variable, way_s in ways_s.items())
-            for call_id, ways_s in below_s.items()
+            call_id: min(scale[variable] * (critical_s[variable] - path_s) for variable, path_s in paths_s.items())
+            for call_id, paths_s in below_s.items()
         }
 
     def _critical_s(self, variables: Iterable[str], call_left_s: Callable[[str], float]) -> dict[str, float]:
-        """The length of each variable's critical path, which begins with a call that waits for no other."""
+        """The length of each variable's critical path, which begins with a call that waits for no other call."""
         critical_s = dict.fromkeys(variables, 0.0)
-        for call_id, ways_s in self._below_s.items():
+        for call_id, paths_s in self._below_s.items():
             if call_id in self._waits:
                 continue
             own_s = call_left_s(call_id)
-            for variable, way_s in ways_s.items():
-                if way_s + own_s > critical_s.get(variable, way_s + own_s):
-                    critical_s[variable] = way_s + own_s
+            for variable, path_s in paths_s.items():
+                if path_s + own_s > critical_s.get(variable, path_s + own_s):
+                    critical_s[variable] = path_s + own_s
         return critical_s
 
     def link(self, link: Link, count: int) -> None:
@@ -87,29 +87,29 @@ class CriticalPaths:
             self.touch(link.producer)
 
     def touch(self, call_id: str) -> None:
-        """A call's outputs or consumers have changed: all its ways have to be renewed."""
+        """A call's outputs or consumers have changed: all its paths have to be renewed."""
         if self._marks.timed or call_id in self._below_s:
             self._touched.add(call_id)
 
     def renew(self, call_id: str, moved: set[str]) -> bool:
-        """Bring a call's ways to the `moved` variables up to date, or all ways of a touched call.
+        """Bring a call's paths to the `moved` variables up to date, or all its paths if it was touched.
 
-        Returns whether any way changed. `moved` are the variables to which some way has changed; this call's are added.
+        Returns whether the length of a path changed, and adds the variables of such paths to `moved`.
         """
         if call_id in self._touched:
             self._touched.remove(call_id)
-            after_s = self._ways_s(call_id, None)
+            after_s = self._paths_s(call_id, None)
         elif moved and (self._marks.timed or self._below_s):
-            after_s = self._ways_s(call_id, moved)
+            after_s = self._paths_s(call_id, moved)
         else:
             return False
-        before_s = self._below_s.get(call_id, _NO_WAYS)
-        changed = [name for name, way_s in after_s.items() if way_s != before_s.get(name)]
+        before_s = self._below_s.get(call_id, _NO_PATHS)
+        changed = [name for name, path_s in after_s.items() if path_s != before_s.get(name)]
         if not changed:
             return False
-        ways_s = {name: way_s for name, way_s in {**before_s, **after_s}.items() if way_s is not None}
-        if ways_s:
-            self._below_s[call_id] = ways_s
+        paths_s = {name: path_s for name, path_s in {**before_s, **after_s}.items() if path_s is not None}
+        if paths_s:
+            self._below_s[call_id] = paths_s
         else:
             del self._below_s[call_id]
         moved.update(changed)
@@ -121,22 +121,22 @@ class CriticalPaths:
         self._waits.pop(call_id, None)
         self._touched.discard(call_id)
 
-    def _ways_s(self, call_id: str, variables: Iterable[str] | None) -> dict[str, float | None]:
-        """The seconds that follow a call on the longest way to each variable; None where there is no way."""
+    def _paths_s(self, call_id: str, variables: Iterable[str] | None) -> dict[str, float | None]:
+        """The seconds after a call on the longest path to each variable; None if there is no path."""
         kept_s, predicted_s = self._below_s, self._predicted_s
         behind = [(kept_s[call], predicted_s(call)) for call in self._graph.consumers(call_id) if call in kept_s]
         own = [name for name in self._graph.unset_outputs(call_id) if name in self._marks.timed]
         if variables is None:
-            variables = {*own, *self._below_s.get(call_id, ()), *(name for ways_s, _ in behind for name in ways_s)}
+            variables = {*own, *self._below_s.get(call_id, ()), *(name for paths_s, _ in behind for name in paths_s)}
         found: dict[str, float | None] = {}
         for name in variables:
             least_s = 0.0 if name in own else None
-            found[name] = max([ways_s[name] + own_s for ways_s, own_s in behind if name in ways_s], default=least_s)
+            found[name] = max([paths_s[name] + own_s for paths_s, own_s in behind if name in paths_s], default=least_s)
         return found
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
         assert not self._touched
         for call_id in (*self._below_s, *self._waits):
-            assert self._below_s.get(call_id, {}) == self._ways_s(call_id, None)
+            assert self._below_s.get(call_id, {}) == self._paths_s(call_id, None)
             assert self._waits.get(call_id, 0) == len(tuple(self._graph.producers(call_id)))

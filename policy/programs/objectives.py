@@ -1,25 +1,26 @@
 """Deduces each call's objective from the variables and calls that the application waits for (Parrot, 5.2).
 
-A client states an objective in two ways: it *gets* a variable with one, or annotates a call with one. Both make a call
-an awaited call: the variable's producer, or the call itself. Walking from awaited calls against the edges of the graph:
+A client states an objective in two ways: it *gets* a variable with an objective, or it annotates a call with one. Both
+make an awaited call: the variable's producer, or the annotated call. The deduction walks from each awaited call to the
+calls upstream, producer by producer:
 
-- `throughput` makes every call upstream a throughput call;
+- `throughput` makes every call upstream a throughput call.
 - `latency` gives every call upstream a stage. The awaited call is stage 0. A consumer in stage k puts its producers
-  into stage k + 1, so a call's stage is its longest distance to the awaited call. The only call of a stage is a latency
-  call, all the way up the chain. Two or more are a task group: what counts is when its last call completes.
+  into stage k + 1. So a call's stage is its longest distance to the awaited call. The only call of a stage is a latency
+  call. Two or more calls are a task group: the completion time of its last call counts.
 
 Where objectives conflict:
 
-- A call's own annotation wins over anything deduced for it. A call annotated `throughput` is in no task group, but
-  passes upstream the stage that it would have had.
+- A call's own annotation wins over its deduction. A call annotated `throughput` is in no task group, but its producers
+  get the stages that they would have without the annotation.
 - Latency wins over throughput for a call that serves both.
-- A call whose consumers are in stages of several awaited calls takes the smallest stage that they offer; ties: the
-  awaited call with the smaller id. (A consumer offers only its own stage, so a call remembers one stage, however many
-  variables are awaited.) An awaited call is always in its own stage 0.
-- A get with an explicit `Slo` deduces as `latency`; `asked` returns its figures.
+- If a call's consumers are in stages of several awaited calls, the call takes the smallest stage that they offer. Ties:
+  the awaited call with the smaller id. A consumer offers only its own stage, so a call has one stage, however many
+  variables are awaited. An awaited call is always in its own stage 0.
+- A get with an explicit `Slo` counts as `latency`; `asked` returns its figures.
 
-The deduction is a function of the graph's calls and links and of the marks, never of their order of arrival. A call
-that has ended is not in the graph. The last call of a group is a latency call, because it alone holds up what follows.
+The deduction depends only on the graph's calls, its links and the marks, not on their order of arrival. A call that has
+ended is not in the graph. The last call left of a group becomes a latency call, because only it delays the next stage.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from plait.policy.types import Objective, Slo
 class Deduction:
     """A call's deduced objective (Parrot, 5.2): `objective` is None if no get and no annotation reaches the call.
 
-    `stage` is how many calls follow it on the longest way to the awaited call, None unless it is a latency call.
-    `group` is its task group: one value for all calls of the group, for as long as the group exists.
+    `stage` is the number of calls after it on the longest path to the awaited call; None unless it is a latency call.
+    `group` is its task group, the same value for all calls of the group as long as the group exists; None without one.
     """
 
     objective: Objective | None = None
@@ -57,11 +58,12 @@ _THROUGHPUT = Deduction(Objective.THROUGHPUT)
 
 
 class Deductions:
-    """The deductions of one session's graph, kept up to date: `apply` takes the effects of every event.
+    """The deductions of one session's graph. `apply` takes the effects of every event and keeps them up to date.
 
-    Every event returns the calls whose deduction it has changed. Its cost is in the calls whose need changes, and their
-    links. A session without marks costs nothing. The same pass renews `paths`, for the shares of end-to-end times.
-    `predicted_s` is the time that a waiting call takes; it does not change while the call waits.
+    Every event returns the calls whose deduction has changed. Its cost grows with the calls whose need changes, and
+    with their links. Without marks, an event visits only the calls in its effects. The same pass renews `paths`, for
+    the shares of end-to-end times. `predicted_s` is the time that a waiting call takes; it must not change while the
+    call waits.
     """
 
     __slots__ = ("_deduced", "_graph", "_marks", "_needs", "_stages", "paths")
@@ -84,21 +86,21 @@ class Deductions:
         return self._stages.members(group)
 
     def asked(self, call_id: str) -> Slo | None:
-        """The explicit figures of the gets of a call's outputs: the tightest of each kind.
+        """The explicit times in the gets of a call's outputs: the tightest of each kind.
 
         `jct_s` is end to end: see `CriticalPaths`. Raises `UnknownCallError`.
         """
         return self._marks.asked(call_id)
 
     def get(self, variable: str, mark: Mark) -> tuple[str, ...]:
-        """A client waits for a variable, which may be unknown yet. No effect if it is set or has failed."""
+        """A client waits for a variable, which the graph need not know yet. No effect if it is set or has failed."""
         if self._graph.variable_state(variable) in {VariableState.SET, VariableState.FAILED}:
             return ()
         self._marks.add(variable, mark)
         return self._marked(variable)
 
     def release(self, variable: str, mark: Mark) -> tuple[str, ...]:
-        """A client waits no longer. No effect once the variable is set or has failed: its gets are answered."""
+        """A client no longer waits for a variable. No effect once the variable is set or has failed."""
         return self._marked(variable) if self._marks.remove(variable, mark) else ()
 
     def annotate(self, call_id: str, objective: Objective | None) -> tuple[str, ...]:
@@ -108,7 +110,7 @@ class Deductions:
         return self._settle((call_id,))
 
     def apply(self, effects: Effects) -> tuple[str, ...]:
-        """The graph has changed."""
+        """Update the deductions after an event that had these effects."""
         changed: dict[str, None] = {}
         if effects.added is not None:
             changed[effects.added] = None
@@ -137,15 +139,15 @@ class Deductions:
             raise UnknownCallError(call_id)
 
     def _producer(self, variable: str) -> tuple[str, ...]:
-        """The call that produces a variable, or has just produced it; none if the call has ended."""
+        """The call that produces a variable or has just produced it; empty if the call has ended."""
         producer = self._graph.producer(variable)
         return (producer,) if producer is not None and producer in self._graph else ()
 
     def _drop(self, call_id: str) -> None:
         """Forget a call that has ended.
 
-        If it was still in a stage, the awaited call has failed with it. The others of that stage then leave it too, so
-        their deductions need no update here.
+        If it was still in a stage, the awaited call has ended too. The stage's other calls then leave the stage as
+        well, so their deductions need no update here.
         """
         self._marks.annotate(call_id, None)
         self._needs.drop(call_id)
@@ -154,8 +156,8 @@ class Deductions:
         self._stages.move(call_id, None)
 
     def _settle(self, calls: Iterable[str], *marked: str) -> tuple[str, ...]:
-        """Bring needs, ways and deductions up to date from `calls` upwards, consumers before producers."""
-        graph, ways_moved = self._graph, set(marked)
+        """Bring needs, paths and deductions up to date from `calls` upstream, consumers before producers."""
+        graph, paths_moved = self._graph, set(marked)
         moved = {call_id: None for call_id in calls if call_id in graph}
         queued = set(moved)
         heap = [(-graph.rank(call_id), call_id) for call_id in moved]
@@ -163,7 +165,7 @@ class Deductions:
         while heap:
             call_id = heappop(heap)[1]
             need_moved = call_id in moved and self._needs.renew(call_id)
-            if not self.paths.renew(call_id, ways_moved) and not need_moved:
+            if not self.paths.renew(call_id, paths_moved) and not need_moved:
                 continue
             for producer in graph.producers(call_id):
                 if need_moved:

@@ -1,4 +1,4 @@
-"""The objectives that a session's clients state: marks on the variables that they get, annotations (Parrot, 4.1)."""
+"""The objectives that clients state: marks on the variables that they get, and annotations of calls (Parrot, 4.1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plait.policy.programs.request_graph_view import RequestGraphView
 from plait.policy.types import Objective, Slo
 
 Mark = Objective | Slo
-"""The objective of a `get`, or its figures (Parrot, section 4.1)."""
+"""The objective of a `get`, or its explicit times (Parrot, section 4.1)."""
 
 
 class Marks:
@@ -36,7 +36,7 @@ class Marks:
             self.timed.add(variable)
 
     def remove(self, variable: str, mark: Mark) -> bool:
-        """A client waits no longer; returns whether it was waiting."""
+        """A client no longer waits for a variable. Returns whether it was waiting."""
         marks = self._by_variable.get(variable, [])
         if mark not in marks:
             return False
@@ -60,7 +60,7 @@ class Marks:
             self._annotations[call_id] = objective
 
     def annotation(self, call_id: str) -> Objective | None:
-        """A call's own objective, None without one."""
+        """A call's own objective; None without an annotation."""
         return self._annotations.get(call_id)
 
     def on(self, call_id: str) -> Iterator[Mark]:
@@ -69,7 +69,7 @@ class Marks:
             yield from self._by_variable.get(variable, ())
 
     def asked(self, call_id: str) -> Slo | None:
-        """The explicit figures among the marks on a call's outputs: the tightest of each kind."""
+        """The explicit times in the marks on a call's outputs: the tightest of each kind; None without such a mark."""
         slos = [mark for mark in self.on(call_id) if isinstance(mark, Slo)]
         if not slos:
             return None

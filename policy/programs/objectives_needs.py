@@ -1,4 +1,4 @@
-"""The need of each call of a session: a stage of an application, throughput, or nothing (Parrot, 5.2)."""
+"""The need of each call of a session: a stage, throughput, or none (Parrot, 5.2)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Needs:
         self._offers: dict[str, Offers] = {}
 
     def of(self, call_id: str) -> Need | None:
-        """A call's need; None if it is needed for nothing."""
+        """A call's need; None if no get and no annotation reaches the call."""
         return self._needs.get(call_id)
 
     def stage(self, call_id: str) -> Stage | None:
-        """The stage that a call needs; None without one, or if the call itself is annotated `throughput`."""
+        """A call's stage; None if it needs no stage, or if the call itself is annotated `throughput`."""
         need = self._needs.get(call_id)
         return need if isinstance(need, Stage) and self._marks.annotation(call_id) is not Objective.THROUGHPUT else None
 
@@ -37,7 +37,7 @@ class Needs:
             self._offer(link.producer, need, count)
 
     def renew(self, call_id: str) -> bool:
-        """Bring a call's need up to date, and its offers to its producers. Returns whether the need has changed."""
+        """Bring up to date a call's need, and its offers to its producers. Returns whether the need has changed."""
         before, need = self._needs.get(call_id), self._need_of(call_id)
         if need == before:
             return False

@@ -13,9 +13,10 @@ Need = Stage | Literal[Objective.THROUGHPUT]
 
 
 class Offers:
-    """The needs of one call's consumers, one for each link to them.
+    """The needs of one call's consumers, counted once for each link.
 
-    A change is O(1). The nearest stage is found in the logarithm of the awaited calls and the different distances.
+    A change takes O(1). Finding the smallest stage takes logarithmic time in the awaited calls, and linear time in the
+    distances of one awaited call.
     """
 
     __slots__ = ("_changed", "_heap", "_links", "_throughput_links")
@@ -24,7 +25,7 @@ class Offers:
         self._links: dict[str, dict[int, int]] = {}  # by awaited call and distance
         self._throughput_links = 0
         self._changed: list[str] = []
-        self._heap: list[tuple[int, str]] = []  # the farthest of each awaited call, and outdated entries
+        self._heap: list[tuple[int, str]] = []  # (largest distance, awaited call), with outdated entries
 
     def __bool__(self) -> bool:
         return bool(self._links or self._throughput_links)
@@ -48,9 +49,9 @@ class Offers:
         self._changed.append(awaited)
 
     def need(self) -> Need | None:
-        """The call's need: the smallest stage behind its consumers, else throughput, None if it has no need.
+        """The call's need: the smallest stage that its consumers offer, else throughput; None without offers.
 
-        Of several stages of one awaited call, the largest counts.
+        If consumers are in several stages of one awaited call, the largest of these counts.
         """
         for awaited in self._links.keys() & self._changed:
             heappush(self._heap, (max(self._links[awaited]), awaited))
@@ -66,7 +67,7 @@ class Offers:
         return Objective.THROUGHPUT if self._throughput_links else None
 
     def counted(self) -> dict[Need, int]:
-        """The needs, and how many links have each; for tests."""
+        """The number of links for each need; for tests."""
         counted: dict[Need, int] = {
             Stage(awaited, distance): links
             for awaited, distances in self._links.items()

@@ -1,4 +1,4 @@
-"""Turns deduced objectives into SLO fields on calls, which the schedulers inside the engines understand."""
+"""Turns deduced objectives into the SLO fields of calls, which the local schedulers understand."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from plait.policy.programs.objectives import Deduction
 from plait.policy.types import Objective, Slo
 
 LATENCY_SLO: Final = Slo(ttft_s=1.0, tpot_s=0.040)
-"""The SLO of a deduced latency call. Parrot's evaluation (section 8.1) holds latency-sensitive calls to 40 ms a token,
-and an intermediate result, which nobody reads, needs no less. One second to the first token is ours: such a call should
-not have to queue.
+"""The SLO of a deduced latency call. Parrot's evaluation (section 8.1) limits latency-sensitive calls to 40 ms a token.
+No person reads an intermediate result, so no tighter TPOT is needed. One second to the first token is ours: such a call
+should not have to queue.
 """
 
 GROUP_STRETCH: Final = 1.95
-"""A task group's common JCT over its slowest call's time alone. A group should run in large batches, and batches that
-give 8.2 times the throughput cost 95 % more latency (Parrot, section 3).
+"""The ratio of a task group's common JCT to the time of its slowest call alone on an engine. A group should run in
+large batches. Batches with 8.2 times the throughput have 95 % more latency (Parrot, section 3).
 """
 
 
@@ -28,13 +28,15 @@ def slo_of(
     share_s: float | None = None,
     latency: Slo = LATENCY_SLO,
 ) -> Slo | None:
-    """The objectives of a call, in seconds from when it is ready; None if it has none (Parrot, section 5.2).
+    """The SLO of a call, in seconds from when it is ready; None if it has none (Parrot, section 5.2).
 
-    `own` is the call's annotation; it wins as a whole. Otherwise only latency calls have objectives. A latency call has
-    its `share_s` of an end-to-end JCT (see `CriticalPaths`), and the TTFT and TPOT `asked` for its output. If nothing
-    explicit reaches it, or the job is late already (`share_s` is 0 or less), it has a default. For a call of a task
-    group that is the group's common JCT, from `slowest_s`: the longest predicted time of the group's calls, each alone
-    on an engine. For any other latency call it is `latency`.
+    `own` is the call's annotation. If it states any time, it is the whole SLO. Otherwise only latency calls have an
+    SLO: the call's `share_s` of an end-to-end JCT (see `CriticalPaths`), and the TTFT and TPOT `asked` for its output.
+    A share of 0 or less does not count: the job is late already.
+
+    A latency call without such times has a default. In a task group, the default is the group's common JCT. It follows
+    from `slowest_s`, the longest predicted time of the group's calls, each alone on an engine. For any other latency
+    call, the default is `latency`.
     """
     if own is not None and own != Slo():
         return own

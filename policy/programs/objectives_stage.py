@@ -1,4 +1,4 @@
-"""The stages of an application: which calls are in each, and when one becomes a task group (Parrot, section 5.2)."""
+"""The stages of an application and their calls. A stage of two or more calls is a task group (Parrot, section 5.2)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Stage(NamedTuple):
-    """The calls at the same longest distance, in calls, from the call with the id `awaited`."""
+    """The calls whose longest path to the call with the id `awaited` has the same length, `distance` calls."""
 
     awaited: str
     distance: int
 
 
 class Stages:
-    """The stage of each call that has one. `move` returns the other calls that enter or leave a task group by it."""
+    """The stage of each call that has one. `move` puts calls into stages."""
 
     __slots__ = ("_members", "_stages")
 
@@ -22,7 +22,7 @@ class Stages:
         self._members: dict[Stage, dict[str, None]] = {}
 
     def of(self, call_id: str) -> Stage | None:
-        """The stage of a call."""
+        """The stage of a call; None without one."""
         return self._stages.get(call_id)
 
     def members(self, stage: Stage) -> tuple[str, ...]:
@@ -34,7 +34,10 @@ class Stages:
         return len(self._members.get(stage, ())) > 1
 
     def move(self, call_id: str, stage: Stage | None) -> tuple[str, ...]:
-        """Put a call into a stage, or into none. Returns the calls that are now alone or no longer alone."""
+        """Put a call into a stage; None takes it out. Returns the other calls that enter or leave a task group by it.
+
+        A call leaves its task group if it is now alone in its stage. It enters one if it no longer is.
+        """
         before = self._stages.get(call_id)
         if stage == before:
             return ()

@@ -1,9 +1,9 @@
-"""A session's calls and semantic variables: which calls may run now, and which failures follow (Parrot, 4.2 and 5.1).
+"""A session's calls and semantic variables: the calls that may run now, and failures that spread (Parrot, 4.2 and 5.1).
 
-The graph knows states, not texts. Calls come in any order, and may name variables that no call produces yet. Each event
-is a method that either raises `GraphError` and changes nothing, or returns its `Effects`. A call that has ended leaves
-at once. Its outputs keep their states until they are forgotten. So a session holds only calls that have not ended and
-variables that a client may still ask for.
+The graph knows states, not texts. Calls come in any order. They may name variables that no call produces yet. Each
+event is a method that either raises `GraphError` and changes nothing, or returns its `Effects`. A call leaves the graph
+when it ends. Its outputs keep their states until they are forgotten. So the graph holds only calls that have not ended
+and variables that a client may still ask for.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from plait.policy.programs.request_graph_store import GraphStore
 from plait.policy.programs.request_graph_view import RequestGraphView
 
 CLIENT: Final = "the client"
-"""The producer of a variable whose value the client gave itself."""
+"""The producer of a variable whose value came from the client."""
 
 
 class RequestGraph:
     """The graph of one session. Its methods are events; `view` answers questions.
 
-    An event costs as much as it changes. Adding a call costs its inputs and outputs. If it comes between calls that are
-    there already, it also costs a walk over the calls whose order was wrong (see `ranks_with`).
+    An event takes time in proportion to its changes. Adding a call takes time in proportion to its inputs and outputs.
+    If the call has both producers and consumers in the graph, calls in the wrong order are visited too (see
+    `ranks_with`).
     """
 
     __slots__ = ("_store", "view")
@@ -53,8 +54,8 @@ class RequestGraph:
     def add(self, call_id: str, inputs: Iterable[str], outputs: Sequence[str]) -> Effects:
         """A call arrives. It takes `inputs` and will produce `outputs` in this order.
 
-        It is ready at once if all inputs have values, and fails at once if one has failed. Raises `DuplicateCallError`,
-        `DoubleProducerError` or `CycleError`.
+        If all inputs have values, the call is ready at once. If an input has failed, the call fails at once. Raises
+        `DuplicateCallError`, `DoubleProducerError` or `CycleError`.
         """
         node, taken = CallNode(call_id), dict.fromkeys(inputs)
         ranks = self._ranks_with(node, taken, outputs)
@@ -87,35 +88,35 @@ class RequestGraph:
         node = self._store.call(call_id)
         output = next(iter(node.unset), None)
         if output is None or output.name != variable:
-            due = "nothing" if output is None else repr(output.name)
-            raise GraphTransitionError(f"call {call_id!r} produces {due} next, not {variable!r}")
+            due = "has produced all its outputs" if output is None else f"must produce {output.name!r} next"
+            raise GraphTransitionError(f"call {call_id!r} {due}: it cannot produce {variable!r} now")
         self._store.enter(node, CallEvent.PRODUCE)
         node.produced += 1
         return self._set(output)
 
     def finish(self, call_id: str) -> Effects:
-        """A running call has ended, and has produced all of its outputs."""
+        """A running call has ended after producing all its outputs."""
         node = self._store.call(call_id)
         if node.unset:
-            raise GraphTransitionError(f"call {call_id!r} has not produced {node.unset[0].name!r}")
+            raise GraphTransitionError(f"call {call_id!r} cannot finish before it produces {node.unset[0].name!r}")
         self._store.end(node, CallEvent.FINISH)
         return Effects(ended=(Ended(call_id, node.state, None),))
 
     def fail(self, call_id: str, what: object) -> Effects:
-        """A call has ended without all of its outputs. They fail, then every call that waits for them, and so on.
+        """A call has ended before it produced all its outputs. They fail, and so do the calls that wait for them.
 
-        `what` says why: a text, or a value that has one. It is the root of every cause.
+        `what` says why: a text, or a value with a `str`. The `Cause` of this call is the root of all later causes.
         """
         return self._break_off(call_id, CallEvent.FAIL, what)
 
     def cancel(self, call_id: str, what: str = "it was cancelled") -> Effects:
-        """As `fail`, because the call is no longer wanted."""
+        """A call is no longer wanted. Its outputs and the calls that wait for them fail, as in `fail`."""
         return self._break_off(call_id, CallEvent.CANCEL, what)
 
     def forget(self, variable: str) -> None:
-        """Drop a variable that is no longer needed; its name is free again.
+        """Drop a variable that is no longer needed. A new variable may then have its name.
 
-        Raises `UnknownVariableError`, and `VariableInUseError` while a call that has not ended names it.
+        Raises `UnknownVariableError`, or `VariableInUseError` if a call that has not ended names the variable.
         """
         users = self.view.users(variable)
         if users:
@@ -127,7 +128,7 @@ class RequestGraph:
         self._store.check()
 
     def _ranks_with(self, node: CallNode, inputs: Collection[str], outputs: Sequence[str]) -> dict[CallNode, int]:
-        """Check a new call and return the ranks to give. Raises every error that `add` can raise; changes nothing."""
+        """Check a new call and return the ranks to set. Raises every error that `add` can raise. Changes nothing."""
         calls, variables = self._store.calls, self._store.variables
         if node.call_id in calls:
             raise DuplicateCallError(node.call_id)
@@ -146,7 +147,7 @@ class RequestGraph:
         return ranks_with(node, producers, ((variable, call) for variable in awaited for call in variable.consumers))
 
     def _add_failed(self, node: CallNode, failed: str, outputs: Iterable[str]) -> Effects:
-        """A call with a failed input is never linked. It fails, and so do the calls that wait for it."""
+        """Fail a new call whose input `failed` has failed, and the calls that wait for it. The call is never linked."""
         self._store.promise(node, outputs)
         node.enter(CallEvent.FAIL)
         cause = Cause(InputFailed(failed), node.call_id, self.view.cause(failed))

@@ -1,4 +1,4 @@
-"""The effects of an event on a request graph, as a value: the executor starts and answers calls by it (Parrot, 5.1)."""
+"""The effects of an event on a request graph. From them the executor starts and answers calls (Parrot, 5.1)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """The consequences of one event, including the event itself, each in a deterministic order.
+    """The changes that one event made, each in a deterministic order.
 
-    `ready` calls are in the order in which they were added. `ended` and `variables_failed` go from the cause outwards.
-    `linked` and `cut` are the links that came and went. Both ends of a cut link may have ended. A call that fails as it
-    is added was never linked.
+    `ready` calls are in the order in which they were added. `ended` and `variables_failed` begin with the call that
+    failed first. `linked` are new links, `cut` are removed links. Both calls of a cut link may have ended. A call that
+    fails when it is added was never linked.
     """
 
     added: str | None = None

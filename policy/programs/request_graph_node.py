@@ -19,9 +19,9 @@ from plait.policy.programs.request_graph_state import (
 
 
 class VariableNode:
-    """A semantic variable. `producer` is the id of a call, which may have ended, or the client; None while it is empty.
+    """A semantic variable. `producer` is the client, or the id of a call, which may have ended; None while it is empty.
 
-    `consumers` are the calls that take it and have not ended, in the order in which they were added.
+    `consumers` are the calls that take the variable and have not ended, in the order in which they were added.
     """
 
     __slots__ = ("cause", "consumers", "name", "producer", "state")
@@ -50,9 +50,9 @@ class VariableNode:
 
 
 class CallNode:
-    """A call that has not ended: `missing` of its inputs have no value, `produced` of its outputs have one.
+    """A call that has not ended. `missing` of its inputs have no value. `produced` of its outputs have a value.
 
-    `rank` is higher than the rank of every call whose output it still waits for.
+    `rank` is higher than the rank of every call whose output this call waits for.
     """
 
     __slots__ = ("call_id", "inputs", "missing", "outputs", "produced", "rank", "state")
@@ -75,17 +75,17 @@ class CallNode:
 
     @property
     def unset(self) -> tuple[VariableNode, ...]:
-        """The outputs that it has still to produce, the next one first."""
+        """The outputs that the call has still to produce, the next first."""
         return self.outputs[self.produced :] if self.produced else self.outputs
 
     def producers(self) -> Iterator[str]:
-        """The calls whose outputs this one still waits for, once for each such variable."""
+        """The calls whose outputs this call waits for, once for each such variable."""
         for variable in self.inputs:
             if variable.state is VariableState.PENDING and variable.producer is not None:
                 yield variable.producer
 
     def edges(self) -> Iterator[Edge]:
-        """Each call that waits for an output of this one, with the variable between them."""
+        """Each call that waits for an output of this call, with the variable between them."""
         return ((variable, consumer) for variable in self.unset for consumer in variable.consumers)
 
     def check(self) -> None:
@@ -105,12 +105,13 @@ Edge = tuple[VariableNode, CallNode]
 def ranks_with(
     call: CallNode, producers: Mapping[CallNode, VariableNode], consumers: Iterable[Edge]
 ) -> dict[CallNode, int]:
-    """The ranks to give when `call` comes between `producers` and `consumers`, with which it is not linked yet.
+    """The ranks to set before the new `call` is linked with its `producers` and `consumers`.
 
-    They are its own rank, and the ranks of the calls that have to rise above it. Changes nothing; raises `CycleError`.
+    They are the call's own rank, and new ranks of the calls that must rank above it. Changes nothing. Raises
+    `CycleError`.
 
-    As in other incremental topological orders (Pearce and Kelly, 2006), only calls whose order was wrong are visited.
-    There are none if the new call has no consumers or no producers, or if the order happens to be right.
+    As in other incremental topological orders (Pearce and Kelly, 2006), only calls in the wrong order are visited. No
+    call is in the wrong order if the new call has no producers, no consumers, or a free rank between them.
     """
     consumers = tuple(consumers)
     floor = max((producer.rank for producer in producers), default=None)
@@ -125,9 +126,9 @@ def ranks_with(
 def _raise_ranks(
     call: CallNode, rank: int, producers: Mapping[CallNode, VariableNode], consumers: Iterable[Edge]
 ) -> dict[CallNode, int]:
-    """Raise ranks by ascending old rank, so that each call's predecessors are settled before it.
+    """Raise ranks in ascending order of the old ranks, so that a call's predecessors get theirs before it.
 
-    A path back to a producer has only ranks up to the producer's, so all of it is visited.
+    On a path back to a producer, no rank is above the producer's. So the whole path is visited.
     """
     ranks = {call: rank}
     came_by: dict[CallNode, Edge] = {}

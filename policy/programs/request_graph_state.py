@@ -1,6 +1,7 @@
 """The states and events of a session's calls and semantic variables: two transition tables, and the errors.
 
-A call that has ended leaves the graph at once. So its last three states appear only in the effects of its last event.
+A call leaves the graph when it ends. So the states finished, failed and cancelled appear only in the effects of a
+call's last event.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Final, TypeVar
 
 
 class CallState(StrEnum):
-    """Where a call is (Parrot, section 5.1)."""
+    """The states of a call (Parrot, section 5.1)."""
 
-    WAITING = "waiting"  # for at least one input
+    WAITING = "waiting"  # at least one input has no value
     READY = "ready"
     RUNNING = "running"
     FINISHED = "finished"
@@ -23,9 +24,9 @@ class CallState(StrEnum):
 
 
 class CallEvent(StrEnum):
-    """What happens to a call."""
+    """The events of a call."""
 
-    UNBLOCK = "unblock"  # the last of its inputs has a value
+    UNBLOCK = "unblock"  # all its inputs have values now
     START = "start"
     PRODUCE = "produce"
     FINISH = "finish"
@@ -34,7 +35,7 @@ class CallEvent(StrEnum):
 
 
 class VariableState(StrEnum):
-    """Where a semantic variable is (Parrot, section 4.1)."""
+    """The states of a semantic variable (Parrot, section 4.1)."""
 
     EMPTY = "empty"  # calls wait for it, and it has no producer yet
     PENDING = "pending"  # a call that has not ended will produce it
@@ -43,9 +44,9 @@ class VariableState(StrEnum):
 
 
 class VariableEvent(StrEnum):
-    """What happens to a variable."""
+    """The events of a variable."""
 
-    PROMISE = "promise"  # a call is added that produces it
+    PROMISE = "promise"  # a call that will produce it is added
     SET = "set"
     FAIL = "fail"
 
@@ -75,15 +76,15 @@ Event = TypeVar("Event", CallEvent, VariableEvent)
 
 
 def next_state(table: Mapping[tuple[State, Event], State], state: State, event: Event, subject: str) -> State:
-    """The state after `event`; raises `GraphTransitionError` naming `subject` where the table has none."""
+    """The state after `event`. Raises `GraphTransitionError` with `subject` if the table has no such transition."""
     after = table.get((state, event))
     if after is None:
-        raise GraphTransitionError(f"{subject} is {state}: it cannot {event}")
+        raise GraphTransitionError(f"{subject} is {state}: event {str(event)!r} is not allowed in this state")
     return after
 
 
 FURTHEST_CAUSES: Final = 5
-"""This many causes at the far end of a chain are at hand without walking all of it."""
+"""Each cause refers directly to this many causes at the end of its chain, so that no reader walks the whole chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,13 @@ class InputFailed:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cause:
-    """Why a call failed: `what` happened, `where` (the id of a call), and `because_of` which other cause.
+    """Why a call failed: `what` happened in which call (`where` is its id), and the cause of that (`because_of`).
 
-    A client that gets a variable whose intermediate steps have failed learns why (Parrot, section 7). `what` is a text,
-    or a value that has one: `InputFailed`, or at the root the `what` given to `fail`. Iterating gives the chain, this
-    cause first and the root last. `length` is the chain's length. `furthest` are its last causes behind this one, at
-    most `FURTHEST_CAUSES`. Chains share their tails and may be as long as the graph is deep, so nothing here recurses.
+    A client that gets a variable learns from it which earlier call failed, and why (Parrot, section 7). `what` is a
+    text, or a value with a `str`. At the root it is the `what` given to `fail`; elsewhere it is `InputFailed`.
+    Iterating gives the chain, this cause first and the root last. `length` is the chain's length. `furthest` are the
+    chain's last causes without this one, at most `FURTHEST_CAUSES`, the root last. Chains share their tails and may be
+    as long as the graph is deep, so no method recurses.
     """
 
     what: object
@@ -133,20 +135,20 @@ class Cause:
 
     @property
     def root(self) -> Cause:
-        """The last cause of the chain, with which it began."""
+        """The last cause of the chain: the first failure."""
         return self.furthest[-1] if self.furthest else self
 
 
 class GraphError(Exception):
-    """An event that the graph refuses; the graph is as it was before."""
+    """The graph refuses an event and stays as it was."""
 
 
 class GraphTransitionError(GraphError):
-    """The call or the variable is in a state in which this event cannot happen."""
+    """The event cannot happen in the state of the call or variable."""
 
 
 class UnknownCallError(GraphError):
-    """No call of this id is in the graph: it was never added, or it has ended."""
+    """No call in the graph has this id: it was never added, or it has ended."""
 
     def __init__(self, call_id: str) -> None:
         super().__init__(f"no call {call_id!r} is in the graph: it was never added, or it has ended")
@@ -154,42 +156,43 @@ class UnknownCallError(GraphError):
 
 
 class UnknownVariableError(GraphError):
-    """No variable of this name is in the graph: nobody has named it, or it was forgotten."""
+    """No variable in the graph has this name: no call has named it, or it was forgotten."""
 
     def __init__(self, variable: str) -> None:
-        super().__init__(f"no variable {variable!r} is in the graph")
+        super().__init__(f"no variable {variable!r} is in the graph: no call has named it, or it was forgotten")
         self.variable = variable
 
 
 class DuplicateCallError(GraphError):
-    """A call of this id is in the graph and has not ended."""
+    """A call in the graph has this id already, and has not ended."""
 
     def __init__(self, call_id: str) -> None:
-        super().__init__(f"a call {call_id!r} is in the graph already")
+        super().__init__(f"call {call_id!r} is in the graph already: use another id, or wait until that call ends")
         self.call_id = call_id
 
 
 class VariableInUseError(GraphError):
-    """Calls that have not ended name the variable: it cannot be forgotten."""
+    """The variable cannot be forgotten, because calls that have not ended name it."""
 
     def __init__(self, variable: str, users: tuple[str, ...]) -> None:
-        super().__init__(f"variable {variable!r} is in use by {', '.join(map(repr, users[:3]))}")
+        names = ", ".join(map(repr, users[:3]))
+        super().__init__(f"variable {variable!r} cannot be forgotten before the calls that name it end: {names}")
         self.variable = variable
         self.users = users
 
 
 class DoubleProducerError(GraphError):
-    """A variable has one producer, a call or the client: `first` is the producer, `second` was refused."""
+    """A variable has one producer, a call or the client. `first` is the producer; `second` was refused."""
 
     def __init__(self, variable: str, first: str, second: str) -> None:
-        super().__init__(f"variable {variable!r} is produced by {first!r} already, {second!r} cannot produce it too")
+        super().__init__(f"variable {variable!r} already has the producer {first!r}: {second!r} needs another variable")
         self.variable = variable
         self.first = first
         self.second = second
 
 
 class CycleError(GraphError):
-    """A call would wait for itself. `path` is call, variable, call, ...; it begins and ends with the same call."""
+    """A call would wait for its own output. `path` is call, variable, call, ... and begins and ends with that call."""
 
     def __init__(self, path: tuple[str, ...]) -> None:
         super().__init__(f"a call cannot wait for its own output: {' -> '.join(path)}")

@@ -1,4 +1,4 @@
-"""The calls and variables of one request graph. The store owns their nodes: events change them, a view reads them."""
+"""The calls and variables of one request graph. The store owns the nodes; events change them, and a view reads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plait.policy.programs.request_graph_state import (
 
 
 class GraphStore:
-    """Nodes by name, and how many calls are in each state. The graph checks what goes in; readers change nothing.
+    """Nodes by name, and the number of calls in each state. The graph checks each change before it makes it here.
 
     `calls` have not ended. `variables` have not been forgotten.
     """
@@ -36,14 +36,14 @@ class GraphStore:
         return node
 
     def variable(self, name: str) -> VariableNode:
-        """The node of a variable, made if the name is new."""
+        """The node of a variable; makes it if the name is new."""
         node = self.variables.get(name)
         if node is None:
             node = self.variables[name] = VariableNode(name)
         return node
 
     def add(self, node: CallNode, inputs: Iterable[str], outputs: Iterable[str]) -> tuple[Link, ...]:
-        """A call comes in and waits for its inputs without a value. Returns its links."""
+        """Add a call, which waits for its inputs that have no value yet. Returns its links."""
         node.inputs = tuple(self.variable(name) for name in inputs)
         for variable in node.inputs:
             variable.consumers[node] = None
@@ -55,21 +55,21 @@ class GraphStore:
         return (*before, *(Link(node.call_id, consumer.call_id) for _, consumer in node.edges()))
 
     def promise(self, node: CallNode, outputs: Iterable[str]) -> None:
-        """A call is to produce these `outputs`; the call need not be added."""
+        """Make a call the producer of these `outputs`. The call itself need not be added."""
         node.outputs = tuple(self.variable(name) for name in outputs)
         for variable in node.outputs:
             variable.enter(VariableEvent.PROMISE)
             variable.producer = node.call_id
 
     def enter(self, node: CallNode, event: CallEvent) -> None:
-        """A call goes to the state after `event`, and stays; raises `GraphTransitionError`."""
+        """A call goes to the state after `event` and stays in the graph. Raises `GraphTransitionError`."""
         before = node.state
         node.enter(event)
         self.counts[before] -= 1
         self.counts[node.state] += 1
 
     def end(self, node: CallNode, event: CallEvent) -> list[Link]:
-        """A call leaves with `event`. Returns its links to the producers that it was waiting for."""
+        """A call leaves the graph with `event`. Returns its links to the producers that it was waiting for."""
         before = node.state
         node.enter(event)
         self.counts[before] -= 1

@@ -1,4 +1,4 @@
-"""A read-only view of a session's calls and variables (Parrot, 4.2)."""
+"""A read-only view of a session's request graph (Parrot, 4.2)."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ class RequestGraphView:
         self._store = store
 
     def __contains__(self, call_id: str) -> bool:
-        """Whether the call is in the graph: added, and not ended."""
+        """Whether the call was added and has not ended."""
         return call_id in self._store.calls
 
     @property
     def waiting_calls(self) -> int:
-        """Calls that wait for an input."""
+        """The number of calls that wait for an input."""
         return self._store.counts[CallState.WAITING]
 
     @property
     def ready_calls(self) -> int:
-        """Calls that may be started."""
+        """The number of calls that may be started."""
         return self._store.counts[CallState.READY]
 
     @property
     def running_calls(self) -> int:
-        """Calls that were started and have not ended."""
+        """The number of calls that were started and have not ended."""
         return self._store.counts[CallState.RUNNING]
 
     @property
     def variables(self) -> int:
-        """Known variables, in any state."""
+        """The number of known variables, in any state."""
         return len(self._store.variables)
 
     def call_state(self, call_id: str) -> CallState | None:
@@ -56,7 +56,7 @@ class RequestGraphView:
         return None if node is None else node.cause
 
     def producer(self, variable: str) -> str | None:
-        """The call that produces or produced the variable, or failed to, or `CLIENT`; None if it has no producer.
+        """The producer of a variable: a call, also one that has produced it or has failed, or `CLIENT`; None without.
 
         Parrot's GetProducer. A pending variable's producer is in the graph. Another variable's producer may have ended.
         """
@@ -64,18 +64,18 @@ class RequestGraphView:
         return None if node is None else node.producer
 
     def users(self, variable: str) -> tuple[str, ...]:
-        """The calls that name a variable, as input or output, and have not ended. Raises `UnknownVariableError`."""
+        """The calls that have not ended and have the variable as input or output. Raises `UnknownVariableError`."""
         node = self._store.variables.get(variable)
         if node is None:
             raise UnknownVariableError(variable)
         users = tuple(consumer.call_id for consumer in node.consumers)
         producer = None if node.producer is None else self._store.calls.get(node.producer)
-        if producer is not None and node in producer.outputs:  # the id may have been taken by another call since
+        if producer is not None and node in producer.outputs:  # another call may have taken the id since
             return (producer.call_id, *users)
         return users
 
     def producers(self, call_id: str) -> Iterator[str]:
-        """The calls whose outputs a call still waits for, once for each such variable."""
+        """The calls whose outputs a call waits for, once for each such variable."""
         return self._store.call(call_id).producers()
 
     def consumers(self, call_id: str) -> Iterator[str]:
@@ -83,9 +83,9 @@ class RequestGraphView:
         return (call.call_id for variable in self._store.call(call_id).unset for call in variable.consumers)
 
     def unset_outputs(self, call_id: str) -> tuple[str, ...]:
-        """The outputs that a call has still to produce, the next one first."""
+        """The outputs that a call has still to produce, the next first."""
         return tuple(node.name for node in self._store.call(call_id).unset)
 
     def rank(self, call_id: str) -> int:
-        """A topological order: higher than the rank of every call whose output the call still waits for."""
+        """A call's place in a topological order: above every call whose output the call waits for."""
         return self._store.call(call_id).rank

@@ -1,14 +1,14 @@
-"""Prefix keys at variable boundaries, which show the prefixes that calls share before inputs have values (Parrot, 5.3).
+"""Prefix keys at variable boundaries. They show shared prefixes before the inputs have values (Parrot, 5.3).
 
-A prompt is a sequence of segments, constant texts and semantic variables. Its keys are a chain of 64-bit hashes, one
-for each segment, made as block hashes are (see `block_hash`):
+A prompt is a sequence of segments: constant texts and semantic variables. Its keys are a chain of 64-bit hashes, one
+for each segment, made like block hashes (see `block_hash`):
 
-    k_0 = the hash that block chains of the same model and cache salt begin with
+    k_0 = the root hash of block chains with the same model and cache salt
     k_i = the first 8 bytes of SHA-256(k_{i-1} || content of segment i)
 
 A content is `c` and the bytes of a constant text, or `v` and a variable's name. The name is used even if the variable
-has a value: its value never changes. Prompts of one session that begin with the same template and the same variables
-have the same keys up to there, and different keys behind.
+has a value, since the value never changes. Prompts of one session have equal keys as long as their segments are equal,
+and different keys from the first different segment on.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 MOST_SEGMENTS: Final = 64
-"""Only the first segments of a longer prompt are compared, so that no prompt is expensive to hold. For comparison: a
-code review of 16 files by name has 36 segments.
+"""At most this many leading segments of a prompt are compared. This limits the memory of a held prompt. For comparison:
+a code review of 16 files by name has 36 segments.
 """
 
 
 class Constant(NamedTuple):
-    """A constant text of a prompt, `tokens` long: equal `content` means equal text."""
+    """A constant text of a prompt, `tokens` long. Equal `content` means equal text."""
 
     content: bytes
     tokens: int
@@ -38,10 +38,10 @@ Segment = Constant | str
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A prompt as far as it is known before its variables have values.
+    """The part of a prompt that is known before its variables have values.
 
-    `keys[i]` is the hash of its first i + 1 segments. `sizes[i]` is the length of segment i: the tokens of a constant
-    text, or the name of a variable, whose value gives the length. Prompts are cut after `MOST_SEGMENTS` segments.
+    `keys[i]` is the hash of the first i + 1 segments. `sizes[i]` is the length of segment i in tokens, or a variable's
+    name if the variable's value gives the length. Segments after the first `MOST_SEGMENTS` are left out.
     """
 
     keys: tuple[int, ...] = ()
@@ -51,8 +51,8 @@ class Outline:
     def of(cls, segments: Iterable[Segment], root: int) -> Outline:
         """The outline of a prompt's segments (Parrot's PrefixHash).
 
-        `root` is `block_hash.root_hash` of the call's model and cache salt. So calls that cannot share KV cache have no
-        key in common.
+        `root` is `block_hash.root_hash` of the call's model and cache salt. So calls with different models or salts,
+        which cannot share KV cache, have no key in common.
         """
         previous, keys, sizes = root.to_bytes(8, "big"), list[int](), list[int | str]()
         for segment in islice(segments, MOST_SEGMENTS):

@@ -199,7 +199,7 @@ def test_a_variable_has_one_producer() -> None:
     error = refused(graph, lambda: graph.add("b", [], ["y", "x"]), DoubleProducerError)
     assert isinstance(error, DoubleProducerError)
     assert (error.variable, error.first, error.second) == ("x", "a", "b")
-    assert str(error) == "variable 'x' is produced by 'a' already, 'b' cannot produce it too"
+    assert str(error) == "variable 'x' already has the producer 'a': 'b' needs another variable"
     for event, first, second in (
         (lambda: graph.set_value("x"), "a", CLIENT),
         (lambda: graph.set_value("given"), CLIENT, CLIENT),

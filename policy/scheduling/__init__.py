@@ -1,1 +1,1 @@
-"""The local schedulers, which decide what an engine computes next, and the parts that they are composed of."""
+"""The local schedulers and their parts. A local scheduler decides what an engine computes next."""

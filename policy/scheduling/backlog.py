@@ -1,4 +1,4 @@
-"""The limit on an iteration without urgent calls: it ends in time for the calls that arrive meanwhile."""
+"""The time limit that lets an iteration end in time for the calls that arrive during it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ SLACK_SHARE = 0.5
 """Ours: an iteration may take this share of the arrivals' TTFT slack."""
 
 LEAST_ITERATIONS = 2.0
-"""A shortened iteration lasts at least this many shortest iterations, so that half of it is not overhead."""
+"""Ours: a shortened iteration lasts at least this many shortest iterations, so overhead is at most half of it."""
 
 
 def backlog_limit_s(moment: Moment, batch: Batch) -> float:
-    """How long an iteration without urgent calls may last: a share of the arrivals' slack, infinite if none are due.
+    """The time limit while missed and best-effort calls are added: a share of the arrivals' TTFT slack.
 
-    If that share is under `LEAST_ITERATIONS` shortest iterations, arrivals cannot be helped. The iteration then lasts
-    as long as at the pivot. `batch` holds the running decodes.
+    It is infinite if no arrivals are expected. If the share is under `LEAST_ITERATIONS` shortest iterations, a short
+    iteration would not help arrivals. The limit is then the time with the pivot's tokens. `batch` holds the running
+    decodes.
     """
     slack_s, pace = moment.arrivals_slack_s, moment.pace
     if slack_s is None:
@@ -29,7 +30,10 @@ def backlog_limit_s(moment: Moment, batch: Batch) -> float:
 
 
 def limit_backlog(batch: Batch, limit_s: float, reserve_tokens: int) -> None:
-    """End within `limit_s`. The reserve may exceed it, scaled by `limit_s` over the time of all tokens left."""
+    """End the iteration within `limit_s`, but allow a part of the reserve beyond it.
+
+    That part is `limit_s` divided by the iteration's time with all tokens left, at most 1.
+    """
     if limit_s < batch.budget.limit_s:
         all_s = batch.budget.time_s(batch.left_tokens)
         batch.limit_backlog(limit_s, ceil(reserve_tokens * min(1.0, limit_s / all_s)) if all_s else reserve_tokens)

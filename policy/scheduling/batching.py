@@ -1,7 +1,7 @@
 """An iteration as it fills up: its calls, and the compute, KV blocks and sequence slots that are left.
 
-A call's compute demand is its uncached tokens. Its KV demand is the new blocks that they need, in whole blocks. Prompts
-are cut where the budget ends (dynamic chunking). Long prompts are also cut where the KV cache ends.
+A call's compute demand is its uncached tokens. Its KV demand is the whole new blocks that those tokens need. Prompts
+are cut where the budget ends (dynamic chunking). Long prompts are also cut where the free blocks end.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from plait.policy.scheduling.plan import EngineFacts, LocalCall
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A call that could compute `tokens` behind its `context_tokens`.
+    """A call that could compute `tokens` after its `context_tokens`.
 
-    `remaining_s` (T_r) and `due_s` are as in `slo.Timer`. T_r is infinite for a best-effort call. `missed_slo` says
-    that its TTFT or JCT cannot be met any more.
+    `waits` says that the call does not run yet. `remaining_s` (T_r) and `due_s` are as in `slo.Timer`. T_r is infinite
+    for a best-effort call. `missed_slo` says that the call's TTFT or JCT can no longer be met.
     """
 
     call: LocalCall
@@ -33,7 +33,7 @@ class Candidate:
 
     @property
     def loses_nothing(self) -> bool:
-        """Whether no objective is at stake: the call has none, or has missed its SLO."""
+        """Whether the call is best-effort or has missed its SLO."""
         return self.missed_slo or self.remaining_s == inf
 
 
@@ -42,9 +42,9 @@ class Batch:
 
     `picks` are the tokens of each call. `started` are the waiting calls among them. `preempted` are the calls that make
     room. `paused` says whether running decodes were left out. `floor_tokens` may be computed beyond the time limit.
-    `reserve_tokens` of the tokens left are kept for other calls. `unreserved_blocks` are the `free_blocks` that no
-    prompt begun will need. A prompt starts only if all of it has room: otherwise prompts begun would compete for blocks
-    and one would be preempted and computed again.
+    `reserve_tokens` of the tokens left are kept for other calls. `unreserved_blocks` are the `free_blocks` without
+    those reserved for running calls. A prompt starts only if all its blocks fit into them. Otherwise prompts begun
+    would compete for blocks, and some would be preempted and computed again.
     """
 
     def __init__(self, budget: Budget, facts: EngineFacts, free_slots: int) -> None:
@@ -65,14 +65,18 @@ class Batch:
 
     @property
     def left_tokens(self) -> int:
-        """Prompt tokens that still have room; kept until the batch changes, since it is often asked for."""
+        """Prompt tokens that still fit. The value is kept until the batch changes, because it is read often."""
         state = (self._changes, self.budget.limit_s, self.floor_tokens)
         if state != self._left_state:
             self._left_state, self._left_tokens = state, self._room(self._facts.max_batch_tokens, 0)
         return self._left_tokens
 
     def fit(self, candidate: Candidate) -> int:
-        """How many of the candidate's tokens fit. Their KV blocks must all be free, except for a long prompt."""
+        """How many of the candidate's tokens fit.
+
+        All tokens of a waiting call must fit into the unreserved blocks. If blocks are short, a long prompt is cut to
+        the free blocks, and any other call gets no tokens.
+        """
         if candidate.waits and self.free_slots <= 0:
             return 0
         tokens = self._room(candidate.tokens, candidate.context_tokens)
@@ -87,13 +91,13 @@ class Batch:
         return self._most_for_blocks(candidate.call, tokens) if candidate.is_long else 0
 
     def has_blocks(self, candidate: Candidate) -> bool:
-        """Whether all of a waiting call's KV has room."""
+        """Whether the unreserved blocks suffice for all tokens of a waiting call."""
         return self._facts.blocks_needed(candidate.call, candidate.tokens) <= self.unreserved_blocks
 
     def add(self, candidate: Candidate, tokens: int) -> None:
-        """Compute `tokens` of the candidate, at most what `fit` returned.
+        """Compute `tokens` of the candidate, at most as many as `fit` returned.
 
-        If they are all that it needs, the time until its next token is due limits the iteration.
+        If these are all its tokens, the time until the call's next token is due limits the iteration.
         """
         self._changes += 1
         self.free_blocks -= self._facts.blocks_needed(candidate.call, tokens)
@@ -108,21 +112,21 @@ class Batch:
             self.limit(candidate.due_s)
 
     def add_decodes(self, decodes: Sequence[Candidate], tokens: int, blocks: int) -> None:
-        """Compute all `decodes`; together they take `tokens` and `blocks`."""
+        """Compute all `decodes`, which take `tokens` and `blocks` in all."""
         self._changes += 1
         self.free_blocks -= blocks
         self.budget.take_decodes(tokens, sum(one.context_tokens for one in decodes))
         self.picks.update((one.call, one.tokens) for one in decodes)
 
     def remove(self, candidate: Candidate) -> None:
-        """Remove a running call that was added."""
+        """Take a running call out of the batch."""
         self._changes += 1
         tokens = self.picks.pop(candidate.call)
         self.free_blocks += self._facts.blocks_needed(candidate.call, tokens)
         self.budget.give_back(tokens, candidate.context_tokens)
 
     def extend(self, candidate: Candidate) -> None:
-        """Compute more of a call that was truncated, as far as there is room."""
+        """Compute more tokens of a truncated call, as many as fit."""
         self._changes += 1
         given = self.picks[candidate.call]
         self.budget.give_back(given, candidate.context_tokens)
@@ -136,7 +140,7 @@ class Batch:
         self.picks[candidate.call] = tokens
 
     def preempt(self, call: LocalCall) -> None:
-        """Preempt a running call: its blocks and its slot are free."""
+        """Preempt a running call, which frees its blocks and its sequence slot."""
         freed = self._facts.blocks_freed(call)
         self.preempted.append(call)
         self.free_blocks += freed
@@ -145,12 +149,12 @@ class Batch:
         self.free_slots += 1
 
     def limit(self, slo_s: float) -> None:
-        """End within `slo_s`, if what is in the batch allows it."""
+        """End the iteration within `slo_s`, unless the batch takes longer already."""
         if self.budget.time_s() <= slo_s < self.budget.limit_s:
             self.budget.limit_s = slo_s
 
     def limit_backlog(self, slo_s: float, tokens: int) -> None:
-        """End within `slo_s`, except that `tokens` more may be computed as far as there is room now."""
+        """End the iteration within `slo_s`, but allow up to `tokens` more of the tokens that fit now."""
         self.floor_tokens = max(self.floor_tokens, min(tokens, self.left_tokens))
         self.budget.limit_s = min(self.budget.limit_s, slo_s)
 
@@ -162,7 +166,7 @@ class Batch:
         return room
 
     def _most_for_blocks(self, call: LocalCall, tokens: int) -> int:
-        """The most tokens whose blocks are free; one block is left for each call picked, for its next decode."""
+        """The most tokens whose blocks are free, after keeping one block for the next decode of each call picked."""
         blocks_needed, free_blocks = self._facts.blocks_needed, self.free_blocks - len(self.picks)
         low, high = 0, tokens
         while low < high - 1:

@@ -1,4 +1,4 @@
-"""Fills the rest of an iteration: with calls that have missed their SLO, and with best-effort calls."""
+"""Fills the rest of an iteration with calls that have missed their SLO and with best-effort calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from plait.policy.scheduling.selection import select_in_order
 from plait.policy.scheduling.waiting import Ranked
 
 PASS_RATIO = 32.0
-"""A call that missed its SLO and does not fit may be passed only by calls whose response ratio is at least 1/32 of its
-own. The ratio grows as a call waits, so no call starves.
+"""If a call that missed its SLO does not fit, only calls with at least 1/32 of its response ratio may bypass it. The
+ratio grows as a call waits, so no call starves.
 """
 
 MOST_MISSED_MISFITS = 8
@@ -24,13 +24,13 @@ MOST_MISSED_MISFITS = 8
 def add_best_effort(
     moment: Moment, batch: Batch, running: Sequence[Candidate], missed: Sequence[Ranked], turns: Iterator[LocalCall]
 ) -> Iterator[LocalCall]:
-    """Add calls that missed their SLO, then best-effort calls; in both groups running calls go first.
+    """Add calls that missed their SLO, then best-effort calls. In both groups, running calls go first.
 
     `turns` are the waiting best-effort calls. Returns the waiting calls that are left, in order.
     """
     if not batch.preempted:
         return _fill(moment, batch, running, missed, turns)
-    # No call is admitted: the preempted calls' blocks are for the calls that lacked them.
+    # Admit no call: the preempted calls' blocks are for the calls that lacked blocks.
     best_effort = [one for one in running if not one.missed_slo]
     _reserve(moment, batch, wanted=bool(best_effort))
     select_in_order(batch, [one for one in running if one.missed_slo])
@@ -67,7 +67,7 @@ def _reserve(moment: Moment, batch: Batch, *, wanted: bool) -> None:
 
 
 def _add_missed(batch: Batch, missed: Sequence[Ranked]) -> None:
-    """Add by descending response ratio; `PASS_RATIO` and `MOST_MISSED_MISFITS` limit who may pass a misfit."""
+    """Add calls in order. `PASS_RATIO` and `MOST_MISSED_MISFITS` limit which calls may bypass a call that misfits."""
     misfits, least_ratio = 0, 0.0
     for ratio, candidate in missed:
         if ratio < least_ratio or misfits > MOST_MISSED_MISFITS:

@@ -1,6 +1,6 @@
 """How many tokens an iteration may compute so that it ends within the tightest SLO in it (AccelGen, section 4.2).
 
-A fitted model of the iteration's time is solved for its tokens. So the context that attention reads counts too.
+The fitted model of iteration times is solved for the tokens. The model includes attention, so context counts too.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from plait.policy.scheduling.iteration_model import IterationModel
 
 
 class Budget(Protocol):
-    """The compute budget of an iteration. `tokens` is what it computes so far, `limit_s` the time that it may take."""
+    """An iteration's compute budget. `tokens` are the tokens taken so far, `limit_s` is the iteration's time limit."""
 
     tokens: int
     limit_s: float
 
     def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
-        """How long the iteration would take with one more call in it."""
+        """How long the iteration takes with one more call of `new_tokens` after `context_tokens`."""
 
     def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
-        """How many of a call's tokens it has room for."""
+        """How many of a call's `wanted_tokens` fit."""
 
     def take(self, new_tokens: int, context_tokens: int = 0) -> None:
-        """Compute so many of a call's tokens in it."""
+        """Add `new_tokens` of a call."""
 
     def give_back(self, new_tokens: int, context_tokens: int = 0) -> None:
         """Undo a `take`."""
 
     def take_decodes(self, new_tokens: int, context_tokens: int) -> None:
-        """Compute decodes of so many tokens in all."""
+        """Add decodes with `new_tokens` and `context_tokens` in all."""
 
 
 class EngineBudget:
-    """The engine's own maximum of tokens, no time limit: for an engine whose iteration times are not known yet."""
+    """The engine's own maximum of tokens, used while no model of its iteration times is known."""
 
     def __init__(self, max_tokens: int) -> None:
         self.tokens = 0
@@ -43,17 +43,17 @@ class EngineBudget:
         self._max_tokens = max_tokens
 
     def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
-        """0: nothing is known."""
+        """0, because iteration times are not known."""
         del new_tokens, context_tokens
         return 0.0
 
     def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
-        """How many of a call's tokens it has room for."""
+        """How many of a call's `wanted_tokens` fit."""
         del context_tokens
         return max(0, min(wanted_tokens, self._max_tokens - self.tokens))
 
     def take(self, new_tokens: int, context_tokens: int = 0) -> None:
-        """Compute so many of a call's tokens in it."""
+        """Add `new_tokens` of a call."""
         del context_tokens
         self.tokens += new_tokens
 
@@ -63,12 +63,12 @@ class EngineBudget:
         self.tokens -= new_tokens
 
     def take_decodes(self, new_tokens: int, context_tokens: int) -> None:
-        """Compute decodes of so many tokens in all."""
+        """Add decodes with `new_tokens` and `context_tokens` in all."""
         self.take(new_tokens, context_tokens)
 
 
 class ModelBudget:
-    """The iteration's time by the cost model, kept as running sums; a call's room is found by bisection."""
+    """A budget by the cost model. It keeps the iteration's time as running sums and finds `room` by bisection."""
 
     def __init__(self, max_tokens: int, costs: CostModel) -> None:
         self.tokens = 0
@@ -79,7 +79,7 @@ class ModelBudget:
         self._long_s = 0.0
 
     def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
-        """How long the iteration would take with one more call in it: as `CostModel.iteration_time_s`."""
+        """How long the iteration takes with one more call; the same as `CostModel.iteration_time_s`."""
         costs, tokens, long_s = self._costs, self.tokens + new_tokens, self._long_s
         if tokens <= 0:
             return 0.0
@@ -90,7 +90,7 @@ class ModelBudget:
         return (costs.forward(tokens) + attention_s + long_s) / costs.efficiency
 
     def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
-        """How many of a call's tokens it has room for."""
+        """How many of a call's `wanted_tokens` fit."""
         high = min(wanted_tokens, self._max_tokens - self.tokens)
         if high <= 0:
             return 0
@@ -102,7 +102,7 @@ class ModelBudget:
         if low_s > limit_s:  # usual once the iteration is full
             return 0
         low = 1
-        # Time is mostly linear in tokens: first try where a line meets the limit, then bisect what is left.
+        # Time is mostly linear in tokens. First try the point at which a line meets the limit, then bisect the rest.
         guess = low + int((high - low) * (limit_s - low_s) / (high_s - low_s))
         for middle in (guess, guess + 1):
             if low < middle < high:
@@ -119,7 +119,7 @@ class ModelBudget:
         return low
 
     def take(self, new_tokens: int, context_tokens: int = 0) -> None:
-        """Compute so many of a call's tokens in it."""
+        """Add `new_tokens` of a call."""
         self.tokens += new_tokens
         self._sequence_tokens += new_tokens + context_tokens
         if new_tokens > 1:
@@ -133,12 +133,12 @@ class ModelBudget:
             self._long_s -= self._costs.long_attention(new_tokens, new_tokens + context_tokens)
 
     def take_decodes(self, new_tokens: int, context_tokens: int) -> None:
-        """Compute decodes of so many tokens in all."""
+        """Add decodes with `new_tokens` and `context_tokens` in all."""
         self.tokens += new_tokens
         self._sequence_tokens += new_tokens + context_tokens
 
 
 def model_budget(max_tokens: int, model: IterationModel) -> Budget:
-    """An empty iteration's budget: by the iteration-time model once it is known, else the engine's maximum."""
+    """An empty iteration's budget: by the model of iteration times once it is known, else the engine's maximum."""
     costs = model.costs
     return EngineBudget(max_tokens) if costs is None else ModelBudget(max_tokens, costs)

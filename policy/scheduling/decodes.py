@@ -6,14 +6,14 @@ from plait.policy.scheduling.batching import Batch
 from plait.policy.scheduling.moment import Moment, preemption_key
 
 FLOOR_SHARE = 0.1
-"""Ours: prompts get this share of the engine's maximum where decodes alone exceed their iteration SLO."""
+"""Ours: prompts get this share of the engine's maximum if decodes alone exceed their iteration SLO."""
 
 WATERMARK_BLOCKS = 2
-"""Ours: free blocks kept for each running decode when a prompt is admitted."""
+"""Ours: the free blocks that are reserved for each running decode when prompts are admitted."""
 
 
 def add_decodes(moment: Moment, batch: Batch) -> None:
-    """Add every running decode. While blocks are short, preempt the cheapest victim."""
+    """Add the running decodes. While blocks are short, preempt the cheapest victim."""
     needed = moment.facts.blocks_needed
     tokens = sum([one.tokens for one in moment.decodes])
     blocks = sum([needed(one.call, one.tokens) for one in moment.decodes])
@@ -42,7 +42,10 @@ def _add_some(moment: Moment, batch: Batch) -> None:
 
 
 def limit_to_tightest_slo(moment: Moment, batch: Batch) -> None:
-    """End within the decodes' tightest iteration SLO. If they alone take longer, prompts get a floor of tokens."""
+    """Limit the iteration to the decodes' tightest iteration SLO.
+
+    If the decodes alone take longer than that, prompts get `FLOOR_SHARE` all the same.
+    """
     base_s = batch.budget.time_s()
     tightest_s = moment.objectives.tightest_s([one.call for one in moment.decodes], moment.now_s, moment.pace)
     if tightest_s < base_s:

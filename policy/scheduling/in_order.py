@@ -1,6 +1,6 @@
-"""Schedulers that plan in an order: running calls first, in their places, then waiting calls until one does not fit.
+"""Schedulers that plan in an order: running calls first, then waiting calls until one does not fit.
 
-They differ in the order of admission: by arrival, by longest cached prefix, by hit-ratio groups.
+They differ in the order of admission: by arrival, by longest cached prefix, or by hit-ratio groups.
 """
 
 from __future__ import annotations
@@ -13,37 +13,36 @@ from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from plait.policy.scheduling.priority import GROUPS, HitRatioGroups
 
 MAX_BACKFILL_CALLS = 16
-"""More calls than an iteration admits beyond its plan. The list is made anew in every iteration."""
-
+"""Ours: the most waiting calls in a plan's backfill. An iteration admits fewer, and each iteration has a new list."""
 
 Order = Callable[[Sequence[LocalCall], EngineFacts], Iterable[LocalCall]]
 """Puts the waiting calls into the order of admission."""
 
 
 class Fcfs:
-    """First come, first served with chunked prefill: running calls first, then waiting ones until the first misfit."""
+    """First come, first served with chunked prefill."""
 
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
-        """Running calls keep their place. A call that lacks blocks preempts the latest arrival."""
+        """Running calls first, then waiting calls. A call that lacks blocks preempts the latest running arrival."""
         del now_s
         return plan_in_order(waiting, running, facts, lambda waiting, _: waiting)
 
 
 class LongestPrefix:
-    """Waiting calls with the most cached prompt tokens first (SGLang's LPM). It can starve a call."""
+    """Admits the waiting calls with the most cached prompt tokens first (SGLang's LPM). It can starve a call."""
 
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
-        """Running calls as in `Fcfs`. Ties: the lower priority value, then the earlier arrival."""
+        """Running calls as in `Fcfs`. Ties among waiting calls: the lower priority value, then the earlier arrival."""
         del now_s
         return plan_in_order(waiting, running, facts, _longest_prefix_first)
 
 
 class HitRatio:
-    """Waiting calls by the turns of their hit-ratio groups; within a group by priority, then arrival."""
+    """Admits waiting calls in the turns of their hit-ratio groups. In a group they go by priority, then arrival."""
 
     def __init__(self) -> None:
         self._order = HitRatioOrder()
@@ -51,21 +50,21 @@ class HitRatio:
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
-        """Running calls as in `Fcfs`. A turn counts once the engine has taken the call from its queue."""
+        """Running calls as in `Fcfs`. A turn is charged once the engine has taken the call from its queue."""
         del now_s
         self._order.settle(waiting)
         return plan_in_order(waiting, running, facts, self._order.turns)
 
 
 class HitRatioOrder:
-    """Waiting calls in the turns of their hit-ratio groups (`plait.policy.scheduling.priority`)."""
+    """Puts waiting calls into the turns of their hit-ratio groups (see `priority`)."""
 
     def __init__(self) -> None:
         self._groups = HitRatioGroups()
         self._offered: list[tuple[int, LocalCall]] = []
 
     def settle(self, waiting: Sequence[LocalCall]) -> None:
-        """Charge the turns of the calls that were offered last time and are no longer waiting."""
+        """Charge the turns of the calls that were offered by the last plan and no longer wait."""
         if self._offered:
             still = {id(call) for call in waiting}
             for group, call in self._offered:
@@ -96,7 +95,10 @@ def _longest_prefix_first(waiting: Sequence[LocalCall], facts: EngineFacts) -> l
 
 
 def plan_in_order(waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts, order: Order) -> Plan:
-    """Running calls in their order, then waiting ones in the order given, until budget, blocks or slots run out."""
+    """Pick running calls in their order, then waiting calls in `order`, until budget, blocks or slots run out.
+
+    If a running call lacks blocks, the latest running call is preempted. No call is admitted after a preemption.
+    """
     budget, free = facts.max_batch_tokens, facts.free_blocks
     staying, preempted, picks = list(running), [], []
     position = 0
@@ -104,7 +106,7 @@ def plan_in_order(waiting: Sequence[LocalCall], running: Sequence[LocalCall], fa
         call = staying[position]
         tokens = min(call.uncomputed_tokens, budget)
         need = facts.blocks_needed(call, tokens)
-        while need > free and len(staying) > position + 1:  # the latest arrival goes first
+        while need > free and len(staying) > position + 1:
             victim = staying.pop()
             preempted.append(victim)
             free += facts.blocks_freed(victim)
@@ -127,7 +129,7 @@ def plan_in_order(waiting: Sequence[LocalCall], running: Sequence[LocalCall], fa
 def _admit(
     candidates: Iterator[LocalCall], free_slots: int, budget: int, free: int, facts: EngineFacts
 ) -> tuple[list[tuple[LocalCall, int]], list[LocalCall]]:
-    """Returns the picks until budget, blocks or slots run out, and the call of `candidates` that did not fit."""
+    """Returns the picks until budget, blocks or slots run out, and the first call that did not fit, if any."""
     admitted: list[tuple[LocalCall, int]] = []
     while len(admitted) < free_slots and budget > 0:
         call = next(candidates, None)

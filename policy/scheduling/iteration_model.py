@@ -1,4 +1,4 @@
-"""How long an engine's iterations take: a given model, or one fitted to the iterations observed."""
+"""A model of how long an engine's iterations take: given, or fitted to the observed iterations."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear, Pivot
 
 FIT_DECAY = 1 - 1 / 256
-"""Weight of an iteration in the fitted model, one iteration later: a memory of 256."""
+"""Ours: each new iteration multiplies the weights of the older ones by this. The memory is 256 iterations."""
 
 MIN_ITERATIONS = 8
-"""A model is fitted to at least this many iterations."""
+"""Ours: a model is fitted to at least this many iterations with prompts."""
 
 
 class IterationModel:
-    """The engine's cost model and its pivot, once they are known. A given model stays."""
+    """The engine's cost model and its pivot, once they are known. A given model is never fitted again."""
 
     def __init__(self) -> None:
         self._fit = _Fit()
@@ -22,11 +22,11 @@ class IterationModel:
         self._costs: CostModel | None = None
         self._pivot: Pivot | None = None
         self._solved = True
-        """Whether costs and pivot are up to date: the fit is solved only when a plan needs it."""
+        """Whether costs and pivot are up to date. The fit is solved only when a plan needs it."""
 
     @property
     def costs(self) -> CostModel | None:
-        """How long iterations take."""
+        """The cost model; None while it is not known."""
         if not self._solved:
             self._costs = self._fit.costs()
             self._pivot = self._costs.pivot() if self._costs else None
@@ -35,11 +35,11 @@ class IterationModel:
 
     @property
     def pivot(self) -> Pivot | None:
-        """S_pf and T_pf."""
+        """The pivot forward size: S_pf tokens in T_pf seconds. None while it is not known."""
         return self._pivot if self.costs else None
 
     def expect(self, costs: CostModel) -> None:
-        """Use this model and fit none."""
+        """Use this model instead of a fitted one."""
         self._costs, self._given, self._pivot, self._solved = costs, True, costs.pivot(), True
 
     def on_iteration(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
@@ -50,19 +50,21 @@ class IterationModel:
 
 
 TERMS = ((0, 1, 2, 3), (0, 1, 3), (0, 1, 2), (0, 1))
-"""Models to try, by their terms. A negative coefficient rules a model out: more work cannot take less time."""
+"""Models to try in this order, as the indices of their terms (see `_Fit`). A negative coefficient rules a model out,
+because more work cannot take less time.
+"""
 
 
 class _Fit:
     """Iteration time as a constant plus three linear terms: new tokens, sequence tokens, and their product in prompts.
 
-    Least squares over all iterations with prompts, older ones weighing less. A small iteration takes as long as
-    decodes alone, because every iteration reads the weights.
+    The fit is least squares over all iterations with prompts; older ones weigh less. A small iteration takes as long
+    as an iteration of decodes alone, because every iteration reads the model's weights.
     """
 
     def __init__(self) -> None:
         self._sums = [[0.0] * 5 for _ in range(4)]
-        """The normal equations' matrix with their right side."""
+        """The normal equations: their matrix, with the right side as the last column."""
         self._decodes = (0.0, 0.0, 0.0)
         """Iterations of decodes alone: their number, and the sums of their sequence tokens and of their seconds."""
 
@@ -81,7 +83,7 @@ class _Fit:
                 sums[column] = sums[column] * FIT_DECAY + left * right
 
     def costs(self) -> CostModel | None:
-        """The fitted model; None until iterations of clearly different sizes were seen and larger ones took longer."""
+        """The fitted model; None until iteration sizes differ clearly and larger iterations take longer."""
         count, new, squares = self._sums[0][0], self._sums[0][1], self._sums[1][1]
         if count < MIN_ITERATIONS or count * squares - new * new < 0.01 * new * new:  # spread: a tenth of the mean
             return None
@@ -104,7 +106,7 @@ class _Fit:
 
 
 def _solved(equations: list[list[float]]) -> list[float] | None:
-    """Solve as many symmetric equations as unknowns, by elimination; None if they are nearly dependent."""
+    """Solve symmetric equations, as many as unknowns, by elimination; None if they are nearly dependent."""
     rows = [list(row) for row in equations]
     for i, pivot in enumerate(rows):
         if pivot[i] <= 1e-6 * equations[i][i]:

@@ -1,8 +1,7 @@
-"""The local scheduler: which calls of one engine compute how many tokens in its next iteration.
+"""The local schedulers by name. A local scheduler decides how many tokens each call computes in the next iteration.
 
-A local scheduler is a pure object; every engine adapter drives it with `plan`. `SCHEDULERS` has them by name. `slo` is
-the one that ships by default. The others run calls in an order, as other engines do. See
-docs/design/local-scheduler.md.
+A local scheduler is a pure object; every engine adapter drives it with `plan`. `slo` is the default. The others run
+calls in a fixed order, as other engines do. See docs/design/local-scheduler.md.
 """
 
 from __future__ import annotations
@@ -35,4 +34,4 @@ SCHEDULERS: dict[str, Callable[[], LocalScheduler]] = {
     "longest_prefix": LongestPrefix,
     "slo": SloScheduler,
 }
-"""The local schedulers by the name that configuration uses."""
+"""The local schedulers by their names in the configuration."""

@@ -1,4 +1,4 @@
-"""Long prompts start one at a time: several at once would all finish late."""
+"""Starts long prompts one at a time, because several at once would all finish late."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from plait.policy.scheduling.selection import select_in_order
 
 
 def long_slots(moment: Moment) -> int:
-    """How many long prompts that are not urgent may start: one, or none while a long prompt is being prefilled."""
+    """How many long prompts may start without being urgent: one, or none while a long prompt is being prefilled."""
     return 0 if any(prefill.is_long for prefill in moment.prefills) else 1
 
 
 def release_long(
     moment: Moment, batch: Batch, held: Sequence[Candidate], considered: Sequence[Candidate]
 ) -> Sequence[Candidate]:
-    """Start the first `held` prompt if compute is left and this iteration finishes every long prompt begun.
+    """Start the first `held` prompt in compute that would be idle.
 
-    Otherwise the compute would be idle. `considered` are the waiting calls that could start. Returns the prompt that
-    was tried, if any.
+    It starts only if tokens are left and this iteration finishes every long prompt begun. `considered` are the waiting
+    calls that could start. Returns the prompt that was tried, if any.
     """
     picks = batch.picks
     if not held or not batch.left_tokens:

@@ -1,4 +1,4 @@
-"""A plan's input: the engine at one moment, its running calls split into decodes and prefills."""
+"""A plan's input: the state of an engine, with its running calls split into decodes and prefills."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from plait.policy.scheduling.slo import Objectives
 from plait.policy.scheduling.slo_settings import SloSettings
 
 DECODE_TOKENS = 8
-"""A call past its prompt decodes if it has at most this many tokens to compute. Else it recomputes after preemption."""
+"""Ours: a running call past its prompt is a decode if it has at most this many tokens to compute. With more, it is a
+prefill that recomputes a preempted call.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """The state of the engine, which does not change while a plan is made.
+    """The state of the engine. It does not change while a plan is made.
 
     `long_calls` are the running calls that were started as long prompts. `empty_budget` is the budget of an empty
     iteration. `may_pause` says whether running decodes may be left out. `arrivals_slack_s` is the TTFT slack expected
@@ -44,13 +46,13 @@ class Moment:
 
     @cached_property
     def preemption_order(self) -> list[Candidate]:
-        """The running calls, cheapest victim last; ties: prefills after decodes, later arrivals after earlier ones.
+        """The running calls, cheapest victim last.
 
-        Calls with objectives at stake come first, in ascending T_r. Then come the others, most tokens to recompute
-        first.
+        Calls with objectives at stake come first, in ascending T_r. The other calls follow, those with most tokens to
+        recompute first. Ties: decodes before prefills, earlier before later arrivals.
         """
         timing = self.objectives.timer(self.now_s, self.pace)
-        for decode in self.decodes:  # only now, since mostly there is room for all of them
+        for decode in self.decodes:  # timed only here: most plans preempt no call
             slo = self.objectives.of(decode.call)
             if slo is not None:
                 decode.remaining_s = timing(decode.call, slo, 1)[0]
@@ -59,7 +61,7 @@ class Moment:
 
 
 def preemption_key(candidate: Candidate) -> tuple[float, float]:
-    """Calls with a greater key are preempted sooner."""
+    """Sort key: calls with greater keys are preempted sooner."""
     if candidate.loses_nothing:
         return inf, -candidate.context_tokens
     return candidate.remaining_s, 0.0
@@ -68,7 +70,7 @@ def preemption_key(candidate: Candidate) -> tuple[float, float]:
 def split_running(
     running: Iterable[LocalCall], long_calls: Collection[LocalCall]
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Returns the decodes and the prefills among the running calls. A prefill is long if it was started as long."""
+    """Returns the decodes and the prefills among the running calls. A prefill is long if it started as one."""
     decodes, prefills = [], []
     for call in running:
         computed = call.computed_tokens
@@ -85,7 +87,7 @@ def split_running(
 def time_prefills(
     prefills: Iterable[Candidate], objectives: Objectives, now_s: float, pace: Pace, empty_budget: Budget
 ) -> None:
-    """Set each prefill's remaining time, the time until it is due, and whether it has missed its SLO."""
+    """Set each prefill's T_r, the time until its token is due, and whether it has missed its SLO."""
     timing = objectives.timer(now_s, pace)
     for prefill in prefills:
         slo = objectives.of(prefill.call)

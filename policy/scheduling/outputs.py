@@ -1,4 +1,4 @@
-"""The mean output of the calls that ended lately, by objective."""
+"""The mean output of the calls that ended recently, by objective."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Objective
 
 START_OUTPUT_TOKENS = 211.0
-"""S_g until the first call has ended: the mean of the Azure conversation trace (2023)."""
+"""S_g until a call with the objective has ended: the mean output of the Azure conversation trace (2023)."""
 
 RECENT_OUTPUTS = 1024
-"""Ours: the mean is over this many latest outputs of an objective."""
+"""Ours: the mean is over this many of the latest outputs of an objective."""
 
 
 class MeanOutputs:
-    """S_g of each objective."""
+    """S_g, the mean output, of each objective."""
 
     def __init__(self) -> None:
         self._outputs: dict[Objective | None, deque[int]] = {}
@@ -31,5 +31,5 @@ class MeanOutputs:
             self._sums[call.objective] = self._sums.get(call.objective, 0) + outputs[-1] - dropped
 
     def means(self) -> dict[Objective | None, float]:
-        """The mean of each objective whose calls have ended."""
+        """The mean of each objective of which a call has ended."""
         return {objective: self._sums[objective] / len(outputs) for objective, outputs in self._outputs.items()}

@@ -1,4 +1,4 @@
-"""How fast an engine has lately been running: the figures that remaining times are computed from (AccelGen, 4.3)."""
+"""An engine's recent speed: the figures from which remaining times are computed (AccelGen, 4.3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from plait.policy.types import Objective
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The paper's figures: T_max, L_c, P, P_max, and S_pf / T_pf as `tokens_per_s` (None: not known yet)."""
+    """The paper's figures.
+
+    `longest_s` is T_max, the longest recent iteration. `chunk_tokens` is L_c, the mean chunk. `preemption_rate` is P,
+    preemptions per generated token. `longest_preemption_s` is P_max. `tokens_per_s` is S_pf / T_pf, the throughput at
+    the pivot, None while it is not known. `mean_outputs` are S_g by objective. `shortest_s` is ours: the iteration with
+    one token, 0 while it is not known.
+    """
 
     longest_s: float
     shortest_s: float
@@ -37,9 +43,9 @@ class Pace:
         outputs: MeanOutputs,
         max_batch_tokens: int,
     ) -> Pace:
-        """The figures now. Before the first iteration T_max is T_pf and L_c is S_pf.
+        """The figures now. Before the first iteration, T_max is T_pf and L_c is S_pf.
 
-        Until a model is known, `max_batch_tokens` count as computed in no time.
+        While no pivot is known, S_pf is `max_batch_tokens` and T_pf is 0.
         """
         costs, pivot = model.costs, model.pivot
         pivot_tokens = min(pivot.tokens, max_batch_tokens) if pivot else max_batch_tokens
@@ -55,16 +61,16 @@ class Pace:
         )
 
     def output_tokens(self, objective: Objective | None) -> float:
-        """S_g: the mean output of the calls with this objective that ended lately."""
+        """S_g: the mean output of the calls with this objective that ended recently."""
         return self.mean_outputs.get(objective, START_OUTPUT_TOKENS)
 
     def chunks(self, tokens: int) -> int:
-        """N_ck = ceil(S_r / L_c): iterations until these tokens are computed; 1 for a decode."""
+        """N_ck = ceil(S_r / L_c): the iterations that these tokens take; 1 for a decode."""
         return max(1, ceil(tokens / self.chunk_tokens))
 
     @property
     def token_s(self) -> float:
-        """The longest that one generated token takes: T_max + P_max P."""
+        """The longest time for one generated token: T_max + P_max P."""
         return self.longest_s + self.longest_preemption_s * self.preemption_rate
 
 
@@ -86,9 +92,9 @@ class RecentIterations:
             self._chunk_tokens += chunk
 
     def longest_s(self, default_s: float) -> float:
-        """T_max."""
+        """T_max: the longest duration; `default_s` before the first iteration."""
         return max(self._durations_s, default=default_s)
 
     def mean_chunk_tokens(self, default: float) -> float:
-        """L_c."""
+        """L_c: the mean chunk; `default` before the first chunk."""
         return self._chunk_tokens / len(self._chunks) if self._chunks else default

@@ -22,15 +22,15 @@ from plait.policy.types import Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """Functions of a frozen moment and of the batch that they fill; each shipped function documents its phase.
+    """The functions that make up a plan. Each shipped function documents its phase.
 
     objectives: makes the objectives of an engine's calls.
     budget: makes an empty iteration's budget.
-    may_pause: whether running decodes may be left out, from when they last were.
+    may_pause: whether running decodes may be left out now; it gets the time at which they were last left out.
     arrivals_slack_s: the TTFT slack expected of arrivals, None if no arrivals are expected.
     long_slots: how many long prompts may start.
     sort_waiting: sorts the waiting calls.
-    make_room: preempts for an urgent call.
+    make_room: preempts for an urgent call or a prompt begun.
     select: adds calls that are not urgent.
     release_long: starts a held long prompt in compute that would be idle.
     """

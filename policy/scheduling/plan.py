@@ -13,7 +13,7 @@ from plait.policy.cost_model import CostModel
 from plait.policy.types import Objective, Slo
 
 RECENT_ITERATIONS = 128
-"""T_max, L_c and an engine's reports about its iterations are over this many latest iterations
+"""The window of T_max and L_c, and of an engine's reports about its iterations, in iterations
 (docs/design/local-scheduler.md).
 """
 
@@ -22,8 +22,8 @@ RECENT_ITERATIONS = 128
 class LocalCall:
     """A call inside an engine. The KV of its first `computed_tokens`, prompt then output, is in the cache.
 
-    `arrived_s` is the call's zero on the engine's clock: its arrival less the time that it had waited before. The other
-    fields are its annotations. Among equals, a lower `priority` goes first.
+    `arrived_s` is the call's zero on the engine's clock: its arrival there less the time that it waited before. The
+    other fields are its annotations. Among equal calls, a lower `priority` goes first.
     """
 
     call_id: str
@@ -46,7 +46,7 @@ class EngineFacts(Protocol):
 
     @property
     def max_batch_tokens(self) -> int:
-        """The most new tokens one iteration may compute."""
+        """The most new tokens that one iteration may compute."""
 
     @property
     def max_running_calls(self) -> int:
@@ -54,13 +54,13 @@ class EngineFacts(Protocol):
 
     @property
     def free_blocks(self) -> int:
-        """KV blocks that no running call uses; cached ones count, since they can be evicted."""
+        """KV blocks that no running call uses. Cached blocks count, since they can be evicted."""
 
     def cached_tokens(self, call: LocalCall) -> int:
         """Tokens of a waiting call's prompt that are in the cache now."""
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """Free blocks that `new_tokens` more of a call take, including cached ones that it would pin."""
+        """Free blocks that `new_tokens` more of a call take, including the cached blocks that the call would pin."""
 
     def blocks_freed(self, call: LocalCall) -> int:
         """Blocks that preempting a running call would free."""
@@ -68,12 +68,12 @@ class EngineFacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The intent for one iteration, in order: calls to preempt first, then (call, tokens to compute) picks.
+    """The intent for one iteration: calls to preempt, then `picks` of (call, tokens to compute), in order.
 
-    The order of picks is the order of the calls. `tokens` is the most that a call gets. Only the call that uses up the
-    budget may get more, if others leave some. `backfill` names the calls, in order, that may take the rest of the
-    budget: some engines find out only on admission how much a call needs. A call in neither is held back and gets
-    nothing. `budget_tokens` limits the iteration below the engine's own maximum.
+    A call gets at most the tokens of its pick. Only the call that uses up the budget may get more, if others leave
+    tokens. `backfill` are the calls that may take the rest of the budget, in order: some engines find out only on
+    admission how many tokens a call needs. A call that is neither picked nor in the backfill gets no tokens.
+    `budget_tokens` limits the iteration below the engine's own maximum.
     """
 
     preempt: tuple[LocalCall, ...]
@@ -83,9 +83,9 @@ class Plan:
 
 
 class LocalScheduler(Protocol):
-    """Plans an engine's iterations. Deterministic: the same history of arguments gives the same plan.
+    """Plans an engine's iterations. It is deterministic: the same history of arguments gives the same plan.
 
-    Asking twice changes nothing.
+    Planning the same iteration twice changes nothing.
     """
 
     def plan(
@@ -99,10 +99,10 @@ class LocalScheduler(Protocol):
 
 @runtime_checkable
 class MeasuringScheduler(Protocol):
-    """A local scheduler that plans by how long iterations take. Adapters call these methods where they exist."""
+    """A local scheduler that plans by how long iterations take. Adapters call these methods if they exist."""
 
     def expect(self, costs: CostModel) -> None:
-        """Use the engine's fitted model of its iterations; called before the first plan."""
+        """Use this model of the engine's iteration times. Adapters call it before the first plan."""
 
     def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
         """An iteration is over; `work` is (new tokens, context tokens) of each of its calls."""

@@ -1,4 +1,4 @@
-"""Preemption for urgent calls: which running calls give up their blocks to a call that lacks them."""
+"""Preempts running calls for an urgent call, or a prompt begun, that lacks blocks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ MayPreempt = Callable[[Moment, Candidate], bool]
 
 
 def loses_nothing(moment: Moment, running: Candidate) -> bool:
-    """Preempt only best-effort calls and calls that have missed their SLO."""
+    """Whether the running call is best-effort or has missed its SLO. Only such calls are preempted."""
     del moment
     return running.loses_nothing
 
 
 def make_room(moment: Moment, batch: Batch, candidate: Candidate, may_preempt: MayPreempt = loses_nothing) -> bool:
-    """Preempt until the candidate's blocks are free. If that is not enough, preempt no call and return False."""
+    """Preempt until the candidate's blocks are free. If that frees too few blocks, preempt no call and return False."""
     if (candidate.waits and batch.free_slots <= 0) or batch.left_tokens <= batch.reserve_tokens:
-        return False  # it lacks a slot or tokens, not blocks
+        return False  # the candidate lacks a slot or tokens, not blocks
     facts, max_preemptions = moment.facts, moment.settings.max_preemptions
     room = batch.unreserved_blocks if candidate.waits else batch.free_blocks
     missing = facts.blocks_needed(candidate.call, candidate.tokens) - room

@@ -1,4 +1,4 @@
-"""Which calls were preempted, how often and for how long, from the calls of successive plans."""
+"""Counts and times preemptions, by comparing the calls of successive plans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from plait.policy.scheduling.plan import LocalCall
 
 PREEMPTION_ITERATIONS = 1024
-"""P and P_max are over this many iterations: more than `RECENT_ITERATIONS`, because preemptions are rare
+"""The window of P and P_max, in iterations. It is longer than `RECENT_ITERATIONS`, because preemptions are rare
 (docs/design/local-scheduler.md).
 """
 
@@ -34,11 +34,11 @@ class PreemptionHistory:
 
     @property
     def longest_s(self) -> float:
-        """P_max."""
+        """P_max: the longest preemption in the window."""
         return max((seconds for _, seconds in self._durations_s), default=0.0)
 
     def times(self, call: LocalCall) -> int:
-        """How often a call of this engine has been preempted."""
+        """How often a call has been preempted."""
         return self._times.get(call, 0)
 
     def on_iteration(self, work: Sequence[tuple[int, int]]) -> None:
@@ -53,7 +53,7 @@ class PreemptionHistory:
             self._durations_s.popleft()
 
     def on_plan(self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall]) -> list[LocalCall]:
-        """Compare with the calls of the last plan. Returns the calls that have left the engine since."""
+        """Compare with the calls of the last plan. Returns the calls that have left the engine since then."""
         before, self._running = self._running, dict.fromkeys(running)
         gone = [call for call in before if call not in self._running]
         if not gone and not self._preempted_s:

@@ -1,4 +1,4 @@
-"""The reserve: tokens of an iteration that are kept for best-effort calls and calls that missed their SLO."""
+"""The reserve: the tokens of an iteration that are kept for best-effort calls and calls that missed their SLO."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from plait.policy.scheduling.moment import Moment
 from plait.policy.scheduling.waiting import Sorted
 
 MISSED_SHARE = 0.02
-"""Ours: share of the budget that is reserved where there are no best-effort calls, only calls that missed their SLO."""
+"""Ours: the reserve, as a share of the tokens left, if calls have missed their SLO and no call is best-effort."""
 
 Select = Callable[[Moment, Batch, Sequence[Candidate]], None]
-"""Adds candidates to what is left of the batch."""
+"""Adds candidates to a batch, as far as they fit."""
 
 
 def reserve_tokens(moment: Moment, batch: Batch, others: Sequence[Candidate], found: Sorted) -> int:
-    """Tokens reserved for best-effort calls and calls that missed their SLO; `others` are the running ones of both."""
+    """The reserve, in tokens. `others` are the running prefills that are best-effort or have missed their SLO."""
     if found.best_effort or any(moment.objectives.of(one.call) is None for one in others):
         share = moment.settings.best_effort_share
     elif others or found.missed:
@@ -28,7 +28,7 @@ def reserve_tokens(moment: Moment, batch: Batch, others: Sequence[Candidate], fo
 
 
 def return_reserve(moment: Moment, batch: Batch, candidates: Sequence[Candidate], select: Select) -> None:
-    """Return the unused reserve, first to the calls it truncated, then to those it left out."""
+    """Give the unused reserve first to truncated candidates, then to candidates that were left out."""
     picks = batch.picks
     for candidate in candidates:
         if picks.get(candidate.call, candidate.tokens) < candidate.tokens:

@@ -11,17 +11,19 @@ from plait.policy.scheduling.moment import Moment
 from plait.policy.scheduling.plan import EngineFacts
 
 WINDOW_S = 0.75
-"""Gamma (docs/design/local-scheduler.md): the paper only calls it small."""
+"""Gamma: calls whose T_r differ by at most this are picked by fit. The paper only calls gamma small
+(docs/design/local-scheduler.md).
+"""
 
 WINDOW_CALLS = 32
-"""Ours: at most this many calls are compared, so that a plan's time does not grow with the square of the queue."""
+"""Ours: a window has at most this many calls, so that a plan's time does not grow with the square of the queue."""
 
 MISFITS = 64
 """Ours: the search ends after this many calls that do not fit."""
 
 
 def select_in_order(batch: Batch, candidates: Sequence[Candidate]) -> None:
-    """Add the candidates that fit, in order; cut the prompt at which the budget ends."""
+    """Add the candidates that fit, in order. The prompt at which the budget ends is cut."""
     misfits = 0
     for candidate in candidates:
         if misfits >= MISFITS:
@@ -36,7 +38,10 @@ def select_in_order(batch: Batch, candidates: Sequence[Candidate]) -> None:
 
 
 def select_by_distance(moment: Moment, batch: Batch, candidates: Sequence[Candidate]) -> None:
-    """Algorithm 2 over `candidates` in ascending T_r, window by window, until nothing is left or no call fits."""
+    """Algorithm 2: add calls window by window, until no tokens are left or no call fits.
+
+    `candidates` are in ascending T_r.
+    """
     start = 0
     while start < len(candidates) and batch.free_slots > 0:
         latest_s = candidates[start].remaining_s + WINDOW_S
@@ -48,13 +53,13 @@ def select_by_distance(moment: Moment, batch: Batch, candidates: Sequence[Candid
         start += len(window)
         left = _fill(batch, window, moment.facts)
         if left:
-            select_in_order(batch, left)  # no call fits whole: cut the first that fits in part
+            select_in_order(batch, left)  # no other call fits whole: cut the first that fits in part
             if start >= MISFITS or batch.left_tokens <= batch.reserve_tokens:
                 return
 
 
 def _fill(batch: Batch, window: list[Candidate], facts: EngineFacts) -> list[Candidate]:
-    """Add the calls nearest to the compute and KV left while one fits whole. Returns the others, in order."""
+    """Add calls that fit whole, the nearest to the compute and KV left first. Returns the other calls, in order."""
     compute, blocks = batch.left_tokens - batch.reserve_tokens, batch.free_blocks
     demands = {}
     for candidate in window:
@@ -75,7 +80,7 @@ def _all_fit(batch: Batch, demands: dict[Candidate, tuple[int, int]], compute: i
 
 
 def _nearest_first(demands: dict[Candidate, tuple[int, int]], compute: int, blocks: int) -> list[Candidate]:
-    """The order of picks: each time the call whose normalised (compute, KV) demand is nearest to what is left."""
+    """The order of picks: each time the call whose normalised demand is nearest to the compute and KV left."""
     chosen: list[Candidate] = []
     left = [(tokens, needed, candidate) for candidate, (tokens, needed) in demands.items()]
     tokens_left, blocks_left = compute, blocks

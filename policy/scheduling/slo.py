@@ -1,7 +1,8 @@
-"""Remaining times and iteration SLOs, by which an engine meets its calls' objectives (AccelGen, 4.3).
+"""Remaining times and iteration SLOs: the figures by which an engine meets its calls' objectives (AccelGen, 4.3).
 
-A call's remaining time T_r is how much longer it may wait and still meet its objectives: its slack. An iteration SLO
-is how long the next iteration may take with the call in it. Both are seconds from now, negative if it is too late.
+A call's remaining time T_r is its slack: how much longer the call may wait and still meet its objectives. An iteration
+SLO is how long the next iteration may take with the call in it. Both are in seconds from now, and negative if the call
+is late.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Objective, Slo
 
 ExecutionTime = Callable[[int], float]
-"""T_e, a prompt's execution time, from S_r, its tokens that are neither computed nor cached."""
+"""Gives T_e, a prompt's execution time, from S_r, the prompt's tokens that are neither computed nor cached."""
 
 
 def chunked_execution(pace: Pace) -> ExecutionTime:
-    """N_ck T_max: each chunk takes as long as the longest iteration, as in the paper."""
+    """The paper's T_e = N_ck T_max: each chunk takes as long as the longest iteration."""
     return lambda tokens: pace.chunks(tokens) * pace.longest_s
 
 
 def pivot_execution(pace: Pace) -> ExecutionTime:
-    """The time at the pivot's throughput; `chunked_execution` until that is known."""
+    """Ours: T_e at the pivot's throughput; `chunked_execution` while the pivot is not known."""
     if pace.tokens_per_s is None:
         return chunked_execution(pace)
     shortest_s, token_s = pace.shortest_s, 1 / pace.tokens_per_s
@@ -31,40 +32,40 @@ def pivot_execution(pace: Pace) -> ExecutionTime:
 
 
 def token_slo_s(tpot_s: float, left_s: float, expected_tokens: float) -> float:
-    """The next token's iteration SLO. The token is due in `left_s`, `tpot_s` after the token before it was due.
+    """The iteration SLO of a call whose next token is due in `left_s`.
 
-    A call that is ahead may use all its slack at once. A call that is behind catches up over its expected tokens, so
-    that one late call does not reduce the batch to decodes.
+    A call that is ahead may use all its slack at once. A call that is behind catches up over its `expected_tokens`.
+    Otherwise one late call would reduce the batch to decodes.
     """
     behind_s = tpot_s - left_s
     return left_s if behind_s <= 0 else tpot_s - behind_s / max(1.0, expected_tokens)
 
 
 Timer = Callable[[LocalCall, Slo, int], tuple[float, float | None]]
-"""T_r of a call that has so many tokens to compute, and the time until its next token is due (None: no deadline)."""
+"""Gives a call's T_r, and the time until its next token is due (None: no deadline), from its tokens to compute."""
 
 
 class Objectives:
-    """The objectives of an engine's calls. Calls without one have `default`, except throughput calls."""
+    """The objectives of an engine's calls. A call without an SLO has `default`, unless it is a throughput call."""
 
     def __init__(self, default: Slo | None = None) -> None:
         self._default = default
         self._first_token_s: dict[LocalCall, float] = {}
 
     def of(self, call: LocalCall) -> Slo | None:
-        """The objectives of a call."""
+        """The SLO of a call; None without one."""
         if call.slo is not None:
             return call.slo
         return None if call.objective is Objective.THROUGHPUT else self._default
 
     def any(self, *calls: Sequence[LocalCall]) -> bool:
-        """Whether any of these has objectives."""
+        """Whether any of these calls has an SLO."""
         if self._default is not None:
             return any(self.of(call) is not None for some in calls for call in some)
         return any([call.slo is not None for some in calls for call in some])  # noqa: C419 - half the time
 
     def on_plan(self, now_s: float, running: Sequence[LocalCall], ended: Iterable[LocalCall]) -> None:
-        """Note which calls have their first token by now, and forget the ended calls."""
+        """Note which running calls have their first token now, and forget the ended calls."""
         for call in ended:
             self._first_token_s.pop(call, None)
         first_token_s = self._first_token_s
@@ -73,14 +74,14 @@ class Objectives:
                 first_token_s[call] = now_s
 
     def timer(self, now_s: float, pace: Pace) -> Timer:
-        """A timer for this moment."""
+        """A function that gives T_r and due times at `now_s`."""
         execution_s = self.execution(pace)
 
         def timing(call: LocalCall, slo: Slo, tokens: int) -> tuple[float, float | None]:
             ttft_s = slo.ttft_s
             if call.output_tokens:
                 due_s = self.due_s(call, slo, now_s)
-            else:  # most calls: they wait for their first token
+            else:  # `due_s` inlined, because most calls wait for their first token
                 due_s = None if ttft_s is None else ttft_s - (now_s - call.arrived_s)
             remaining_s = inf if due_s is None else due_s - execution_s(tokens)
             if slo.jct_s is not None:
@@ -90,20 +91,23 @@ class Objectives:
         return timing
 
     def execution(self, pace: Pace) -> ExecutionTime:
-        """How long the rest of a prompt takes."""
+        """How T_e is computed."""
         return pivot_execution(pace)
 
     def jct_remaining_s(self, call: LocalCall, jct_s: float, now_s: float, tokens: int, pace: Pace) -> float:
         """T_r of a call with a JCT: its whole slack. It orders calls but does not shorten iterations.
 
-        Shorter iterations would not help such calls: they lose in throughput what they gain.
+        Shorter iterations would not help such calls: the loss in throughput cancels the gain.
         """
         to_come = max(1.0, pace.output_tokens(call.objective) - call.output_tokens)
         expected_s = self.execution(pace)(tokens) + to_come * pace.token_s
         return jct_s - (now_s - call.arrived_s) - expected_s
 
     def due_s(self, call: LocalCall, slo: Slo, now_s: float) -> float | None:
-        """Time until the next token is due: the first by the TTFT, the n-th after it by n TPOT; None: no deadline."""
+        """The time until the next token is due; None without a deadline.
+
+        The first token is due after the TTFT. The n-th token after it is due n TPOT after the first.
+        """
         if not call.output_tokens:
             return None if slo.ttft_s is None else slo.ttft_s - (now_s - call.arrived_s)
         first_token_s = self._first_token_s.get(call)
@@ -112,7 +116,7 @@ class Objectives:
         return first_token_s + slo.tpot_s * call.output_tokens - now_s
 
     def misses(self, call: LocalCall, slo: Slo, now_s: float, soonest_s: float) -> bool:
-        """Whether the call misses its TTFT or JCT even if its next token comes `soonest_s` from now."""
+        """Whether the call misses its TTFT or JCT even if its next token comes in `soonest_s`."""
         elapsed_s = now_s - call.arrived_s
         if slo.jct_s is not None and elapsed_s + soonest_s > slo.jct_s:
             return True
@@ -124,9 +128,9 @@ class Objectives:
         return elapsed_s + soonest_s > slo.ttft_s
 
     def tightest_s(self, decodes: Sequence[LocalCall], now_s: float, pace: Pace) -> float:
-        """The tightest iteration SLO of calls that have computed their prompts; infinite if nothing binds them.
+        """The tightest iteration SLO of the `decodes`; infinite if none limits the iteration.
 
-        A TPOT under the shortest iteration cannot be kept, and does not bind.
+        A TPOT under the shortest iteration cannot be met, so it is ignored.
         """
         tightest_s, first_token_s, shortest_s = inf, self._first_token_s, pace.shortest_s
         for call in decodes:

@@ -1,6 +1,6 @@
-"""The `slo` local scheduler: iteration SLOs, dynamic chunking, multi-resource batching and hit-ratio groups, composed.
+"""The `slo` local scheduler. It combines iteration SLOs, dynamic chunking, multi-resource batching, hit-ratio groups.
 
-While no call has had objectives lately, it plans as `hit_ratio` does.
+It plans as `hit_ratio` does while no call has an SLO and no TTFT slack is remembered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMAINING = attrgetter("remaining_s")
 
 
 class SloScheduler:
-    """A MeasuringScheduler. An experiment composes other `phases`."""
+    """The `slo` scheduler, a `MeasuringScheduler`. Experiments give it other `phases`."""
 
     def __init__(self, settings: SloSettings | None = None, phases: Phases = PHASES) -> None:
         self.settings = settings or SloSettings()
@@ -49,7 +49,7 @@ class SloScheduler:
         self._paused_s: float | None = None
 
     def expect(self, costs: CostModel) -> None:
-        """The engine's iteration times are known."""
+        """Use this model of the engine's iteration times."""
         self.model.expect(costs)
 
     def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
@@ -77,9 +77,9 @@ class SloScheduler:
         return plan
 
     def _fill(self, moment: Moment, batch: Batch) -> Plan:
-        """The steps of docs/local_scheduler.md; each uses what the earlier ones have left."""
+        """The steps of docs/local_scheduler.md. Each step uses the tokens, blocks and slots that earlier steps left."""
         phases = self._phases
-        # 1. Decodes go on.
+        # 1. Running decodes continue.
         add_decodes(moment, batch)
         backlog_s = backlog_limit_s(moment, batch)
         # 2. The tightest SLO limits the iteration.
@@ -93,7 +93,7 @@ class SloScheduler:
         batch.reserve_tokens = reserve_tokens(moment, batch, others, found)
         add_urgent(moment, batch, sorted([*on_time, *found.urgent], key=_REMAINING), phases.make_room)
         phases.select(moment, batch, found.normal)
-        # 4. Everything else shares what remains.
+        # 4. Missed and best-effort calls share the rest.
         reserve, batch.reserve_tokens = batch.reserve_tokens, 0
         limit_s = batch.budget.limit_s
         limit_backlog(batch, backlog_s, reserve)
@@ -149,7 +149,7 @@ class SloScheduler:
         )
 
     def _remember(self, moment: Moment, batch: Batch) -> None:
-        """Note which calls the iteration starts, and whether it leaves out decodes: never twice in a row."""
+        """Note which calls the iteration starts, and whether it leaves out decodes, so that the next does not."""
         started = batch.started
         self._long_calls += [one.call for one in started if one.is_long and one.remaining_s < inf]
         self._ttft_slack.expect(slacks_s(started, self._objectives, self.model.costs))

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from plait.policy.types import Slo
 
 LONG_TOKENS = 4096
-"""A prompt with at least this many uncached tokens is long: AccelGen calls prompts of 4K tokens and more long."""
+"""A prompt with at least this many uncached tokens is long. AccelGen has the same bound, 4K tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloSettings:
-    """The defaults are the shipped values.
+    """The settings. The defaults are the shipped values.
 
-    default_slo: the objectives of calls without any (AccelGen: a TPOT of 0.1875 s, reading speed).
-    long_tokens: prompts with at least this many uncached tokens are long; long prompts start one at a time.
-    best_effort_share: best-effort calls get at least this share of the tokens that an iteration has left.
-    max_preemptions: a call is preempted for urgent calls at most this often.
+    default_slo: the SLO of calls without one, except throughput calls (AccelGen: a TPOT of 0.1875 s, reading speed).
+    long_tokens: prompts with at least this many uncached tokens are long. Long prompts start one at a time.
+    best_effort_share: this share of the tokens left is reserved for best-effort calls.
+    max_preemptions: a call that was preempted this often is not preempted again for an urgent call.
     """
 
     default_slo: Slo | None = None

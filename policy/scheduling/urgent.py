@@ -1,4 +1,4 @@
-"""Adds urgent calls and prompts begun; they go first, and running calls may be preempted for them."""
+"""Adds urgent calls and prompts begun, before other prompts. Running calls may be preempted for them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.moment import Moment
 
 MakeRoom = Callable[[Moment, Batch, Candidate], bool]
-"""Tries to free the blocks that a candidate lacks; returns whether the candidate should be tried again."""
+"""Tries to free the blocks that a candidate lacks. Returns whether to try the candidate again."""
 
 
 def add_urgent(moment: Moment, batch: Batch, candidates: Sequence[Candidate], make_room: MakeRoom) -> None:
-    """Add the candidates, in ascending T_r, as far as there is room or room can be made."""
+    """Add the candidates that fit, in ascending T_r. If a candidate does not fit, try to make room for it."""
     for candidate in candidates:
         if candidate.call in batch.preempted:
             continue
@@ -27,12 +27,12 @@ def add_urgent(moment: Moment, batch: Batch, candidates: Sequence[Candidate], ma
 
 
 def may_pause(paused_s: float | None, now_s: float) -> bool:
-    """Whether decodes may be left out now: not if they were left out of the iteration before, at `paused_s`."""
-    return paused_s in {None, now_s}
+    """Whether decodes may be left out now. `paused_s` is when the last plan left them out; None if it did not."""
+    return paused_s in {None, now_s}  # a plan for the same moment may leave them out again
 
 
 def _pause_decodes(moment: Moment, batch: Batch, candidate: Candidate, tokens: int) -> None:
-    """Leave out the decodes that can wait, if the candidate's first token is in time only without them."""
+    """Leave out the decodes that can wait, if the candidate's next token is in time only without them."""
     budget, due_s = batch.budget, candidate.due_s
     if due_s is None or tokens < candidate.tokens or not moment.may_pause:
         return
@@ -44,12 +44,12 @@ def _pause_decodes(moment: Moment, batch: Batch, candidate: Candidate, tokens: i
     if budget.time_s(tokens, candidate.context_tokens) <= due_s:
         batch.paused = bool(paused)
         return
-    for one in paused:  # it would not help
+    for one in paused:  # the token is late in any case
         batch.add(one, one.tokens)
 
 
 def _can_wait(moment: Moment, decode: Candidate, seconds: float) -> bool:
-    """Whether a decode's next token may come `seconds` later."""
+    """Whether a decode may wait for an iteration of `seconds` and still be in time in the next."""
     slo = moment.objectives.of(decode.call)
     due_s = None if slo is None else moment.objectives.due_s(decode.call, slo, moment.now_s)
     return due_s is None or due_s >= seconds + moment.pace.shortest_s

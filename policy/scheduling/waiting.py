@@ -1,6 +1,6 @@
-"""Sorts the waiting calls: first the calls that can still meet their SLO, by urgency, then the others.
+"""Sorts the waiting calls: calls that can still meet their SLO, calls that have missed it, and best-effort calls.
 
-This part of a plan looks at every waiting call. So it does little for each and builds few objects.
+This part of a plan looks at every waiting call. So it does little for each call and builds few objects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.selection import MISFITS, WINDOW_CALLS
 
 LEAST_OUTPUT_TOKENS = 32
-"""A call is expected to generate at least this much more, also beyond the mean output."""
+"""Ours: a call is expected to generate at least this many more tokens, even beyond the mean output."""
 
 Entry = tuple[float, int, int, int, int, float | None]
 """(T_r, priority, position, uncached tokens, cached tokens, time until the first token is due)."""
@@ -30,9 +30,9 @@ Ranked = tuple[float, Candidate]
 
 @dataclass(slots=True)
 class TimedCalls:
-    """Every waiting call, in the order of arrival.
+    """All waiting calls, in the order of arrival.
 
-    `entries` can still meet their SLO. `missed` cannot. `best_effort` have no deadline.
+    The calls in `entries` can still meet their SLO. Those in `missed` cannot. Those in `best_effort` have no deadline.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -44,8 +44,8 @@ class TimedCalls:
 class Sorted:
     """The waiting calls that a plan can use.
 
-    `urgent` and `normal` are in ascending T_r. `held` are long prompts that may not start. `missed` are in descending
-    response ratio. `best_effort` are all waiting best-effort calls, in the order of arrival.
+    `urgent` and `normal` are in ascending T_r. `held` are long prompts that may not start. `missed` are by priority,
+    then descending response ratio. `best_effort` are all waiting best-effort calls, in the order of arrival.
     """
 
     urgent: list[Candidate] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Sorted:
 
 
 def sort_waiting(moment: Moment, batch: Batch, long_slots: int) -> Sorted:
-    """Sort the waiting calls by T_r, then priority, then arrival; `long_slots` long prompts may start."""
+    """Sort the waiting calls by T_r, then priority, then arrival. At most `long_slots` long prompts may start."""
     near_s = max(moment.pace.longest_s, batch.budget.time_s())
     timed = time_waiting(moment, batch, near_s)
     timed.entries.sort()
@@ -64,7 +64,10 @@ def sort_waiting(moment: Moment, batch: Batch, long_slots: int) -> Sorted:
 
 
 def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
-    """Time the waiting calls. Only a call with less than `near_s` of T_r, or with output, can have missed its SLO."""
+    """Compute T_r and due times of the waiting calls, and find those that have missed their SLO.
+
+    Only calls with a T_r under `near_s`, or with output, can have missed it.
+    """
     timed = TimedCalls()
     entries, missed, best_effort = timed.entries, timed.missed, timed.best_effort
     now_s, objectives, cached_tokens = moment.now_s, moment.objectives, moment.facts.cached_tokens
@@ -90,16 +93,16 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
 
 
 def _soonest_s(moment: Moment, batch: Batch, tokens: int, cached_tokens: int) -> float:
-    """The earliest time, in seconds from now, of a waiting call's next token.
+    """The earliest time of a waiting call's next token, in seconds from now.
 
-    The call computes alone if decodes may be left out, else beside them.
+    If decodes may be left out, the call computes alone. Otherwise it computes beside them.
     """
     alone = moment.may_pause and tokens <= moment.facts.max_batch_tokens
     return (moment.empty_budget if alone else batch.budget).time_s(tokens, cached_tokens)
 
 
 def divide(timed: TimedCalls, moment: Moment, batch: Batch, long_slots: int, urgent_s: float) -> Sorted:
-    """Make candidates of the first entries, as many as a plan can use. Calls with T_r up to `urgent_s` are urgent."""
+    """Turn the first entries into candidates, as many as a plan can use. A call with T_r up to `urgent_s` is urgent."""
     found = Sorted(best_effort=timed.best_effort)
     if timed.missed:
         found.missed = _by_response_ratio(timed.missed, moment, batch)
@@ -124,14 +127,15 @@ def divide(timed: TimedCalls, moment: Moment, batch: Batch, long_slots: int, urg
 
 
 def _by_response_ratio(missed: Sequence[Missed], moment: Moment, batch: Batch) -> list[Ranked]:
-    """The first `missed` calls, as many as a plan can use, by priority, then by time waited over KV time to come.
+    """The first `missed` calls, as many as a plan can use, by priority, then by descending response ratio.
 
-    KV time is tokens held times seconds, because the KV cache runs out first. So large calls do not hold up small ones.
-    A large call's turn comes too: its ratio grows while it waits.
+    The ratio is the time waited divided by the KV time to come. KV time is tokens held times seconds, because the KV
+    cache runs out first. So large calls do not delay small ones. A large call gets its turn too, because its ratio
+    grows while it waits.
     """
     now_s, pace, output_tokens = moment.now_s, moment.pace, moment.pace.output_tokens
     token_s = 1 / pace.tokens_per_s if pace.tokens_per_s else 0.0
-    decode_s = pace.shortest_s or 1.0  # without a model of the engine only the tokens count
+    decode_s = pace.shortest_s or 1.0  # without a cost model, only tokens count
     entries = []
     for position, (call, tokens, _) in enumerate(missed):
         generated = call.output_tokens

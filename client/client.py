@@ -19,14 +19,14 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 class Client:
     """A gateway's address and API key. It holds connections, so use one client for a whole program.
 
-    `base_url` is the same as for the OpenAI SDK, with `/v1` at its end. `model` is the model of semantic functions that
-    name none. `timeout_s` bounds each request, not counting the time that a `get` waits for its value. `max_retries` is
-    how often a request is retried: if it could not be sent, if its answer was lost, or after a 502, 503, 504, or a 429
-    with `retry-after`. A request that is not idempotent is not retried once it may have arrived. `tls` is `verify` in
-    httpx.
+    `base_url` is the same as for the OpenAI SDK, with `/v1` at its end. `model` is the default model of semantic
+    functions. `timeout_s` bounds each request, not counting the time that a `get` waits for its value. A request is
+    retried at most `max_retries` times: if it could not be sent, if its answer was lost, or after a 502, 503, 504, or a
+    429 with `retry-after`. A request that is not idempotent is not retried once it may have arrived. `tls` is passed to
+    httpx as `verify`.
 
-    Close it with `close`, or with `aclose` after asynchronous use. A `with` or `async with` block closes it. Its
-    asynchronous half belongs to one event loop.
+    Close it with `close`, or with `aclose` after asynchronous use. A `with` or `async with` block closes it too. Use it
+    asynchronously in one event loop only.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Client:
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url is {base_url!r}; expected http://HOST:PORT/v1")
-        # Both transports share one context, since loading the system's certificates takes a while.
+        # Both transports share one TLS context, since loading the system's certificates is slow.
         endpoint = Endpoint(base_url, api_key, timeout_s, httpx.create_ssl_context() if tls is True else tls)
         self._connection = Connection(
             BlockingTransport(endpoint), AsyncTransport(endpoint), Retries(max_retries), model

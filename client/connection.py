@@ -10,7 +10,7 @@ from plait.client.transport import AsyncTransport, BlockingTransport
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The two transports to one gateway. `model` is the model of semantic functions that name none."""
+    """The two transports to one gateway. `model` is the default model of semantic functions."""
 
     blocking: BlockingTransport
     asynchronous: AsyncTransport

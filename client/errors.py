@@ -25,7 +25,7 @@ class ConnectionFailedError(ClientError, ConnectionError):
 
 
 class AnswerError(ClientError):
-    """The gateway answered with an error, or sent an error event in mid-stream (then `status` is None).
+    """The gateway answered with an error, or sent an error event inside a stream (then `status` is None).
 
     `kind` is OpenAI's error type. `param` names the field at fault. `code` is machine-readable. `request_id` is the
     request's id in the gateway's log. `causes` is the chain of causes of a failed input, the nearest first.

@@ -8,10 +8,10 @@ import msgspec
 
 
 class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
-    """One link of a chain of causes. A field is None where the gateway does not know it.
+    """One link of a chain of causes. Fields that the gateway does not know are None.
 
-    `call` is the id of the call that failed. `engine` failed it, or `transform` refused its text. `variable` failed
-    with it. `message` is for people.
+    `call` is the id of the call that failed. `engine` is the engine at fault. `transform` is the transform that refused
+    the call's text. `variable` is an output that failed with the call. `message` is for people.
     """
 
     call: str | None = None

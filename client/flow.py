@@ -1,7 +1,7 @@
 """Requests and their retries as generators, without a socket. The two transports drive them.
 
-A flow yields requests and pauses. The transport sends it each answer, or throws the transport's error into it. In the
-end the flow returns its result. So retries and long waits are written once, for blocking and asynchronous use.
+A flow yields requests and pauses. The transport sends each answer into the flow, or throws its own error into it. In
+the end the flow returns its result. So retries and long waits are written once, for blocking and asynchronous use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plait.client.errors import (
 T = TypeVar("T")
 
 POLL_S = 50.0
-"""The longest single wait for a value: proxies commonly cut connections that are silent for 60 s."""
+"""The longest wait of one request for a value: proxies commonly cut connections that are silent for 60 s."""
 LONGEST_PAUSE_S = 30.0
 
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -65,7 +65,10 @@ class Retries:
     first_pause_s: float = 0.25
 
     def pause_s(self, attempt: int, asked_s: float | None = None) -> float:
-        """Seconds to wait after an attempt (0 is the first), or the `asked_s` of the gateway; at most 30."""
+        """Seconds to wait after attempt number `attempt`, from 0. If the gateway asks for `asked_s`, it counts instead.
+
+        At most `LONGEST_PAUSE_S`.
+        """
         pause_s = self.first_pause_s * 2**attempt if asked_s is None else asked_s
         return min(pause_s, LONGEST_PAUSE_S)
 
@@ -138,9 +141,9 @@ def connection_failed(request: Request, error: httpx.TransportError) -> Connecti
 
 
 def _is_temporary(response: httpx.Response, request: Request, asked_s: float | None) -> bool:
-    """Whether the same request may succeed later and a retry does no harm."""
+    """Whether the same request may succeed later, and is safe to repeat."""
     if response.status_code == _TOO_MANY:
-        return asked_s is not None  # a tenant's limit has no retry-after: it stays reached
+        return asked_s is not None  # a tenant's own limit has no retry-after: waiting does not help
     return response.status_code in _TEMPORARY and (request.repeatable or asked_s is not None)
 
 

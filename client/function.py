@@ -22,9 +22,10 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 class SemanticFunction(Generic[P, R]):
-    """A call of it submits its prompt. It returns at once the variable of its output, or a tuple of several.
+    """Calling it submits the prompt and returns at once: the variable of its output, or a tuple of several outputs.
 
-    The session is that of the variables among the arguments. If there are none, `on` names the session.
+    The call belongs to the session of the variables among its arguments. Without such a variable, `on` names the
+    session.
     """
 
     def __init__(self, function: Callable[P, R], prompt: Prompt) -> None:
@@ -39,7 +40,7 @@ class SemanticFunction(Generic[P, R]):
         first = next(variables, None)
         if first is None:
             name = self.prompt.name
-            raise TemplateError(f"no argument is a semantic variable: say where, as in {name}.on(session)(...)")
+            raise TemplateError(f"no argument is a semantic variable: name the session, as in {name}.on(session)(...)")
         return self._submitted(first.session, arguments)
 
     def on(self, session: Scope) -> Callable[P, R]:
@@ -78,14 +79,14 @@ def semantic_function(
 
     In the docstring, `{{name}}` is an input if the function has a parameter `name`, and otherwise an output: text is
     generated there. Every parameter must occur. An `Output` in the result's annotation has the settings of one output.
-    Sampling fields are for all outputs. `model` is the client's unless given. `objective`, `slo` and `priority`
+    Sampling fields are for all outputs. The default of `model` is the client's. `objective`, `slo` and `priority`
     annotate the call itself and override the gateway's deductions. `system` is a message before the prompt; it may have
     inputs too. `chat` and `separator` are as in `Prompt`.
 
     Raises `TemplateError` for a function that breaks these rules.
     """
     if system is not None and not chat:
-        raise TemplateError("a system message needs a chat: chat=False continues a bare text")
+        raise TemplateError("a system message needs a chat: leave out chat=False, or write the message in the prompt")
     fields = sampling_fields(sampling)
     said = call_annotations(objective, slo, priority)
 
@@ -104,7 +105,7 @@ def semantic_function(
 def _docstring(function: Callable[..., object]) -> str:
     text = inspect.getdoc(function)
     if not text:
-        raise TemplateError("there is no docstring to take the prompt from (Python drops them when run with -OO)")
+        raise TemplateError("there is no docstring: write the prompt there (and run Python without -OO)")
     return text
 
 
@@ -112,7 +113,7 @@ def _parameters(function: Callable[..., object]) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     wrong = next((parameter for parameter in parameters if parameter.kind not in _NAMED), None)
     if wrong is not None:
-        raise TemplateError(f"the parameter {wrong} has no single name for the prompt")
+        raise TemplateError(f"the parameter {wrong} cannot be an input; use parameters that can be passed by name")
     return [parameter.name for parameter in parameters]
 
 
@@ -122,10 +123,11 @@ def _outputs(function: Callable[..., object], names: Sequence[str]) -> dict[str,
     said = {output.name: output for output in _outputs_in(annotation)}
     for name in said:
         if name not in names:
-            raise TemplateError(f"Output({name!r}) is no output of the prompt; its outputs are {', '.join(names)}")
+            raise TemplateError(f"Output({name!r}) is not an output of the prompt; its outputs are {', '.join(names)}")
     is_tuple = get_origin(annotation) is tuple
     if (is_tuple and len(get_args(annotation)) != len(names)) or (said and not is_tuple and len(names) > 1):
-        raise TemplateError(f"the prompt has the outputs {', '.join(names)}; annotate the result as a tuple of as many")
+        expected = f"annotate the result as a tuple of {len(names)}" if len(names) > 1 else "do not annotate a tuple"
+        raise TemplateError(f"the prompt has the outputs {', '.join(names)}; {expected}")
     return said
 
 
@@ -136,7 +138,10 @@ def _outputs_in(annotation: object) -> list[Output]:
 
 
 def _result_annotation(function: Callable[..., object]) -> object:
-    """The evaluated annotation of the result only: names in the parameters' annotations may not exist at run time."""
+    """The evaluated annotation of the result.
+
+    The parameters' annotations are not evaluated: their names may not exist at run time.
+    """
     annotation: Any = getattr(function, "__annotations__", {}).get("return")
     if not isinstance(annotation, str):
         return annotation

@@ -17,7 +17,7 @@ Transforms = str | Sequence[str | Mapping[str, object]]
 class Output:
     """The settings of one output: its transforms, and sampling fields for it alone.
 
-    It goes into the annotation of a semantic function's result, as in `-> Annotated[SemanticVariable, Output("code",
+    Put it into the annotation of a semantic function's result, as in `-> Annotated[SemanticVariable, Output("code",
     transforms="code_block(python)", max_tokens=400)]`.
     """
 
@@ -36,9 +36,9 @@ class Output:
 class Prompt:
     """A semantic function without its Python signature.
 
-    `name` is for messages to people. `outputs` has an entry for each output with settings. `separator` goes between the
-    variables of an input that is given several. With `chat`, the prompt goes through the model's chat template, as one
-    user message if the template has no messages of its own. Without it, the model continues the bare text.
+    `name` appears in error messages. `outputs` has an entry for each output with settings. If an input has several
+    variables, `separator` goes between them. With `chat`, the prompt goes through the model's chat template; it is one
+    user message if `template` has no messages. Without `chat`, the model continues the bare text.
     """
 
     name: str
@@ -85,7 +85,7 @@ def _texts(rendered: RenderedPrompt) -> dict[str, object]:
 
 
 def call_annotations(objective: Objective | str | None, slo: Slo | None, priority: int | None) -> dict[str, object]:
-    """A call's annotations as they are sent; only the given ones."""
+    """The body's `plait` object: the annotations that are given."""
     promised = slo or Slo()
     given = {
         "objective": None if objective is None else Objective(objective).value,

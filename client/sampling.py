@@ -10,7 +10,7 @@ from plait.client.errors import TemplateError
 
 
 class Sampling(TypedDict, total=False):
-    """Sampling fields as keyword arguments. The fields in `extra_body` are sent beside them, unchecked."""
+    """Sampling fields as keyword arguments. The fields in `extra_body` are added to the request without a check."""
 
     max_tokens: int
     temperature: float
@@ -30,7 +30,7 @@ def sampling_fields(given: Sampling) -> dict[str, object]:
     for name in fields:
         if name not in Sampling.__annotations__:
             nearest = difflib.get_close_matches(name, Sampling.__annotations__, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else "fields of an engine's own go into extra_body"
-            raise TemplateError(f"{name} is no sampling field; {hint}")
+            hint = f"did you mean {nearest[0]}?" if nearest else "put an engine's own fields into extra_body"
+            raise TemplateError(f"{name} is not a sampling field; {hint}")
     extra = cast("Mapping[str, object]", fields.pop("extra_body", {}))
     return {**fields, **extra}

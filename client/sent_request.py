@@ -12,7 +12,7 @@ from plait.client.failure_cause import FailureCause
 class SentRequest:
     """A request that `task` sends. It needs the variables that the requests in `parents` create.
 
-    A refusal is raised when a dependent variable is awaited, or else at the end of the session.
+    If the gateway refuses it, the error is raised when a dependent variable is awaited, or at the end of the session.
     """
 
     __slots__ = ("_seen", "_task", "parents", "what")
@@ -24,7 +24,7 @@ class SentRequest:
         self._seen = False
 
     async def accepted(self, variable: str) -> None:
-        """Return once the gateway has accepted this request and all requests upstream.
+        """Wait until the gateway has accepted this request and all requests upstream.
 
         Raises this request's own error, or `VariableFailedError` for `variable` if a request upstream was refused.
         """
@@ -54,7 +54,7 @@ class SentRequest:
         return error
 
     async def end(self) -> ClientError | None:
-        """At the end of its session: wait, and return the error unless it was raised before."""
+        """Wait at the end of the session; returns the error unless it was raised before."""
         seen = self._seen
         refusal = await self.refusal()
         return None if seen else refusal

@@ -18,7 +18,7 @@ from plait.client.sent_request import SentRequest
 from plait.client.transport import AsyncTransport, BlockingTransport
 from plait.client.variable import Argument, SemanticVariable, texts_of
 
-_NAME_CHARACTERS = 55  # of a variable's 64, so that a suffix makes it unique
+_NAME_CHARACTERS = 55  # a name has at most 64; the rest is for a unique suffix
 _NOT_FOUND = 404
 
 
@@ -43,13 +43,13 @@ class Session:
         self._texts_lock = threading.Lock()
 
     def variable(self, value: str | None = None, *, name: str | None = None) -> SemanticVariable:
-        """A variable with a value. With a name only, the variable is one that somebody else sets.
+        """A variable with a value. Without a value, it is the variable `name`, which another client sets.
 
-        The gateway refuses (409) a value for a variable that has one already or that a call produces.
+        The gateway refuses (409) a value for a variable that already has one or that a call produces.
         """
         if value is None:
             if name is None:
-                raise TypeError("a variable needs a value, or the name of one that somebody else sets")
+                raise TypeError("give a value, or the name of a variable that another client sets")
             return SemanticVariable(self, name, None)
         chosen = name or _unique("text")
         sent = self._start(f"variable {chosen}", self._setting(chosen, value, is_ours=name is None), ())
@@ -63,13 +63,13 @@ class Session:
         """
         model = prompt.model or self._connection.model
         if model is None:
-            raise TemplateError(f"{prompt.name} names no model, and neither does the client")
+            raise TemplateError(f"{prompt.name} has no model; give it one, or give the Client a default")
         inputs = {name: self._variables(prompt, name, arguments[name]) for name in prompt.template.inputs}
         ids = {name: [variable.name for variable in given] for name, given in inputs.items()}
         outputs = [_unique(name) for name in prompt.template.outputs]
         body = prompt.body(self.id, model, ids, outputs)
         parents = [variable.sent_request for given in inputs.values() for variable in given]
-        # The client chose the outputs' names, so a second producer can only be this request, sent before.
+        # This client made the outputs' names, so a producer that exists can only be an earlier try of this request.
         request = Request("POST", "/submit", body, done_code="double_producer")
         sent = self._start(prompt.name, answered(request, self.retries), parents)
         return tuple(SemanticVariable(self, name, sent) for name in outputs)
@@ -139,7 +139,7 @@ class Session:
         await self._connection.asynchronous.run(flow)
 
     def _variables(self, prompt: Prompt, name: str, given: Argument) -> list[SemanticVariable]:
-        """The variables of an input. Equal texts become one variable, so that the gateway sees what calls share."""
+        """The variables of an input. Equal texts become one variable, so that the gateway sees that calls share it."""
         texts = texts_of(given)
         if any(text.session is not self for text in texts if not isinstance(text, str)):
             raise TemplateError(f"{prompt.name}: {name} is a variable of another session; get it, and pass its text")
@@ -154,7 +154,7 @@ class Session:
 
     def _setting(self, name: str, value: str, *, is_ours: bool) -> Flow[bytes]:
         body = {"session_id": self.id, "semantic_var_id": name, "value": value}
-        # If the client chose the name, as in `submit`. If others may know the name, they may have caused a 409.
+        # If this client made the name, a 409 means what it means in `submit`. Otherwise others may have caused it.
         request = Request("POST", "/variables", body, repeatable=is_ours, done_code="double_producer")
         return answered(request, self.retries)
 
@@ -174,7 +174,7 @@ class Session:
 
 
 def _unique(name: str) -> str:
-    """A unique variable name that people recognise."""
+    """A unique variable name that begins with `name`."""
     return f"{name[:_NAME_CHARACTERS]}_{uuid.uuid4().hex[:8]}"
 
 
@@ -185,5 +185,5 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _hidden_by(error: BaseException | None) -> tuple[type[ClientError], ...]:
-    """The errors of closing a session to suppress: all client errors if the block failed, since its error says more."""
+    """The errors to suppress at closing: all client errors if the block failed with `error`, which says more."""
     return () if error is None else (ClientError,)

@@ -32,7 +32,7 @@ Piece = str | Place | Role
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Texts and places in order, split into messages by `Role`, or one text without a role."""
+    """Texts and places in order. Each `Role` begins a message; without roles it is one text."""
 
     pieces: tuple[Piece, ...]
 
@@ -49,8 +49,8 @@ class Template:
     def rendered(self, inputs: Mapping[str, Sequence[str]], separator: str) -> RenderedPrompt:
         """The prompt of one call. `inputs` has the ids of each input's variables.
 
-        An input with several variables becomes as many places, with `separator` between them. An input with none is
-        empty.
+        An input with several variables becomes several places, with `separator` between them. An input without
+        variables is empty.
         """
         own = set(self.outputs) | set(self.inputs)
         turns: list[tuple[str | None, list[str]]] = [(None, [])]
@@ -75,7 +75,7 @@ class Template:
         return (piece for piece in self.pieces if isinstance(piece, Place))
 
     def _free_name(self, name: str, taken: Collection[str]) -> str:
-        """A place's name, made from `name`, that is not `taken` and not a placeholder in the template's own text."""
+        """A name for a place, made from `name`: not in `taken`, and not a placeholder in the template's own text."""
         constant = "".join(piece if isinstance(piece, str) else "\0" for piece in self.pieces)
         while name in taken or re.search(rf"\{{\{{\s*{name}\s*\}}\}}", constant):
             name += "_"
@@ -84,8 +84,9 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt as it is sent: its texts by role (or one text without a role), each input place's variable, and the
-    output places in order.
+    """A prompt as it is sent. `turns` are its texts with their roles, or one text without a role.
+
+    `inputs` maps each input's place to its variable. `outputs` are the places of the outputs in order.
     """
 
     turns: tuple[tuple[str | None, str], ...]
@@ -99,8 +100,8 @@ def parse_template(text: str, parameters: Collection[str], system: str | None = 
     `{{input:name}}` and `{{output:name}}` state the kind. A `system` message has inputs only. With one, the text up to
     the first output is the user's message, and the rest is the assistant's.
 
-    Raises `TemplateError` for a place that is not of its stated kind, a parameter that does not occur, a prompt without
-    an output, and an output that occurs twice.
+    Raises `TemplateError` for a place of another kind than stated, a parameter that does not occur, a prompt without an
+    output, or an output that occurs twice.
     """
     pieces = _pieces(text, parameters)
     if system is not None:
@@ -122,7 +123,7 @@ def _pieces(text: str, parameters: Collection[str]) -> list[Piece]:
 def _chat(system: Sequence[Piece], prompt: Sequence[Piece]) -> list[Piece]:
     output = next((piece for piece in system if isinstance(piece, Place) and piece.is_output), None)
     if output is not None:
-        raise TemplateError(f"{output.name} is no parameter, and the system's message has no outputs")
+        raise TemplateError(f"{output.name} is not a parameter, and a system message cannot have outputs")
     is_output = [isinstance(piece, Place) and piece.is_output for piece in prompt]
     first = is_output.index(True) if True in is_output else len(prompt)
     return [Role("system"), *system, Role("user"), *prompt[:first], Role("assistant"), *prompt[first:]]
@@ -135,7 +136,7 @@ def _place(match: re.Match[str], parameters: Collection[str]) -> Place:
         known = f"the parameters are {', '.join(parameters)}" if parameters else "there are no parameters"
         raise TemplateError(f"{match.group()} is an {role}: {known}")
     if len(place.name) > _PLACEHOLDER_CHARACTERS:
-        raise TemplateError(f"{match.group()} is too long a name; at most {_PLACEHOLDER_CHARACTERS} characters")
+        raise TemplateError(f"{match.group()} has too long a name; at most {_PLACEHOLDER_CHARACTERS} characters")
     return place
 
 
@@ -146,7 +147,9 @@ def _check(template: Template, parameters: Collection[str]) -> None:
             instead = f" ({', '.join(outputs)} would be an output)" if outputs else ""
             raise TemplateError(f"the parameter {name} does not occur in the prompt{instead}")
     if not outputs:
-        raise TemplateError("the prompt has no output: a {{name}} that is no parameter says where text is generated")
+        raise TemplateError(
+            "the prompt has no output: write a {{name}} that is not a parameter where text is generated"
+        )
     twice = next((name for name in outputs if outputs.count(name) > 1), None)
     if twice is not None:
-        raise TemplateError(f"the output {twice} occurs twice in the prompt; an output is generated once")
+        raise TemplateError(f"the output {twice} occurs twice in the prompt; give the second one another name")

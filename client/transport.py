@@ -1,4 +1,4 @@
-"""The two transports, which drive a flow over httpx: one blocks the caller's thread, one awaits in its event loop."""
+"""The two transports, which drive a flow over httpx. One blocks its thread, the other awaits in an event loop."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from plait.client.flow import Flow, Pause, Request, connection_failed
 
 T = TypeVar("T")
 
-# One connection for each `get` that waits: a limit would be a hidden queue.
+# Each `get` that waits holds a connection, so a limit on connections would delay other requests.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 
 
 class Endpoint:
-    """A gateway's address and the connections' options. `timeout_s` does not include waiting for a value."""
+    """A gateway's address, and the options of connections. `timeout_s` does not include the wait for a value."""
 
     def __init__(self, base_url: str, api_key: str | None, timeout_s: float, tls: ssl.SSLContext | bool) -> None:
         authorization = {} if api_key is None else {"authorization": f"Bearer {api_key}"}

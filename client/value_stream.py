@@ -23,9 +23,9 @@ class ValueStream:
         self.value: str | None = None
 
     def feed(self, line: str) -> str:
-        """The text in a line, often empty. Raises the stream's error, as `got` does."""
+        """The text in a line, empty for most lines. Raises the stream's error, as `got` does."""
         if not line.startswith("data:"):
-            return ""  # a comment that keeps the connection alive, or the blank line behind an event
+            return ""  # a comment that keeps the connection alive, or the blank line after an event
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
             return ""
@@ -42,7 +42,7 @@ class ValueStream:
     def close(self) -> str:
         """The value, at the end of the stream. Raises `ConnectionFailedError` if the stream ended before its value."""
         if self.value is None:
-            raise ConnectionFailedError(f"the stream of {self._variable} ended before its value")
+            raise ConnectionFailedError(f"the stream of {self._variable} ended before its value; get it again")
         return self.value
 
     def _raise_error(self, data: str) -> None:

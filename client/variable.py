@@ -42,10 +42,10 @@ class SemanticVariable:
     """A future of a text. It can be an argument of further semantic functions before it has a value.
 
     `name` is the variable's id in its `session`. Other clients can use it in header annotations. A value never changes.
-    Once got, it is kept here, also after the session's end.
+    Once got, the value is kept here, even after the session's end.
 
     The methods that wait raise `GetTimeoutError` after `timeout_s`, `VariableFailedError` with the chain of causes,
-    `ConnectionFailedError`, and `AnswerError` for any other refusal (an unknown session).
+    `ConnectionFailedError`, and `AnswerError` for any other refusal, such as an unknown session.
     """
 
     __slots__ = ("_sent_request", "_session", "_value", "name")
@@ -58,16 +58,16 @@ class SemanticVariable:
 
     @property
     def session(self) -> Scope:
-        """The session that it belongs to."""
+        """The session of the variable."""
         return self._session
 
     @property
     def sent_request(self) -> SentRequest | None:
-        """The request that creates it, if that was sent in the background."""
+        """The request that creates the variable, if it was sent in the background."""
         return self._sent_request
 
     def get(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
-        """The value, after up to `timeout_s` seconds. The calls that produce it are optimised for `objective`."""
+        """Wait at most `timeout_s` seconds for the value. The calls that produce it are scheduled for `objective`."""
         if self._value is None:
             transport = self._session.blocking_transport()
             request = self._request(objective)
@@ -117,7 +117,7 @@ class SemanticVariable:
             await self._sent_request.accepted(self.name)
 
     def _request(self, objective: Wanted, streamed_for_s: float | None = None) -> Request:
-        """The request of a `get`. `streamed_for_s` is a stream's time-out; without it, each wait adds its own."""
+        """The request of a `get`. `streamed_for_s` is the time-out of a stream; `got` adds that of a plain `get`."""
         body = {
             "session_id": self._session.id,
             "semantic_var_id": self.name,
@@ -128,7 +128,7 @@ class SemanticVariable:
         return Request("POST", "/get", {**body, "timeout_s": streamed_for_s, "stream": True}, wait_s=streamed_for_s)
 
     def __format__(self, spec: str) -> NoReturn:
-        raise TypeError(f"{self!r} has to be got before it can stand in a text; or make it a semantic function's input")
+        raise TypeError(f"{self!r} has no text yet: call get() first, or make it an input of a semantic function")
 
     def __repr__(self) -> str:
         return f"<SemanticVariable {self.name}{'' if self._value is None else f' = {self._value[:40]!r}'}>"

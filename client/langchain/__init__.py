@@ -1,7 +1,7 @@
 """LangChain's chains on Plait: the gateway gets templates and variables, not rendered texts (docs/client.md).
 
-LangChain fills in a template before it sends it, so a server sees one text and no structure. `semantic` turns each
-prompt, model and parser of a chain into one semantic function instead (Parrot, section 6). `Program` runs such a chain.
+LangChain fills in a template before sending it, so a server sees one text without structure. `semantic` instead turns
+each prompt, model and parser of a chain into one semantic function (Parrot, section 6). `Program` runs such a chain.
 Needs langchain-core: `pip install plait[langchain]`.
 """
 

@@ -1,4 +1,4 @@
-"""One step for a prompt, a model and a parser of LangChain. It submits a call and returns a variable at once."""
+"""One step that replaces a prompt, a model and a parser of LangChain. It submits a call and returns a variable."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SESSION = "plait_session"
 
 @dataclass(frozen=True, slots=True)
 class ParsedVariable:
-    """A variable whose text `read` turns into LangChain's result: a list, an object, a message.
+    """A variable with a function `read` that turns its text into LangChain's result: a list, an object, a message.
 
-    `parser` is set if the gateway cannot do the parser's whole work. Then no other call can take the result.
+    `parser` names the parser if the gateway has no transform for it. Then the result cannot be an input of a call.
     """
 
     variable: SemanticVariable
@@ -31,7 +31,7 @@ class ParsedVariable:
     parser: str | None = None
 
     def get(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """As `SemanticVariable.get`, parsed. Also raises the parser's errors."""
+        """The parsed value. Waits like `SemanticVariable.get`, and also raises the parser's errors."""
         return self.read(self.variable.get(objective, timeout_s=timeout_s))
 
     async def aget(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
@@ -40,10 +40,11 @@ class ParsedVariable:
 
 
 class SemanticCall(Runnable[Any, SemanticVariable | ParsedVariable]):
-    """Takes the template's variables, each a text, a variable or several of both. It returns without waiting.
+    """A step that submits one call and does not wait for it. It takes the template's inputs.
 
-    The session comes with the configuration: see `in_session`. `late` has the functions that produce some of the
-    inputs. `read` and `parser` are those of the returned `ParsedVariable`, if the value needs parsing.
+    An input is a text, a variable, or a list of these. The session comes with the configuration: see `in_session`.
+    `late` maps some inputs to functions that produce them at each call. `read` and `parser` are those of the returned
+    `ParsedVariable`, if the value needs parsing.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class SemanticCall(Runnable[Any, SemanticVariable | ParsedVariable]):
     ) -> SemanticVariable | ParsedVariable:
         """Submit the call."""
         if kwargs:
-            raise TemplateError(f"{self.name} is invoked with {', '.join(kwargs)}; bind it to the model instead")
+            raise TemplateError(f"{self.name} cannot be invoked with {', '.join(kwargs)}; bind it to the model instead")
         session = ensure_config(config).get("configurable", {}).get(_SESSION)
         if not isinstance(session, Session):
             raise TemplateError("no session: invoke with config=in_session(session), or run the chain as a Program")
@@ -84,13 +85,13 @@ class SemanticCall(Runnable[Any, SemanticVariable | ParsedVariable]):
         values = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
         missing = [name for name in names if name not in values]
         if missing or (len(names) > 1 and values is not given):
-            raise TemplateError(f"{self.name} takes {', '.join(names)}; missing is {', '.join(missing or names)}")
+            raise TemplateError(f"{self.name} needs {', '.join(names)}; missing: {', '.join(missing or names)}")
         made = {name: make() for name, make in self._late.items()}
         return {name: _argument({**values, **made}[name]) for name in self.prompt.template.inputs}
 
 
 def in_session(session: Session, config: RunnableConfig | None = None) -> RunnableConfig:
-    """A configuration with which a chain submits its calls to the session; `config` with the session added."""
+    """`config` with the session added. A chain that is invoked with it submits its calls to the session."""
     return merge_configs(config, {"configurable": {_SESSION: session}})
 
 
@@ -106,7 +107,7 @@ def _text(value: Any) -> Text:
         if value.parser is not None:
             raise TemplateError(
                 f"{value.parser} has no transform in the gateway, so its result cannot go into another call; "
-                "let the chain end there, or use a parser that has one"
+                "end the chain there, or use a parser that has one"
             )
         return value.variable
     if isinstance(value, SemanticVariable):

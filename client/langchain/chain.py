@@ -37,10 +37,10 @@ Chain = Runnable[Any, Any]
 def semantic(chain: Chain) -> Chain:
     """The chain with each `prompt | model | parser` replaced by a `SemanticCall`.
 
-    Sequences, `RunnableParallel`, `RunnablePassthrough.assign` and `map()` are searched. Functions and other steps
-    stay, and get variables instead of values. A `SemanticCall` stays too.
+    Sequences, `RunnableParallel`, `RunnablePassthrough.assign` and `map()` are searched. Functions, a `SemanticCall`
+    and other steps stay; they get variables instead of values.
 
-    Raises `TemplateError`, which names the step, for a step that cannot be submitted without being run.
+    Raises `TemplateError` for a step that needs values before later calls can be submitted. The error names the step.
     """
     if isinstance(chain, RunnableSequence):
         return _sequence(chain)
@@ -51,9 +51,11 @@ def semantic(chain: Chain) -> Chain:
     if isinstance(chain, RunnableEach):
         return RunnableEach(bound=semantic(chain.bound))
     if isinstance(chain, _NEEDS_VALUES):
-        raise TemplateError(f"{type(chain).__name__} decides by values, which are not there when calls are submitted")
+        name = type(chain).__name__
+        raise TemplateError(f"{name} decides by values, but calls are submitted before there are any; leave it out")
     if isinstance(innermost(chain), _ALONE):
-        raise TemplateError(f"{type(innermost(chain)).__name__} is not a call; a call is a prompt | model | parser")
+        name = type(innermost(chain)).__name__
+        raise TemplateError(f"{name} is not a call by itself; write prompt | model, or prompt | model | parser")
     if isinstance(chain, RunnableBinding):
         return chain.model_copy(update={"bound": semantic(chain.bound)})
     return chain
@@ -74,7 +76,7 @@ def _parallel(chain: RunnableParallel[Any]) -> RunnableParallel[Any]:
 
 
 def _length_of_call(steps: Sequence[Chain]) -> int:
-    """How many of the first steps form one call: a prompt, a model and parsers. 0 if they do not start with a call."""
+    """How many of the first steps form one call: a prompt, a model and perhaps a parser. 0 if they form none."""
     if len(steps) == 1 or not isinstance(steps[0], BasePromptTemplate):
         return 0
     if not isinstance(innermost(steps[1]), BaseLanguageModel):

@@ -1,4 +1,4 @@
-"""Reads a call's model and sampling fields from LangChain's models, never the connection."""
+"""Reads the model's name and the sampling fields of a call from LangChain's models. Their connections are not used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRACING = frozenset({"ls_structured_output_format"})
 
 @dataclass(frozen=True, slots=True)
 class ReadModel:
-    """A model's name if it has one, its sampling fields, and whether it takes messages."""
+    """A model's name (None: it has none), its sampling fields, and whether it takes messages (`chat`)."""
 
     name: str | None
     sampling: Mapping[str, object]
@@ -31,7 +31,7 @@ class ReadModel:
 
 
 def innermost(step: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """The step that `bind` and `with_config` were called on."""
+    """The step itself, without what `bind` and `with_config` put around it."""
     while isinstance(step, RunnableBinding):
         step = step.bound
     return step
@@ -58,8 +58,8 @@ def read_model(step: Runnable[Any, Any]) -> ReadModel:
 
 def _check(fields: Mapping[str, Any]) -> None:
     for name in sorted(_NOT_TEXT & fields.keys()):
-        raise TemplateError(f"a model bound with {name} answers with more than text; a variable is a text")
+        raise TemplateError(f"a model bound with {name} answers with more than text; bind it without {name}")
     if fields["n"] != 1:
-        raise TemplateError(f"n is {fields['n']}; a variable is one text")
+        raise TemplateError(f"n is {fields['n']}; a variable is one text, so n must be 1")
     if not isinstance(fields.get("response_format", {}), Mapping):
-        raise TemplateError("response_format is a class; give the JSON schema, and use a JsonOutputParser behind")
+        raise TemplateError("response_format is a class; give its JSON schema, and add a JsonOutputParser at the end")

@@ -1,4 +1,4 @@
-"""LangChain's output parsers as transforms in the gateway, and as functions that read the value at the end."""
+"""Turns LangChain's output parsers into transforms for the gateway, and functions that read the value at the end."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _LISTS: dict[type, str] = {
 class ReadParser:
     """A parser's replacement. `read` turns the variable's text into LangChain's result; None: the text is the result.
 
-    The gateway applies `transforms`. If they are not `complete`, only `read` has the parser's result, so no other call
-    can take it.
+    The gateway applies `transforms`. If they do not do all that the parser does, `complete` is False: only the client
+    has the result, so no other call can take it.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ReadParser:
 
 
 def read_parser(parser: BaseOutputParser[Any]) -> ReadParser:
-    """Read a parser. A class derived from a known one may do anything, so it is unknown."""
+    """Read a parser. A subclass of a known parser counts as unknown, since it may parse in another way."""
     kind, name = type(parser), type(parser).__name__
     if kind is StrOutputParser:
         return ReadParser(name)
@@ -56,6 +56,6 @@ def read_parser(parser: BaseOutputParser[Any]) -> ReadParser:
 
 
 def _element(root: str) -> str:
-    """The transforms that return the root element with its content, and nothing around it."""
+    """The transforms that return the root element without the text around it."""
     around = json.dumps(f"<{root}>{{{{value}}}}</{root}>")
     return f"xml({json.dumps(root)}) | template({around})"

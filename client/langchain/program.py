@@ -1,4 +1,4 @@
-"""A chain as a program in the gateway: it submits all calls at once, then gets the results."""
+"""Runs a chain as a program in the gateway: submits all its calls at once, then gets the results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _THREADS = 32
 
 
 class Program(Runnable[Any, Any]):
-    """It is invoked like the chain itself and has the same result. Each invocation is a session.
+    """A chain that runs in the gateway. It is invoked like the chain and has the same result.
 
-    `objective` is the objective of each result's `get`, `timeout_s` its time-out.
+    Each invocation is a session. `objective` and `timeout_s` are those of each result's `get`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Program(Runnable[Any, Any]):
                 yield await self._avalues(result)
 
     def _values(self, result: Any) -> Any:
-        """Get all values at once, so that the gateway knows their objectives before the first has come."""
+        """Get all values at the same time, so that the gateway knows all objectives before the first value comes."""
         variables = list(_variables(result))
         if len(variables) > 1:
             with ThreadPoolExecutor(min(len(variables), _THREADS)) as pool:

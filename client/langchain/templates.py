@@ -32,7 +32,7 @@ _ROLES: Mapping[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ReadTemplate:
-    """A template that ends with its output, and the functions that LangChain calls for some of its inputs."""
+    """A template that ends with its output. `late` maps some inputs to the functions that LangChain calls for them."""
 
     template: Template
     late: Mapping[str, Callable[[], Any]]
@@ -53,7 +53,7 @@ def read_template(prompt: BasePromptTemplate[Any], *, chat: bool) -> ReadTemplat
 
 
 def _filled(piece: Piece, partial: Mapping[str, Any]) -> Piece:
-    """The piece with partial variables as constant text, which calls can share. One that a function produces stays."""
+    """The piece; a partial variable becomes constant text, which calls can share, unless a function produces it."""
     if not isinstance(piece, Place) or piece.name not in partial or callable(partial[piece.name]):
         return piece
     return str(partial[piece.name])
@@ -64,7 +64,8 @@ def _pieces(prompt: BasePromptTemplate[Any], *, chat: bool) -> list[Piece]:
     if isinstance(prompt, PromptTemplate):
         return list(_fields(prompt))
     if type(prompt) is not ChatPromptTemplate:
-        raise TemplateError(f"{type(prompt).__name__} chooses its text at run time; use a PromptTemplate")
+        name = type(prompt).__name__
+        raise TemplateError(f"{name} chooses its text at run time; use a PromptTemplate or a ChatPromptTemplate")
     if not chat:
         raise TemplateError("a completion model continues a text; use a PromptTemplate instead of messages")
     pieces: list[Piece] = []
@@ -77,25 +78,25 @@ def _message(message: object) -> list[Piece]:
     role = _ROLES.get(type(message))
     if role is None:
         name = message.type if isinstance(message, BaseMessage) else type(message).__name__
-        raise TemplateError(f"{name} cannot be part of a submission, whose messages are the system's, user's and AI's")
+        raise TemplateError(f"{name} cannot be submitted; use messages of the system, the user (human) and the AI")
     if isinstance(message, BaseMessage):
         if not isinstance(message.content, str) or getattr(message, "tool_calls", None):
-            raise TemplateError("a message of a submission is one text")
+            raise TemplateError("a message must be one text, without other parts and tool calls")
         return [Role(role), message.content]
     template = getattr(message, "prompt", None)
     if not isinstance(template, PromptTemplate):
-        raise TemplateError("a message with parts other than text cannot be a template")
+        raise TemplateError("a message template must be one text, without other parts")
     return [Role(role), *_fields(template)]
 
 
 def _fields(prompt: PromptTemplate) -> Iterator[Piece]:
     if prompt.template_format != "f-string":
-        raise TemplateError(f"a template in {prompt.template_format}; only f-string templates can be read")
+        raise TemplateError(f"the template's format is {prompt.template_format}; use f-string")
     for text, field, spec, conversion in string.Formatter().parse(prompt.template):
         if text:
             yield text
         if field is None:
             continue
         if spec or conversion or not field.isidentifier():
-            raise TemplateError(f"{{{field}}} has a format; a variable cannot be formatted")
+            raise TemplateError(f"{{{field}}} has a format, an attribute or an index; use only a name in the braces")
         yield _filled(Place(field), prompt.partial_variables)

@@ -161,7 +161,7 @@ def test_arguments_are_those_of_the_signature(session: Session) -> None:
 
 def test_a_model_has_to_be_named_somewhere(fake: FakeGateway) -> None:
     client = Client(fake.base_url, tls=False)
-    with client, client.session() as session, pytest.raises(TemplateError, match="write_code names no model"):
+    with client, client.session() as session, pytest.raises(TemplateError, match="write_code has no model"):
         write_code.on(session)("x")
 
 
@@ -203,10 +203,10 @@ def unknown_annotation(task: Text) -> Nowhere:  # type: ignore[name-defined]  # 
     ("function", "message"),
     [
         (no_docstring, "no_docstring: there is no docstring"),
-        (variadic, r"variadic: the parameter \*tasks: 'str' has no single name"),
-        (misnamed, r"misnamed: Output\('kode'\) is no output of the prompt; its outputs are code"),
-        (too_few, "too_few: the prompt has the outputs code; annotate"),
-        (too_many, "too_many: the prompt has the outputs code, tests; annotate"),
+        (variadic, r"variadic: the parameter \*tasks: 'str' cannot be an input"),
+        (misnamed, r"misnamed: Output\('kode'\) is not an output of the prompt; its outputs are code"),
+        (too_few, "too_few: the prompt has the outputs code; do not annotate a tuple"),
+        (too_many, "too_many: the prompt has the outputs code, tests; annotate the result as a tuple of 2"),
         (unknown_annotation, "unknown_annotation: the annotation of the result cannot be evaluated: name 'Nowhere'"),
     ],
 )
@@ -225,7 +225,7 @@ def test_annotations_of_parameters_need_not_exist_and_outputs_may_be_bare() -> N
 
 @pytest.mark.parametrize(
     ("field", "hint"),
-    [("max_token", r"did you mean max_tokens\?"), ("min_p", "fields of an engine's own go into extra_body")],
+    [("max_token", r"did you mean max_tokens\?"), ("min_p", "put an engine's own fields into extra_body")],
 )
 def test_a_sampling_field_that_is_not_known_is_refused(field: str, hint: str) -> None:
     fields: Any = {field: 1}

@@ -227,11 +227,11 @@ EXAMPLES = FewShotPromptTemplate(
         (SHORTEN | MODEL.bind(n=2), "n is 2"),
         (SHORTEN | MODEL.with_structured_output(Score), "JSON schema"),
         (EXAMPLES | MODEL, "FewShotPromptTemplate chooses its text"),
-        (ChatPromptTemplate([MessagesPlaceholder("history")]) | MODEL, "MessagesPlaceholder cannot be part"),
-        (ChatPromptTemplate([ToolMessage("1", tool_call_id="t")]) | MODEL, "tool cannot be part"),
-        (ChatPromptTemplate([HumanMessage(["a"])]) | MODEL, "a message of a submission is one text"),
+        (ChatPromptTemplate([MessagesPlaceholder("history")]) | MODEL, "MessagesPlaceholder cannot be submitted"),
+        (ChatPromptTemplate([ToolMessage("1", tool_call_id="t")]) | MODEL, "tool cannot be submitted"),
+        (ChatPromptTemplate([HumanMessage(["a"])]) | MODEL, "a message must be one text"),
         (TRANSLATE | OpenAI(model="base", api_key=KEY), "a completion model continues a text"),
-        (PromptTemplate.from_template("{{x}}", template_format="mustache") | MODEL, "a template in mustache"),
+        (PromptTemplate.from_template("{{x}}", template_format="mustache") | MODEL, "format is mustache"),
         (PromptTemplate.from_template("{x:>9}") | MODEL, "{x} has a format"),
     ],
 )
@@ -245,9 +245,9 @@ def test_an_invocation_needs_a_session_and_all_variables(session: Session) -> No
     chain = semantic(TRANSLATE | MODEL)
     with pytest.raises(TemplateError, match="no session: invoke with"):
         chain.invoke({"text": "a", "language": "b"})
-    with pytest.raises(TemplateError, match="takes text, language; missing is language"):
+    with pytest.raises(TemplateError, match="needs text, language; missing: language"):
         chain.invoke({"text": "a"}, in_session(session))
-    with pytest.raises(TemplateError, match="takes text, language"):
+    with pytest.raises(TemplateError, match="needs text, language"):
         chain.invoke("a", in_session(session))
     with pytest.raises(TemplateError, match="invoked with stop"):
         chain.invoke({"text": "a", "language": "b"}, in_session(session), stop=["x"])

@@ -110,7 +110,7 @@ def test_a_variable_of_somebody_else_is_got_by_name(fake: FakeGateway, session: 
     fake.values["draft"] = "theirs"
     assert session.variable(name="draft").get() == "theirs"
     assert fake.bodies(VARIABLES) == []
-    with pytest.raises(TypeError, match="a value, or the name"):
+    with pytest.raises(TypeError, match="give a value, or the name"):
         session.variable()
 
 
@@ -163,7 +163,7 @@ def test_threads_share_a_session(fake: FakeGateway, session: Session) -> None:
 
 def test_a_variable_does_not_slip_into_a_text(session: Session) -> None:
     then = step.on(session)("now")
-    with pytest.raises(TypeError, match="has to be got before"):
+    with pytest.raises(TypeError, match=r"call get\(\) first"):
         f"{then}"
     assert repr(then) == f"<SemanticVariable {then.name}>"
 

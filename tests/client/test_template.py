@@ -70,7 +70,7 @@ def test_behind_a_system_message_the_first_output_begins_the_assistants() -> Non
     )
     assert (rendered.inputs, rendered.outputs) == ({"who": "w", "task": "t"}, ("code", "end"))
     for text, system, message in (
-        ("{{code}}", "{{x}}", "x is no parameter"),
+        ("{{code}}", "{{x}}", "x is not a parameter"),
         ("Do.", "You.", "the prompt has no output"),
     ):
         with pytest.raises(TemplateError, match=message):

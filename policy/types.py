@@ -16,7 +16,10 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A call's promised times, in seconds from when the call was ready. None: no such time was promised."""
+    """A call's promised times, in seconds; None where no time was promised.
+
+    TTFT and JCT count from when the call is ready. TPOT counts from the first token, for each token after it.
+    """
 
     ttft_s: float | None = None
     tpot_s: float | None = None

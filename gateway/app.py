@@ -1,4 +1,4 @@
-"""The composition root: builds the gateway from its configuration, as one ASGI application."""
+"""Builds the gateway from its configuration, as one ASGI application: the composition root."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from plait.gateway.timer import at_loop_time
 
 
 class Gateway:
-    """The ASGI application: completions go straight to the data path, everything else through Starlette.
+    """The ASGI application. Completions go straight to the data path, all other requests through Starlette.
 
     Raises ValueError for tokenizers or profiles that cannot be loaded.
     """
@@ -109,7 +109,7 @@ class Gateway:
         return _json({"status": "ok"})
 
     async def _ready(self, _request: Request) -> Response:
-        """Whether every model can be served: the configured ones, and those that engines named."""
+        """Whether an engine is up for every model that is configured or that an engine has listed."""
         wanted = self.router.models.names | {model.name for model in self.config.models}
         serving = {model: self.router.models.serving(model) for model in sorted(wanted)}
         ready = bool(serving) and all(serving.values())
@@ -120,7 +120,7 @@ class Gateway:
 
 
 def build_router(config: Config) -> Router:
-    """The router of a configuration, its engines untried."""
+    """The router for a configuration. Its engines are untried."""
     placement, upstream = config.placement, config.upstream
     router = Router(
         placement.policy,

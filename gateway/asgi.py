@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection: nobody is left to answer."""
+    """The client closed the connection, so no answer can be sent."""
 
 
 def header(headers: Headers, name: bytes) -> str | None:
@@ -48,7 +48,7 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
 
 
 async def until_disconnect(receive: Receive) -> None:
-    """Return when the client has gone."""
+    """Wait until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -72,7 +72,7 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
             raise  # the client has not gone: the gateway is stopping
         raise ClientGoneError from None
     finally:
-        working = False  # on_gone may be on its way already
+        working = False  # on_gone may already be scheduled
         watcher.cancel()
 
 
@@ -96,4 +96,4 @@ async def send_error(send: Send, error: PlaitError, request_id: str) -> None:
 
 
 def _too_large(max_bytes: int) -> BodyTooLargeError:
-    return BodyTooLargeError(f"The request body is larger than the {max_bytes} bytes this gateway accepts.")
+    return BodyTooLargeError(f"The request body is too large; this gateway accepts at most {max_bytes} bytes.")

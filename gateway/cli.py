@@ -23,11 +23,11 @@ LAUNCHERS = {
     "vllm": "start vLLM with Plait's scheduler and cache-state route: plait vllm -- <vllm serve arguments>",
     "sglang": "start SGLang with Plait's scheduler and cache-state route: plait sglang -- <launch_server arguments>",
 }
-"""Engines whose adapter has a `launch.main(arguments)`. The arguments behind `--` go to the engine."""
+"""Engines whose adapter has a `launch.main(arguments)`. The arguments after `--` go to the engine."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. A user's mistake gives a message on stderr and status 2."""
+    """Run one command; returns the exit status. For a user's mistake, it prints a message on stderr and returns 2."""
     words = sys.argv[1:] if argv is None else argv
     try:
         if words and words[0] in LAUNCHERS:

@@ -38,7 +38,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerConfig(Section, frozen=True, kw_only=True):
-    """`[server]`: where the gateway listens and whom it serves.
+    """`[server]`: where the gateway listens, and which clients it serves.
 
     host: name or address to listen on (default 127.0.0.1). port: TCP port, 0 for any free one (default 8000).
     max_body_bytes: largest request body (default 32 MiB). api_keys: keys clients may present; none leaves the gateway
@@ -63,8 +63,8 @@ class ServerConfig(Section, frozen=True, kw_only=True):
 class LogConfig(Section, frozen=True, kw_only=True):
     """`[log]`: what is logged and how.
 
-    level: least severe level that is logged (default info). format: one JSON object a line, lines for people (console),
-    or auto: console when stderr is a terminal, else JSON (default).
+    level: least severe level that is logged (default info). format: json (one object per line), console (for people) or
+    auto: console when stderr is a terminal, else json (default auto).
     """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -90,8 +90,8 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
     connect_timeout_s: for a connection (default 5). first_byte_timeout_s: from the request to the answer's first byte,
     which includes queueing and prefill (default 600). idle_timeout_s: between two pieces of a stream (default 300).
     report_wait_ms: milliseconds an engine may hold a `/cache_state` poll while nothing changes (default 1000).
-    probe_interval_s: between health probes of an engine (default 1). probe_max_interval_s: what that interval grows to
-    while an engine stays down (default 30).
+    probe_interval_s: between health probes of an engine (default 1). probe_max_interval_s: the interval doubles up to
+    this while an engine stays down (default 30).
     """
 
     connect_timeout_s: Seconds = 5.0
@@ -110,15 +110,15 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
 
 
 class SessionsConfig(Section, frozen=True, kw_only=True):
-    """`[sessions]`: semantic variables; limits are each tenant's, at once.
+    """`[sessions]`: semantic variables. Each limit is for one tenant at one time.
 
     ttl_s: time to live of a session without activity, in seconds; a session may set its own (default 3600).
-    keep_alive_s: seconds between comments in the stream of a call that waits for its inputs (default 5). gather_ms:
-    milliseconds that a call waits for later calls of its program if it could run at once, produces a variable and has
-    no objective (default 10, 0: none). max_attempts: attempts of a call in all, when engines fail it (default 2).
-    max_sessions (default 10000), max_variables (default 200000), max_waiting_calls: calls that wait for inputs (default
-    20000). max_value_bytes: longest value of a variable (default 1 MiB). max_held_bytes: values, and bodies of calls
-    that have not ended, together (default 256 MiB).
+    keep_alive_s: seconds between comments in a stream that waits for a call's inputs or a variable (default 5).
+    gather_ms: milliseconds that a call waits for later calls of its program if it could run at once, produces a
+    variable and has no objective (default 10, 0: it does not wait). max_attempts: how often a call is tried in total if
+    engines fail (default 2). max_sessions (default 10000), max_variables (default 200000), max_waiting_calls: calls
+    that wait for inputs (default 20000). max_value_bytes: longest value of a variable (default 1 MiB). max_held_bytes:
+    total of values, bodies of calls that have not ended, and answers kept for repeated requests (default 256 MiB).
     """
 
     ttl_s: Seconds = 3600.0
@@ -170,7 +170,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """The whole file. Sections that it leaves out have their defaults."""
+    """The whole file. A missing section has its defaults."""
 
     server: ServerConfig = ServerConfig()
     log: LogConfig = LogConfig()
@@ -181,14 +181,14 @@ class Config(Section, frozen=True, kw_only=True):
     engines: tuple[EngineConfig, ...] = ()
 
     def model(self, name: str) -> ModelConfig:
-        """The model's configuration, or the defaults under that name where the file has none."""
+        """The model's configuration; the defaults if the file has none for that name."""
         return next((model for model in self.models if model.name == name), None) or ModelConfig(name=name)
 
 
 def _base_url(url: str) -> tuple[str, str]:
     """An engine's url without default port and trailing slash, and its host:port."""
     if "@" in url:  # not shown: it holds a password
-        raise ValueError("url holds credentials: expected a url without; api_key takes the engine's key")
+        raise ValueError("url holds credentials: expected a url without them; put the engine's key into api_key")
     match = _URL.fullmatch(url)
     if match is None:
         raise ValueError(f"url = {shown(url)}: expected http://HOST:PORT or https://HOST:PORT")
@@ -203,7 +203,7 @@ def _base_url(url: str) -> tuple[str, str]:
 
 
 def shown(value: object, key: str = "") -> str:
-    """A value as an error message shows it: short, and never a key."""
+    """A value as an error message shows it: short, and never an API key."""
     if re.split(r"[.\[]", key.rstrip("]0123456789["))[-1] in SECRET_KEYS:
         return "(hidden)"
     if isinstance(value, Mapping):

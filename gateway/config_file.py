@@ -1,7 +1,7 @@
 """Reads the configuration file: one TOML file, parsed once into the sections of `config`.
 
 Any string may refer to the environment as `"${NAME}"`. Relative paths start at the file's folder. All problems of a
-file are reported at once, one a line.
+file are reported together, one per line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ConfigError(ValueError):
 
 
 def load_config(path: Path) -> Config:
-    """The configuration in a TOML file; raises `ConfigError` when it cannot be read or used."""
+    """The configuration in a TOML file. Raises `ConfigError` if the file cannot be read or is invalid."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -37,7 +37,7 @@ def load_config(path: Path) -> Config:
 
 
 def parse_config(data: Mapping[str, object], source: str) -> Config:
-    """The configuration in parsed TOML; raises `ConfigError` with every problem found.
+    """The configuration in parsed TOML. Raises `ConfigError` with every problem found.
 
     `source` is the file's path: it names the file in errors, and relative paths in `data` start at its folder.
     """
@@ -106,13 +106,13 @@ class _Reader:
     def expanded(self, text: str, key: str) -> str:
         """The text with its references to the environment replaced."""
         missing = [name for name in _REFERENCE.findall(text) if name not in os.environ]
-        self.problems.extend(f"{key} refers to ${{{name}}}, which the environment does not have" for name in missing)
-        # A missing variable stays as it is written, so that the text can still be checked.
+        self.problems.extend(f"{key} refers to ${{{name}}}, which is not set in the environment" for name in missing)
+        # A reference to a missing variable stays in the text, so that the text can still be checked.
         return _REFERENCE.sub(lambda match: os.environ.get(match[1], match[0]), text)
 
 
 def _conflicts(config: Config) -> Iterator[str]:
-    """Problems between values that are each valid alone."""
+    """Conflicts between values that are each valid."""
     if not config.engines:
         yield "engines: none is configured; add [[engines]] with a url"
     yield from _repeated("models", "name", [model.name for model in config.models])
@@ -124,11 +124,11 @@ def _repeated(section: str, key: str, values: Sequence[str]) -> Iterator[str]:
     first: dict[str, int] = {}
     for index, value in enumerate(values):
         if first.setdefault(value, index) != index:
-            yield f"{section}[{index}].{key} = {shown(value)}: {section}[{first[value]}] has the same"
+            yield f"{section}[{index}].{key} = {shown(value)}: {section}[{first[value]}] has the same {key}"
 
 
 def _with_whole_paths(model: ModelConfig, folder: Path) -> ModelConfig:
-    """The model with its relative paths joined to the folder."""
+    """The model with `folder` put before its relative paths."""
     tokenizer, template, profile = model.tokenizer, model.chat_template, model.profile
     if tokenizer not in ("embedded", "bytes") and not tokenizer.startswith("tiktoken:"):
         tokenizer = str(folder / tokenizer)

@@ -1,4 +1,4 @@
-"""The log: one structured event a line on stderr, from Plait's own loggers and from the libraries'."""
+"""The log: one structured event per line on stderr, from the loggers of Plait and of its libraries."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _encoder = msgspec.json.Encoder(enc_hook=repr)
 
 
 def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the configuration's own word
-    """Send events of at least `level` (debug, info, warning, error) to stderr, also those of the standard `logging`.
+    """Send events of at least `level` (debug, info, warning, error) to stderr, including those of standard `logging`.
 
     `format`: `json` is one object a line, `console` is for people, `auto` is console when stderr is a terminal. Raises
-    `ValueError` for others. Start uvicorn with `log_config=None`, or it installs handlers of its own again.
-    May be called again; loggers in use since before keep their former set-up.
+    `ValueError` for others. Start uvicorn with `log_config=None`, or it installs its own handlers again.
+    It may be called again; loggers that are already in use keep their set-up.
     """
     if level not in _LEVELS or format not in _FORMATS:
         raise ValueError(

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics, genera
 
 
 def new_registry() -> CollectorRegistry:
-    """An empty registry, whose counters have no `_created` series."""
+    """An empty registry. Its counters will have no `_created` series."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
     return CollectorRegistry()
 

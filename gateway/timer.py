@@ -1,4 +1,4 @@
-"""Time for the synchronous cores: the event loop's clock, and scheduling an event by it or by a simulator's clock."""
+"""Time for the synchronous cores: the event loop's clock, and events scheduled by it or by a simulator's clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 Event = Callable[[float], None]
-"""An event, which is called with its time."""
+"""An event. It is called with the time at which it happens."""
 
 At = Callable[[float, Event], object]
 """Schedules an event at a time, in seconds. A time that has passed means now."""

@@ -1,4 +1,4 @@
-"""`plait demo`: a fleet to try, and with `--compare` a measurement of what placement saves."""
+"""`plait demo`: runs a fleet to try. With `--compare` it measures what placement saves."""
 
 from __future__ import annotations
 
@@ -50,27 +50,34 @@ See where calls went in the plait-* response headers, and on {url}/metrics. Stop
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("--port", type=positive, default=8000, help="the gateway's port (default: %(default)s)")
-    parser.add_argument("--engine-port", type=positive, default=8101, help="the first engine's (default: %(default)s)")
+    parser.add_argument(
+        "--engine-port", type=positive, default=8101, help="the first engine's port (default: %(default)s)"
+    )
     parser.add_argument("--profile", default=DEFAULTS.profile, help="the engines' cost profile (default: %(default)s)")
     parser.add_argument("--kv-tokens", type=positive, help="an engine's KV cache (default: the profile's)")
-    parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds in a real one")
+    parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds per real second")
     compare = parser.add_argument_group("comparison of placement policies on shared-prefix prompts")
-    compare.add_argument("--compare", action="store_true", help="replay prompts through each policy, print a table")
+    compare.add_argument("--compare", action="store_true", help="replay prompts through each policy and print a table")
     compare.add_argument(
         "--traces", type=Path, metavar="DIR", help="a folder with toolbench/ and loogle/ (default: built-in prompts)"
     )
-    compare.add_argument("--policies", default=",".join(DEFAULTS.policies), help="default: %(default)s")
-    compare.add_argument("--calls", type=positive, default=DEFAULTS.calls, help="default: %(default)s")
-    compare.add_argument("--seed", type=int, default=DEFAULTS.seed, help="default: %(default)s")
     compare.add_argument(
-        "--rate", type=positive_number, default=DEFAULTS.rate, help="of round robin's saturation (default: %(default)s)"
+        "--policies", default=",".join(DEFAULTS.policies), help="separated by commas (default: %(default)s)"
     )
-    compare.add_argument("--real-time", action="store_true", help="through real servers instead of in virtual time")
-    compare.add_argument("--json", type=Path, metavar="PATH", help="write the report here too")
+    compare.add_argument("--calls", type=positive, default=DEFAULTS.calls, help="how many (default: %(default)s)")
+    compare.add_argument("--seed", type=int, default=DEFAULTS.seed, help="the workload's (default: %(default)s)")
+    compare.add_argument(
+        "--rate",
+        type=positive_number,
+        default=DEFAULTS.rate,
+        help="calls per second, as a share of round robin's saturation (default: %(default)s)",
+    )
+    compare.add_argument("--real-time", action="store_true", help="run real servers instead of virtual time")
+    compare.add_argument("--json", type=Path, metavar="PATH", help="also write the report to this file")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the demo until stopped, or the comparison to its end. Raises ValueError for arguments that cannot be run."""
+    """Run the demo until stopped, or the comparison to its end. Raises ValueError for invalid arguments."""
     plan = FleetPlan(
         port=arguments.port,
         engine_port=arguments.engine_port,
@@ -106,9 +113,9 @@ def run_demo(plan: FleetPlan) -> None:
 
 
 def run_comparison(experiment: Experiment, plan: FleetPlan | None, json_path: Path | None) -> None:
-    """Replay the workload through every policy and print the table; the report goes to `json_path` too.
+    """Replay the workload through every policy and print the table. If `json_path` is given, write the report there.
 
-    In virtual time, or through the real servers of `plan`, started anew (with cold caches) for each policy.
+    Without `plan`, time is virtual. With it, its real servers are started for each policy, with cold caches.
     """
     progress = _progress_line if sys.stderr.isatty() else _no_progress
     workload = prepare(experiment, progress)

@@ -20,18 +20,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     profiles = ", ".join(shipped_profiles())
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=positive, default=8101, help="default: %(default)s")
-    parser.add_argument("--name", help="what it calls itself in reports (default: host:port)")
+    parser.add_argument("--name", help="its name in reports (default: host:port)")
     parser.add_argument("--model", default="demo", help="the model it pretends to serve (default: %(default)s)")
     parser.add_argument("--tokenizer", default="embedded", help="as in the configuration (default: %(default)s)")
     parser.add_argument("--profile", default="a6000-mistral-7b", help=f"cost profile: {profiles}, or a path to a .toml")
     parser.add_argument("--kv-tokens", type=positive, help="KV cache in tokens (default: the profile's)")
     parser.add_argument("--block-tokens", type=positive, default=16, help="tokens in a KV block (default: %(default)s)")
-    parser.add_argument("--max-batch-tokens", type=positive, default=2048, help="an iteration's budget (%(default)s)")
-    parser.add_argument("--max-running-calls", type=positive, default=256, help="default: %(default)s")
-    parser.add_argument("--scheduler", default="slo", choices=sorted(SCHEDULERS), help="its order (%(default)s)")
+    parser.add_argument(
+        "--max-batch-tokens", type=positive, default=2048, help="an iteration's budget (default: %(default)s)"
+    )
+    parser.add_argument("--max-running-calls", type=positive, default=256, help="sequence slots (default: %(default)s)")
+    parser.add_argument(
+        "--scheduler", default="slo", choices=sorted(SCHEDULERS), help="the local scheduler (default: %(default)s)"
+    )
     parser.add_argument("--max-context-tokens", type=positive, help="prompt and output (default: the KV cache)")
-    parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds in a real one")
-    parser.add_argument("--api-key", help="ask for this bearer token")
+    parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds per real second")
+    parser.add_argument("--api-key", help="require this bearer token")
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
 
 

@@ -1,4 +1,4 @@
-"""How Plait's own servers run under uvicorn."""
+"""Runs Plait's own servers under uvicorn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 KEEP_ALIVE_S = 75
-"""Longer than Plait's clients keep an idle connection, so that the client closes it."""
+"""Longer than Plait's clients keep an idle connection, so that the client, not the server, closes it."""
 
 
 def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:

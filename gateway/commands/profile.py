@@ -23,21 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", required=True, metavar="URL", help="as http://host:port; it must have no other load"
     )
-    parser.add_argument("--model", help="which of its models (default: the first)")
+    parser.add_argument("--model", help="the model to profile (default: the engine's first)")
     parser.add_argument("--api-key", help="the engine's bearer token")
     parser.add_argument("--out", type=Path, metavar="FILE.toml", help="where the profile goes (default: stdout)")
     parser.add_argument(
-        "--quick", action="store_true", help=f"less than a minute ({FULL.limit_s / 60:.0f} without it), fewer points"
+        "--quick",
+        action="store_true",
+        help=f"measure fewer points, in less than a minute (without it: {FULL.limit_s / 60:.0f})",
     )
-    parser.add_argument("--accelerator", help="what the engine runs on, for the record")
-    parser.add_argument("--kv-tokens", type=positive, help="its KV cache, if it has no /cache_state to say so")
-    parser.add_argument("--max-batch-tokens", type=positive, help="likewise, an iteration's token budget")
+    parser.add_argument("--accelerator", help="the engine's hardware, to be named in the profile")
+    parser.add_argument("--kv-tokens", type=positive, help="the engine's KV cache, if it has no /cache_state")
+    parser.add_argument("--max-batch-tokens", type=positive, help="an iteration's budget, if it has no /cache_state")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measure, fit, and write the file; progress and report go to stderr.
+    """Measure, fit, and write the profile. Progress and report go to stderr.
 
-    Raises ValueError for an engine that cannot be profiled, or a file that `--profile` would not take.
+    Raises ValueError for an engine that cannot be profiled, or an `--out` that cannot be written as a profile.
     """
     out: Path | None = arguments.out
     if out is not None and (out.suffix != ".toml" or not out.parent.is_dir()):

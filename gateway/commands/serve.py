@@ -15,8 +15,8 @@ from plait.gateway.log import configure_logging
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="see config.example.toml")
-    parser.add_argument("--host", help="listen here instead of server.host")
-    parser.add_argument("--port", type=positive, help="listen here instead of server.port")
+    parser.add_argument("--host", help="listen on this host instead of server.host")
+    parser.add_argument("--port", type=positive, help="listen on this port instead of server.port")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ _FALSE = frozenset({"no", "false"})
 
 @dataclass(frozen=True, slots=True)
 class Boolean(Step):
-    """`true` or `false`, by the words in the text: yes and true, no and false, or a given word for each.
+    """`true` if the text has the word yes or true, `false` if it has no or false. Another word for each may be given.
 
     Words are whole words in any case. The sentence's meaning is not considered: "not true" has the word true.
     """
@@ -44,7 +44,7 @@ class Boolean(Step):
             raise ParameterError("false", f"{quoted(self.false or '')} for both", expected="a different word for each")
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails if the text has words for both, or for neither."""
+        """Fails if the text has words for both answers, or for neither."""
         words = {word.casefold() for word in _WORD.findall(text)}
         true, false = self._words(self.true, _TRUE), self._words(self.false, _FALSE)
         if words & true and words & false:
@@ -62,7 +62,7 @@ class Boolean(Step):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(Step):
-    """One of the options: the text must be equal to it, not counting white space around the text.
+    """One of the options: the text without the white space around it must be equal to an option.
 
     With `ignore_case` the text may be in any case. The result is the option as it was given.
     """

@@ -1,4 +1,4 @@
-"""The known transforms, and how a step is built from its name and arguments."""
+"""The known transforms. `build` makes a step from its name and its arguments."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def build(name: str, arguments: Sequence[Argument], *, start: int = 0, end: int 
 
 
 def _parameter_of(step: type[Step], argument: Argument, given: dict[str, list[Argument]]) -> Parameter:
-    """The parameter of an argument: the one that it names, or the first without an argument."""
+    """The parameter of an argument: the parameter that it names, or else the first one that has no argument yet."""
     if argument.parameter is None:
         for parameter in step.parameters:
             if parameter.kind is Kind.TEXTS or (parameter.kind is Kind.TEXT and parameter.name not in given):
@@ -91,7 +91,7 @@ def _parameter_of(step: type[Step], argument: Argument, given: dict[str, list[Ar
 
 
 def _value(parameter: Parameter, arguments: list[Argument]) -> str | tuple[str, ...] | bool:
-    """The value of the step's field. Only a parameter of several texts has several arguments."""
+    """The value of the step's field. Only a parameter of kind `TEXTS` has several arguments."""
     if parameter.kind is Kind.TEXTS:
         return tuple(text for argument in arguments for text in _texts(parameter, argument))
     if parameter.kind is Kind.FLAG:
@@ -103,14 +103,14 @@ def _text(parameter: Parameter, value: object, position: int) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31:  # a group's number in JSON
         return str(value)
     if not isinstance(value, str) or _SURROGATE.search(value):
-        raise _not_a("text of whole Unicode characters", parameter, position)
+        raise _not_a("valid Unicode text", parameter, position)
     return value
 
 
 def _texts(parameter: Parameter, argument: Argument) -> list[str]:
     values = argument.value if isinstance(argument.value, list | tuple) else [argument.value]
     if not values:
-        raise _not_a("text or several", parameter, argument.position)
+        raise _not_a("a text or a list of texts", parameter, argument.position)
     return [_text(parameter, value, argument.position) for value in values]
 
 
@@ -123,4 +123,4 @@ def _flag(parameter: Parameter, argument: Argument) -> bool:
 
 
 def _not_a(expected: str, parameter: Parameter, position: int) -> TransformSpecError:
-    return TransformSpecError(f"another value of {parameter.name}", position=position, expected=expected)
+    return TransformSpecError(f"an invalid value of {parameter.name}", position=position, expected=expected)

@@ -1,4 +1,4 @@
-"""CommonMark's fenced code blocks, and the transform that takes one out of a text."""
+"""CommonMark's fenced code blocks, and the transform that extracts one from a text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 from plait.gateway.transforms.errors import ParameterError, RejectedTextError, excerpt, place, quoted
 from plait.gateway.transforms.step import Kind, Parameter, Step
 
-# A line that may open or close a block. What follows backticks may hold none, so that inline code is no fence.
+# A line that may open or close a block. No backtick may follow a fence of backticks: that would be inline code.
 _FENCE = re.compile(r"^(?P<indent>[ \t]*+)(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+)(?P<info>[^\n]*)$", re.MULTILINE)
 
 _NAMED_BLOCKS = 5
@@ -73,7 +73,7 @@ class CodeBlock(Step):
         object.__setattr__(self, "languages", tuple(language.lower() for language in self.languages))
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails if there is no such block, or if it is not closed: then the end of the code may be missing."""
+        """Fails if there is no such block, or if it is not closed, since the end of its code may be missing."""
         blocks = list(fenced_blocks(text))
         if not blocks:
             raise RejectedTextError("there is no code block, which begins with a line of ``` or ~~~")

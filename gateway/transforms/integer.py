@@ -11,12 +11,12 @@ from plait.gateway.transforms.errors import RejectedTextError, excerpt, quoted
 from plait.gateway.transforms.step import Step
 
 _SEPARATOR = r",_'\u2019\u00a0\u202f\u2009"
-"""Between thousands: the visible ones, and the no-break and thin spaces. A point is taken for a decimal point."""
+"""Separators of thousands: comma, underscore, apostrophes, no-break and thin spaces. A point is a decimal point."""
 
-# Latin letters only: scripts that are written without spaces have numbers stand next to their letters.
+# Latin letters only: in scripts without spaces, numbers stand next to letters.
 _LETTER = r"0-9A-Za-z_\u00c0-\u024f"
 
-# A number as far as it goes, unless it is part of a word such as x86, 2nd or v1.2. A hyphen after a word is no sign.
+# A whole number, unless it is part of a word such as x86, 2nd or v1.2. A hyphen after a word is not a minus sign.
 _NUMBER = re.compile(
     rf"(?:(?<![{_LETTER})+\-\u2212])(?P<sign>[-+\u2212]))?[$\u20ac\u00a3\u00a5]?"
     rf"(?P<digits>(?:(?<![{_LETTER}.])\.)?(?<![{_LETTER}])(?<![0-9][.{_SEPARATOR}])"

@@ -1,7 +1,7 @@
 """JSONPath (RFC 9535) without the parts that could take more than linear time or match a pattern by backtracking.
 
 These parts are refused: the functions `match` and `search`, a second `..`, several selectors in one bracket unless they
-are different names, and paths to more than one value within a filter. So no value is ever selected twice.
+are different names, and paths to more than one value within a filter. Without them no value is selected twice.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from plait.gateway.transforms.errors import ParameterError, RejectedTextError, e
 
 _MAX_PATH_CHARACTERS = 1000
 _MAX_DEPTH = 32
-"""A filter is read and evaluated by recursion: one level for each parenthesis and each condition joined to it."""
+"""Limits the recursion that reads and evaluates a filter: each parenthesis and each joined condition adds a level."""
 
 _NAMED_KEYS = 10
 
 
 class _Environment(JSONPathEnvironment):
     def setup_function_extensions(self) -> None:
-        """The standard functions, less those that match regular expressions."""
+        """Set up the standard functions without those that match regular expressions."""
         super().setup_function_extensions()
         del self.function_extensions["match"], self.function_extensions["search"]
 

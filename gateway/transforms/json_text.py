@@ -1,4 +1,4 @@
-"""Finds JSON as models write it: alone, in a fenced code block, or between sentences. JSON is never repaired."""
+"""Finds JSON in a model's text: alone, in a fenced code block, or between sentences. JSON is never repaired."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plait.gateway.transforms.code_block import Block, fenced_blocks
 from plait.gateway.transforms.errors import RejectedTextError, excerpt, place, quoted
 
 MAX_DEPTH = 64
-"""Objects and arrays within each other; deep enough for any answer, and far from Python's recursion limit."""
+"""The deepest nesting of objects and arrays: enough for any answer, and far below Python's recursion limit."""
 
 _NEAR_CHARACTERS = 20
 
@@ -24,7 +24,7 @@ _NO_SPACE = re.compile(r"[^ \t\r\n]")
 def find_json(text: str) -> object:
     """The one JSON value in a text: the whole text, its one JSON code block, or the one object or array in its prose.
 
-    Raises `RejectedTextError` for no candidate, and for two, since a choice would be a guess.
+    Raises `RejectedTextError` if there is no candidate, or if there are several, since a choice would be a guess.
     """
     with suppress(RejectedTextError):
         return _decoded(text, 0, len(text))
@@ -40,14 +40,14 @@ def dump_json(value: object) -> str:
 
 
 def _json_block(text: str) -> Block | None:
-    """The block in JSON, or the one without a language. It may be unclosed, since JSON shows where it ends."""
+    """The code block in JSON, or else the one without a language. It may be unclosed, since JSON shows its own end."""
     blocks = list(fenced_blocks(text))
     for language in ("json", ""):
         candidates = [block for block in blocks if block.language == language]
         if len(candidates) > 1:
             first = "code_block(json)" if language else "code_block"
             raise RejectedTextError(
-                f"which of the {len(candidates)} code blocks is meant? Put {first} before to take the first"
+                f"which of the {len(candidates)} code blocks is meant? Put {first} before json to take the first"
             )
         if candidates:
             return candidates[0]
@@ -84,7 +84,7 @@ def _skip_space(text: str, offset: int) -> int:
 
 
 def _value_at(text: str, offset: int) -> tuple[object, int]:
-    """The value that begins at the offset, and the offset behind it."""
+    """The value that begins at the offset, and the offset after it."""
     _check_depth(text, offset)
     try:
         return _DECODER.raw_decode(text, offset)
@@ -93,12 +93,12 @@ def _value_at(text: str, offset: int) -> tuple[object, int]:
         near = quoted(text[error.pos : error.pos + _NEAR_CHARACTERS])
         where = place(text, error.pos)
         raise RejectedTextError(f"the JSON is not valid: {what} at {where}, near {near}") from None
-    except ValueError:  # Python bounds what it reads in decimal: that takes quadratic time
+    except ValueError:  # Python limits an integer's digits, since reading them takes quadratic time
         raise RejectedTextError("the JSON has an integer of thousands of digits") from None
 
 
 def _check_depth(text: str, offset: int) -> None:
-    """Raise if the value at the offset is nested too deep. Decoding recurses, so this comes first."""
+    """Raise if the value at the offset is nested too deep. Checked before decoding, which recurses."""
     depth = 0
     for found in _STRING_OR_BRACKET.finditer(text, offset):
         if found[0] in "{[":
@@ -122,7 +122,7 @@ def _finite(digits: str) -> float:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise RejectedTextError(f"{name} is no JSON value")
+    raise RejectedTextError(f"{name} is not a JSON value")
 
 
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)

@@ -1,4 +1,4 @@
-"""The transform that takes JSON out of a text: the whole value, or the values that a path selects."""
+"""The transform that extracts JSON from a text: the whole value, or the values that a path selects."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from plait.gateway.transforms.step import Parameter, Step
 class Json(Step):
     """The JSON value in a text, as compact JSON; with a path, the selected value or values.
 
-    A path of names and indexes only selects one value; a text then has no quotes. Any other path selects several, as a
-    JSON array of any length.
+    A path of only names and indexes selects one value; if that is a text, the result has no quotes. The result of any
+    other path is a JSON array of any length.
     """
 
     name: ClassVar[str] = "json"

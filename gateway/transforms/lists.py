@@ -17,13 +17,13 @@ _BULLETED = re.compile(r"[ \t]*+[-*+][ \t]++(.*\S)")
 
 
 def _comma_items(text: str) -> list[str]:
-    """The items of all lines. An item in double quotes may hold commas; in it, `""` is a quote."""
+    """The items of all lines. An item in double quotes may contain commas; `""` in it is one quote."""
     lines = (f"{line.strip()}\n" for line in text.split("\n"))
     rows = csv.reader(lines, skipinitialspace=True, strict=True)
     try:
         return [item.strip() for row in rows for item in row if item.strip()]
     except csv.Error as error:
-        raise RejectedTextError(f"this is no comma-separated list ({error})") from None
+        raise RejectedTextError(f"this is not a comma-separated list ({error})") from None
 
 
 def _numbered_items(text: str) -> list[str]:
@@ -35,7 +35,7 @@ def _bulleted_items(text: str) -> list[str]:
 
 
 def _marked_items(text: str, marked: re.Pattern[str]) -> list[str]:
-    """The text behind the marker on each line that has one. Other lines are skipped."""
+    """The text after the marker on each line that has one. Other lines are skipped."""
     return [found[1] for line in text.split("\n") if (found := marked.match(line))]
 
 
@@ -44,7 +44,7 @@ def _is_rule(item: str) -> bool:
     return len(item) > 1 and set(item) in ({"*", " "}, {"-", " "})
 
 
-# For each style: the function that reads the items, and the reason when there are none.
+# For each style: the function that reads the items, and the reason to give when it finds none.
 _STYLES: dict[str, tuple[Callable[[str], list[str]], str]] = {
     "comma": (_comma_items, "the text is empty"),
     "numbered": (_numbered_items, 'no line begins with a number such as "1." or "1)"'),

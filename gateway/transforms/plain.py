@@ -34,7 +34,7 @@ class Template(Step):
 
     def __post_init__(self) -> None:
         if _PLACEHOLDER not in self.text:
-            raise ParameterError("text", "a template without a place for the value", expected=_PLACEHOLDER)
+            raise ParameterError("text", "a template without a place for the value", expected=f"{_PLACEHOLDER} in it")
 
     def convert(self, text: str) -> Iterator[str]:
         """Never fails, but the result may be too long for the chain."""

@@ -16,11 +16,11 @@ _MAX_PROGRAM_BYTES = 1 << 20
 """The memory limit of a compiled expression. RE2 keeps up to 128 of them."""
 
 _MAX_WORK = 100_000_000
-"""Instructions times bytes: where its automaton does not fit its memory, RE2 simulates every instruction at every byte,
-at some 4 ns each on one core of a current server, and without letting other threads run."""
+"""The limit of instructions times bytes. If the automaton does not fit its memory, RE2 simulates every instruction at
+every byte. Each takes some 4 ns on one core of a current server, and other threads cannot run meanwhile."""
 
 _MAX_GROUPS = 20
-"""Each group adds to what is simulated: 50 of them triple the time."""
+"""Each group makes the simulation slower: 50 groups triple the time."""
 
 _ALL_GROUPS = "*"
 
@@ -78,7 +78,7 @@ class Regex(Step):
 
 
 def _compiled(pattern: str) -> Any:
-    """RE2's own cache makes this cheap for a pattern that was compiled before."""
+    """The compiled pattern. RE2 caches it, so a second call is cheap. Raises `ParameterError`."""
     options = re2.Options()
     options.max_mem = _MAX_PROGRAM_BYTES
     options.log_errors = False

@@ -21,7 +21,7 @@ from plait.gateway.transforms.step import Step
 
 MAX_STEPS = 16
 MAX_SPEC_CHARACTERS = 16_384
-"""The limit of the canonical form too. It bounds a step's work for each character of its text."""
+"""Also the limit of the canonical form. It bounds a step's work for each character of its text."""
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _PARAMETER = re.compile(r"([a-z_]+)\s*=")
@@ -30,9 +30,9 @@ _STRING = json.JSONDecoder(strict=False)  # a line break in a string is accepted
 
 
 def parse(spec: str | Sequence[object]) -> Transform:
-    """The chain of a specification: a text, or a list of texts and of objects, whose steps follow each other.
+    """The chain of a specification. `spec` is a text, or a list of texts and objects whose steps are joined in order.
 
-    An object is such as `{"name": "regex", "pattern": "a(b)", "group": 1}`.
+    An object is, for example, `{"name": "regex", "pattern": "a(b)", "group": 1}`.
 
     Raises `TransformSpecError`, a `ValueError`.
     """
@@ -66,14 +66,14 @@ def _from_entry(entry: object) -> list[Step]:
         return _Reader(entry).chain()
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         expected = 'a text, or an object with the "name" of a transform'
-        raise TransformSpecError("another entry", position=0, expected=expected)
+        raise TransformSpecError("an invalid entry", position=0, expected=expected)
     given = {key: value for key, value in entry.items() if key != "name" and value is not None}
     _check_limit(sum(map(_characters, given.values())), MAX_SPEC_CHARACTERS, "characters")
     return [build(entry["name"], [Argument(value, parameter=key) for key, value in given.items()])]
 
 
 def _characters(value: object) -> int:
-    """The length of a parameter's JSON value, without its inner levels."""
+    """The total length of the texts in a parameter's JSON value. Anything else in it counts as 1."""
     values = value if isinstance(value, list | tuple) else [value]
     return sum(len(part) if isinstance(part, str) else 1 for part in values)
 

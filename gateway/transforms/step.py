@@ -19,9 +19,9 @@ class Kind(Enum):
 
     TEXT = auto()
     TEXTS = auto()
-    """One or more; as positional arguments they take all that follow."""
+    """One or more texts. Positional, it takes all arguments that follow."""
     FLAG = auto()
-    """`true` or `false`, given by name only and false unless given."""
+    """`true` or `false`. It is given by name only. The default is false."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The transform that takes the text between two XML tags. The text around them need not be XML."""
+"""The transform that extracts the text between two XML tags. The text around the tags need not be XML."""
 
 from __future__ import annotations
 

@@ -138,9 +138,9 @@ def test_names_and_urls_are_unique() -> None:
         {"url": "http://b", "name": "one"},
     ]
     assert problems(engines=engines, models=[{"name": "m"}, {"name": "m"}]) == [
-        'models[1].name = "m": models[0] has the same',
-        'engines[1].url = "http://a": engines[0] has the same',
-        'engines[2].name = "one": engines[0] has the same',
+        'models[1].name = "m": models[0] has the same name',
+        'engines[1].url = "http://a": engines[0] has the same url',
+        'engines[2].name = "one": engines[0] has the same name',
     ]
 
 
@@ -185,7 +185,7 @@ def test_strings_refer_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_missing_variable_is_named_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAIT_TEST_KEY", raising=False)
     assert problems(server={"api_keys": ["ok", "${PLAIT_TEST_KEY}"]}) == [
-        "server.api_keys[1] refers to ${PLAIT_TEST_KEY}, which the environment does not have"
+        "server.api_keys[1] refers to ${PLAIT_TEST_KEY}, which is not set in the environment"
     ]
 
 

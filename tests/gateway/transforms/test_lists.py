@@ -65,9 +65,9 @@ def test_items_behind_bullets(text: str, items: list[str]) -> None:
     ("style", "text", "reason"),
     [
         ("comma", " \n", "the text is empty"),
-        ("comma", 'a, "b', "no comma-separated list (unexpected end of data)"),
-        ("comma", '"a" b, c', "no comma-separated list"),
-        ("comma", "a\rb", "no comma-separated list"),
+        ("comma", 'a, "b', "not a comma-separated list (unexpected end of data)"),
+        ("comma", '"a" b, c', "not a comma-separated list"),
+        ("comma", "a\rb", "not a comma-separated list"),
         ("comma", "x" * 200_000, "field larger than field limit"),
         ("numbered", "- a\n- b", 'no line begins with a number such as "1." or "1)"'),
         ("numbered", "In 2024. it was", "no line begins with a number"),

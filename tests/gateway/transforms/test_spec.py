@@ -176,7 +176,7 @@ def test_a_fault_says_where_and_what_belongs_there(
         ([{"name": "strip", "chars": "x"}], 0, 0, "none"),
         ([{"name": "regex", "pattern": ["a"]}], 0, 0, "text"),
         ([{"name": "regex", "pattern": True}], 0, 0, "text"),
-        ([{"name": "enum", "options": []}], 0, 0, "text or several"),
+        ([{"name": "enum", "options": []}], 0, 0, "a text or a list of texts"),
         ([{"name": "enum", "options": ["a"], "ignore_case": 1}], 0, 0, "true or false"),
         ([{"name": "enum", "options": [["a"]]}], 0, 0, "text"),
         ([{"name": "enum", "options": list(map(str, range(10_000)))}], 0, 0, "16,384 at most"),

@@ -1,11 +1,11 @@
-"""A map-reduce in LangChain, as LangChain runs it and as a program of semantic functions: the same chain, unchanged.
+"""A map-reduce chain in LangChain. The same chain runs in LangChain itself and, unchanged, as a program on Plait.
 
     plait demo                                          # a gateway with four emulated engines, in another shell
     pip install plait[langchain] langchain-openai
     python examples/langchain_map_reduce.py --model demo README.md
 
-Run by LangChain, the program waits for every summary before it sends the last call. As a `Program`, all calls are
-submitted at once, with their templates and variables, and the summaries never leave the gateway.
+LangChain itself waits for every summary before it sends the last call. A `Program` submits all calls at once, with
+their templates and variables. The summaries of the parts never leave the gateway.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     plait demo                                          # a gateway with four emulated engines, in another shell
     python examples/software_team.py --model demo
 
-All 25 calls are submitted before the first has run. The gateway starts each when its inputs are there, sees that many
-begin with the same text, and knows which of them somebody waits for.
+All 25 calls are submitted before the first has run. The gateway starts each call when its inputs have values. It sees
+which calls begin with the same text, and which values the program waits for.
 """
 
 from __future__ import annotations

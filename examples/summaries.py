@@ -1,10 +1,10 @@
-"""Two summaries of a long text, in an event loop: part after part, each with what came before, and all parts at once.
+"""Two summaries of a long text, in an event loop: a chain, part after part, and a map-reduce, all parts at once.
 
     plait demo                                          # a gateway with four emulated engines, in another shell
     python examples/summaries.py --model demo README.md
 
-The chain is run for latency, call after call inside the gateway. The map-reduce's maps are one task group, which the
-gateway optimises for the time at which the last of them is done.
+The calls of the chain run one after the other inside the gateway, for latency. The maps of the map-reduce are one task
+group: the gateway optimises the time at which the last of them is done.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def combine(summaries: Argument) -> SemanticVariable:
 
 
 def in_a_chain(session: Session, parts: Sequence[str]) -> SemanticVariable:
-    """One call for each part but the first, each waiting for the one before."""
+    """One call for each part after the first. Each call waits for the one before it."""
     summary = session.variable(parts[0])
     for part in parts[1:]:
         summary = continue_summary(summary, part)
@@ -59,12 +59,12 @@ def in_a_chain(session: Session, parts: Sequence[str]) -> SemanticVariable:
 
 
 def in_parallel(session: Session, parts: Sequence[str]) -> SemanticVariable:
-    """One call for each part, and one for all of them."""
+    """One call for each part, and one call that combines their summaries."""
     return combine([summarize.on(session)(part) for part in parts])
 
 
 async def summaries(client: Client, text: str) -> tuple[str, str]:
-    """Both, at the same time."""
+    """Both summaries, computed at the same time."""
     parts = textwrap.wrap(text, PART_CHARACTERS)
     async with client.session() as session:
         chained, reduced = in_a_chain(session, parts), in_parallel(session, parts)

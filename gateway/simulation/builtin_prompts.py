@@ -1,8 +1,8 @@
-"""The prompts that `plait demo` asks about when it has no data set: invented manuals and tool lists, written by code.
+"""The built-in prompts of `plait demo --compare`: invented manuals and tool lists, written by code.
 
-Every text comes from the word lists below and a fixed seed, so the package carries no corpus and the same version
-writes the same prompts everywhere. The sizes are a ladder from about 1,000 to about 6,000 tokens, so that a fleet's
-caches see small and large prefixes compete.
+Every text comes from the word lists below and a fixed seed. So the package needs no corpus, and one version writes the
+same prompts everywhere. The sizes rise from about 1,000 to about 6,000 tokens, so that small and large prefixes compete
+for a fleet's caches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Manual(NamedTuple):
-    """A product manual: `text` is the document, `questions` can be answered from it."""
+    """A product manual. `text` is the document; it answers the `questions`."""
 
     title: str
     text: str
@@ -21,7 +21,7 @@ class Manual(NamedTuple):
 
 
 class Catalogue(NamedTuple):
-    """The tools of one service as OpenAI's `tools` array, and what a user would ask of them."""
+    """The tools of one service as OpenAI's `tools` array, and `questions` that they can answer."""
 
     title: str
     tools: tuple[dict[str, Any], ...]
@@ -155,7 +155,7 @@ _ACTIONS: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     "count": ("Counts the {noun} records of the {service} that pass all the given filters.", "state", _FILTERS),
     "export": ("Writes {noun} records to a file and returns the address to fetch it from.", "format", _FILTERS),
 }
-"""Each action's description, its one required key, and the keys that its optional ones are drawn from."""
+"""Each action's description, its one required key, and the keys from which its optional ones are drawn."""
 
 _REQUESTS = (
     "Which {noun} records are {state} and were changed in the last {n} days?",

@@ -1,6 +1,6 @@
-"""`plait demo --compare`: the same shared-prefix calls through round robin and through E2, on the same four engines.
+"""`plait demo --compare`: the same shared-prefix calls through round robin and through E2, on equal engines.
 
-In virtual time by default: the real router and the real engine cores, no waiting. `live` does it with real servers.
+By default, the real router and the real engine cores run in virtual time. `live` sends the calls to real servers.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Experiment:
     def __post_init__(self) -> None:
         unknown = [policy for policy in self.policies if policy not in POLICIES]
         if unknown:
-            raise ValueError(f"no placement policy {unknown[0]!r}; there are {', '.join(POLICIES)}")
+            raise ValueError(f"unknown placement policy {unknown[0]!r}; expected any of {', '.join(POLICIES)}")
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The calls of an experiment, as messages and as tokenized prompts, and the KV capacity they were sized for."""
+    """The calls of an experiment, as messages and as tokenized prompts. `kv_tokens` is the KV cache of each engine."""
 
     calls: Sequence[WorkloadCall]
     prompts: Sequence[Prompt]
@@ -71,7 +71,7 @@ class Workload:
 class Outcome:
     """One policy's figures: tokens, token-weighted hit rate, times in seconds, and how well the cache was predicted.
 
-    `misprediction` is the mean distance between predicted and reported cached tokens, over the mean prompt.
+    `misprediction` is the sum over calls of |predicted - reported| cached tokens, over the sum of prompt tokens.
     """
 
     policy: str
@@ -109,7 +109,7 @@ def prepare(experiment: Experiment, progress: Progress) -> Workload:
 
 
 def saturation_rate(experiment: Experiment, workload: Workload, progress: Progress) -> float:
-    """Calls/s that round robin completes when every call is waiting from the start."""
+    """The calls/s that round robin completes if all calls arrive at the start."""
     records = simulate(experiment, workload, "round_robin", None, progress)
     return len(records) / max(record.finished_s for record in records)
 
@@ -117,7 +117,7 @@ def saturation_rate(experiment: Experiment, workload: Workload, progress: Progre
 def simulate(
     experiment: Experiment, workload: Workload, policy: str, rate_per_s: float | None, progress: Progress
 ) -> list[CallRecord]:
-    """Run the workload in virtual time at a Poisson rate; None: everything arrives at once."""
+    """Run the workload in virtual time. Calls arrive at a Poisson rate; None: all at once."""
     profile = load_profile(experiment.profile)
     router = Router(policy, block_tokens=tree_block_tokens(experiment.block_tokens))
     engines = {}

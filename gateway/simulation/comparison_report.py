@@ -1,4 +1,4 @@
-"""The comparison's report: a table for people, JSON with its inputs and claims for machines."""
+"""The comparison's report: a table for people, and JSON with inputs and claims for machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BASELINE = "round_robin"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A stated figure, and whether it holds in this run. Targets are fixed in advance, never fitted to a run."""
+    """A figure with its target, and whether the target holds in this run. Targets are fixed before any run."""
 
     name: str
     value: float

@@ -1,4 +1,4 @@
-"""Sends a workload to real servers: each call at its time over HTTP. It records the answers."""
+"""Sends a workload to real servers over HTTP, each call at its time, and records the answers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from plait.policy.types import PlacementReason
 async def send_workload(
     plan: FleetPlan, calls: Sequence[WorkloadCall], arrivals_s: Sequence[float], progress: Callable[[int], None]
 ) -> list[CallRecord]:
-    """Send `calls` to the plan's gateway, `arrivals_s` emulated seconds from now; times come back in emulated seconds.
+    """Send each of `calls` to the plan's gateway, `arrivals_s` emulated seconds from now.
 
-    Raises RuntimeError for a call that is not answered in full.
+    The times of the records are emulated seconds too. Raises RuntimeError for a call that is not answered in full.
     """
     client = HttpClient(plan.url)
     loop = asyncio.get_running_loop()
@@ -67,7 +67,7 @@ async def _send(client: HttpClient, model: str, call: WorkloadCall, now_s: Calla
         first_token_s = first_token_s or now_s()
         tap.feed(piece)
     if response.status != 200 or tap.usage is None:
-        raise RuntimeError(f"a call on {call.prefix} was answered with status {response.status} and no usage")
+        raise RuntimeError(f"a call on {call.prefix} failed: status {response.status}, or an answer without usage")
     return CallRecord(
         prefix=call.prefix,
         engine_id=_header(response, b"plait-engine"),

@@ -34,7 +34,7 @@ class FleetPlan:
 
     @property
     def engine_ports(self) -> range:
-        """One port an engine."""
+        """The engines' ports, one each."""
         return range(self.engine_port, self.engine_port + self.engines)
 
     @property
@@ -71,7 +71,8 @@ class FleetPlan:
 def running_fleet(plan: FleetPlan) -> Iterator[None]:
     """Engines and gateway, up and ready on entry, stopped on exit.
 
-    Raises ValueError when a server ends early (a port in use, say: its own message is on stderr) or is not ready soon.
+    Raises ValueError if a server ends early, for example because its port is in use, or is not ready in time. The
+    server's own message is on stderr.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-"))
@@ -109,4 +110,4 @@ def _await_ready(plan: FleetPlan, servers: Sequence[subprocess.Popen[bytes]]) ->
         except httpx.TransportError:
             pass  # not listening yet
         time.sleep(0.1)
-    raise ValueError(f"the servers were not ready within {START_DEADLINE_S:.0f} s")
+    raise ValueError(f"the servers were not ready within {START_DEADLINE_S:.0f} s; see their messages above")

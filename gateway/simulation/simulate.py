@@ -1,9 +1,9 @@
 """The simulator: the real router and the real engine cores in virtual time.
 
 Nothing is modelled twice: placement, prefix tree, reports, block cache, iteration loop and cost model are the real
-ones. Only the asyncio shell is replaced: by a clock (a heap of events), no network, and polls of cache states (every
-`report_interval_s`). A caller that runs programs of calls adds its own events (`at`) and sends calls when they are
-ready (`send`). The same inputs give the same result.
+ones. Only the asyncio shell is replaced. There is a clock (a heap of events) and no network. The simulator polls each
+cache state every `report_interval_s`. A caller that runs programs of calls adds its own events (`at`) and sends calls
+when they are ready (`send`). The same inputs give the same result.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from plait.policy.prefix.block_hash import HashChain
 from plait.policy.types import Call, Objective, PlacementReason, Slo, TaskGroup
 
 REPORT_INTERVAL_S = 0.05
-"""A long poll answers as soon as something changes. 50 ms are for the answer's way and the gateway's turn."""
+"""A real long poll answers as soon as something changes. 50 ms stand for the network and the gateway's own work."""
 
 AGE_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A tokenized prompt, ready to be called many times: its chains are copied, never changed."""
+    """A tokenized prompt that many calls may share: its chains are copied, never changed."""
 
     tokens: int
     chain: HashChain
@@ -41,8 +41,8 @@ class Prompt:
 class SimulatedCall:
     """One call of a workload. It generates exactly `output_tokens`, with the ids from `first_output_id` on.
 
-    `first_output_id` None: unique ids, so that the output fills the cache but never matches. The times of `slo` count
-    from `arrives_s`. `objective`, `application` and `group` are as in `Call`.
+    If `first_output_id` is None, the ids are unique, so that the output fills the cache but never matches. The times of
+    `slo` count from `arrives_s`. `objective`, `application` and `group` are as in `Call`.
     """
 
     arrives_s: float
@@ -105,7 +105,7 @@ class _Sent:
 
 
 class Simulation:
-    """A fleet in virtual time. `engines` by id; the router must know the same ids and none other."""
+    """A fleet in virtual time. `engines` are by id; the router must have exactly these engines."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Simulation:
         self._in_engine: dict[EmbeddedCall, _Sent] = {}
         self._not_admitted: dict[Engine, list[EmbeddedCall]] = {engine: [] for engine in engines.values()}
         self._finished = 0
-        self._to_come = 0  # events that the run does not end before
+        self._to_come = 0  # events that must happen before the run ends
         for engine_id in engines:
             router.engine_answered(engine_id, {model: None})
 
@@ -236,7 +236,7 @@ class Simulation:
 
 
 def _nobody(_record: CallRecord) -> None:
-    """The `on_ended` of a call in a workload's list: only its record is needed."""
+    """The `on_ended` of a call that `run` was given: only its record is needed."""
 
 
 def _embedded_call(call: Call, simulated: SimulatedCall, number: int) -> EmbeddedCall:

@@ -1,9 +1,9 @@
-"""The shared-prefix workload that placement policies are compared on: long documents and tool lists, asked repeatedly.
+"""The workload for comparing placement policies: repeated questions about long documents and tool lists.
 
-Its shape is Preble's (table 1 and section 4.1): a call is a long shared part, a short question and a short answer; how
-often each shared part is asked about follows Zipf's law, and calls arrive as a Poisson process. The shared parts come
-from the LooGLE and ToolBench data sets where the caller has them, and from `builtin_prompts` otherwise. Everything
-here is a pure function of its arguments and of the files read: the same seed gives the same workload.
+Its shape is Preble's (table 1 and section 4.1). A call has a long shared part, a short question and a short answer. The
+popularity of the shared parts follows Zipf's law. Calls arrive as a Poisson process. The shared parts come from the
+LooGLE and ToolBench data sets if the caller has them, and from `builtin_prompts` otherwise. Everything here is a pure
+function of its arguments and of the files read: the same seed gives the same workload.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOOLBENCH_FILES = "toolbench/toolev_*.json"
 """The files of a traces folder."""
 
 OUTPUT_TOKENS: dict[Kind, tuple[int, float]] = {"document": (16, 9.9), "tools": (43, 16.0)}
-"""Mean and standard deviation of a call's output: LooGLE's and ToolBench's, Preble table 1."""
+"""Mean and standard deviation of a call's output length in LooGLE and ToolBench (Preble, table 1)."""
 
 _SYSTEM: dict[Kind, str] = {
     "document": "You answer questions about a document. Answer briefly and only from the document.",
@@ -63,7 +63,7 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadCall:
-    """One chat-completion call to be sent: `prefix` is the name of the shared prefix it asks about."""
+    """One chat-completion call to be sent. `prefix` is the name of its shared prefix."""
 
     prefix: str
     messages: list[dict[str, str]]
@@ -74,7 +74,7 @@ class WorkloadCall:
 def load_prefixes(traces: Path | None) -> list[SharedPrefix]:
     """The shared prefixes of a folder with `loogle/*.jsonl` and `toolbench/toolev_*.json`; for None, the built-in ones.
 
-    Raises ValueError where the folder lacks either data set or a file of it cannot be read as what it should be.
+    Raises ValueError if the folder lacks one of the data sets, or if a file does not have the data set's format.
     """
     if traces is None:
         return _builtin()
@@ -91,8 +91,8 @@ def select_working_set(
     """A seeded subset whose shared parts sum to nearly `target_tokens`, in the order of `prefixes`.
 
     `token_count` gives the tokens of a prefix's shared part and is called once for each. Documents and tool lists get
-    half of the target each, as far as they reach; what one kind cannot fill, the other may. All prefixes come back
-    when together they do not reach the target, and the smallest when even that exceeds it.
+    half of the target each. If one kind cannot fill its half, the other kind may. If all prefixes together do not reach
+    the target, all are returned. If even the smallest exceeds it, only the smallest is returned.
     """
     tokens = [token_count(prefix) for prefix in prefixes]
     order = _stream("working set", seed).sample(range(len(prefixes)), len(prefixes))
@@ -108,9 +108,9 @@ def select_working_set(
 
 
 def generate_calls(prefixes: Sequence[SharedPrefix], n_calls: int, seed: int, zipf: float = 1.1) -> list[WorkloadCall]:
-    """`n_calls` calls on `prefixes`: the r-th most popular of a seeded order is asked in proportion to `r ** -zipf`.
+    """`n_calls` calls on `prefixes`. A seeded order ranks the prefixes; rank r is drawn in proportion to `r ** -zipf`.
 
-    A longer run with the same seed begins with the shorter one's calls. Each call holds its whole prompt as text.
+    A longer run with the same seed begins with the calls of the shorter one. Each call holds its whole prompt as text.
     """
     if not prefixes:
         raise ValueError("there are no shared prefixes to make calls on")
@@ -129,12 +129,12 @@ def poisson_arrivals(n: int, rate_per_s: float, seed: int) -> list[float]:
 
 
 def _stream(purpose: str, seed: int) -> random.Random:
-    """A random generator for one purpose: a run has one seed, and each purpose draws independently."""
+    """A random generator for one purpose. A run has one seed, from which each purpose draws independently."""
     return random.Random(f"{purpose} {seed}")  # noqa: S311 - a workload to be repeated, nothing to be guarded
 
 
-# The questions repeat from call to call, but people do not: an opening that varies ends the shared prefix at once, and
-# a number at the end keeps two prompts from being equal, which would be cached whole.
+# A question repeats from call to call, and an equal prompt would be cached whole. So the opening varies, which ends the
+# shared prefix at once, and a random number at the end makes two prompts differ.
 _OPENINGS = (
     "", "Please help me with this.", "A quick one.", "I have been asked the following.", "One more question.",
     "I could not find this myself.", "For a report I am writing:", "This came up in a meeting today.",
@@ -156,7 +156,7 @@ def _call(prefix: SharedPrefix, rng: random.Random) -> WorkloadCall:
 
 
 def _output_tokens(prefix: SharedPrefix, rng: random.Random) -> int:
-    """A log-normal length of the prefix's mean, spread as widely as table 1 has it for the kind."""
+    """A log-normal length with the prefix's mean. The spread is that of its kind in `OUTPUT_TOKENS`."""
     mean_tokens, deviation_tokens = OUTPUT_TOKENS[prefix.kind]
     variance = math.log1p((deviation_tokens / mean_tokens) ** 2)
     location = math.log(prefix.mean_output_tokens) - variance / 2
@@ -166,7 +166,7 @@ def _output_tokens(prefix: SharedPrefix, rng: random.Random) -> int:
 def _take(
     candidates: Sequence[int], tokens: Sequence[int], chosen: set[int], share_tokens: int, limit_tokens: int
 ) -> int:
-    """Put into `chosen` what fits `share_tokens`, else the smallest if it fits `limit_tokens`; the tokens taken."""
+    """Choose the candidates that fit `share_tokens`, or else the smallest if it fits `limit_tokens`; returns tokens."""
     taken_tokens = 0
     for index in candidates:
         if index not in chosen and taken_tokens + tokens[index] <= share_tokens:
@@ -182,7 +182,7 @@ def _take(
 
 
 def _close_gap(prefixes: Sequence[SharedPrefix], tokens: Sequence[int], chosen: set[int], gap_tokens: int) -> None:
-    """The one addition, or exchange within a kind, that brings the sum nearest to the target."""
+    """Make the one addition, or exchange within a kind, that brings the sum nearest to the target."""
     spare = [index for index in range(len(prefixes)) if index not in chosen]
     if not spare:
         return
@@ -224,7 +224,7 @@ class _LongDocument(msgspec.Struct):
 
 
 class _Parameters(msgspec.Struct):
-    """ToolBench's parameters: nearly JSON Schema, with `optional` beside `required`, which is left unread."""
+    """ToolBench's parameters: nearly JSON Schema. They have `optional` beside `required`; `optional` is not read."""
 
     properties: dict[str, dict[str, Any]] = {}
     required: list[str] = []
@@ -249,7 +249,7 @@ _JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "array", "obj
 
 
 def _loogle(paths: Sequence[Path]) -> Iterator[SharedPrefix]:
-    """The documents of LooGLE files; one that stands in several is one document with the questions of all."""
+    """The documents of LooGLE files. A document that occurs several times is one document with all its questions."""
     questions: dict[tuple[str, str], dict[str, None]] = {}
     for path in paths:
         for number, line in enumerate(path.read_bytes().splitlines(), start=1):
@@ -265,7 +265,7 @@ def _loogle(paths: Sequence[Path]) -> Iterator[SharedPrefix]:
 
 
 def _toolbench(paths: Sequence[Path]) -> Iterator[SharedPrefix]:
-    """The tool lists of ToolBench files; entries with equal lists are one prefix with the queries of all."""
+    """The tool lists of ToolBench files. Entries with equal lists are one prefix with all their queries."""
     lists: dict[bytes, tuple[str, list[dict[str, Any]], dict[str, None]]] = {}
     for path in paths:
         try:
@@ -273,7 +273,7 @@ def _toolbench(paths: Sequence[Path]) -> Iterator[SharedPrefix]:
         except msgspec.DecodeError as error:
             raise ValueError(f"{path}: not a set of queries with their tools ({error})") from error
         for entry_id, entry in entries.items():
-            by_name = {function.name: function for function in entry.available_tools}  # a call by name must be clear
+            by_name = {function.name: function for function in entry.available_tools}  # names must be unique
             tools = [_openai_tool(function) for function in by_name.values()]
             name = f"{path.stem} {entry_id}"
             _, _, queries = lists.setdefault(msgspec.json.encode(tools), (name, tools, {}))

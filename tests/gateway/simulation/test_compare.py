@@ -77,7 +77,7 @@ def test_the_table_shows_every_policy_and_the_inputs() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no placement policy 'e3'; there are e2"):
+    with pytest.raises(ValueError, match="unknown placement policy 'e3'; expected any of e2"):
         Experiment(policies=("e2", "e3"))
 
 

@@ -93,4 +93,4 @@ def test_a_busy_engine_and_one_that_is_not_there_are_refused(launch: Launcher) -
         next(lines)
         busy = profile(engine)
     assert busy.returncode == 2
-    assert busy.stderr.endswith("is busy with 1 calls that are not ours: profile it without load\n")
+    assert busy.stderr.endswith("is busy with 1 calls that are not ours; stop its load and try again\n")

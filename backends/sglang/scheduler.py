@@ -123,7 +123,7 @@ def _check_options(scheduler: Any) -> None:
         "disaggregated prefill and decode": scheduler.disaggregation_mode.value != "null",
         "diffusion language models": scheduler.dllm_config is not None,
         "hierarchical sparse attention": scheduler.hisparse_coordinator is not None,
-        "engines without chunked prefill": not scheduler.chunked_prefill_size,
+        "chunked prefill turned off (--chunked-prefill-size -1)": not scheduler.chunked_prefill_size,
         "--schedule-policy other than fcfs (Plait orders the calls itself)": scheduler.policy.policy is not fcfs,
         "--enable-priority-scheduling (Plait orders the calls itself)": scheduler.enable_priority_scheduling,
     }

@@ -17,7 +17,7 @@ class PlaitError(Exception):
     `param` names the field at fault, `code` is machine-readable, `retry_after_s` becomes a `Retry-After` header.
     """
 
-    status: ClassVar[int] = 500
+    status: int = 500
     kind: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
 
@@ -148,28 +148,67 @@ class UnsupportedError(CallerError):
 
 
 class EngineError(PlaitError):
-    """The engine is at fault: the same request may succeed later or elsewhere."""
+    """The engine is at fault: the same request may succeed later or elsewhere.
+
+    `cause` is the kind of failure, as metrics and the log show it. This class itself is a lost connection.
+    """
 
     status = 502
     kind = "engine_error"
     default_code = "engine_error"
+    cause: str = "closed"
 
 
 class EngineUnreachableError(EngineError):
-    """There is no connection to the engine. The request has not run, so another engine may take it."""
+    """No connection to the engine: nothing of the request has run, so another engine may take it."""
 
     default_code = "engine_unreachable"
+    cause = "unreachable"
 
 
 class EngineTimeoutError(EngineError):
-    """The engine took the request and then sent nothing for too long."""
+    """The engine took the request and then said nothing for too long."""
 
     status = 504
     default_code = "engine_timeout"
+    cause = "timeout"
+
+
+class EngineGarbledError(EngineError):
+    """The engine sent something that is not an answer: not HTTP, not JSON, not a completion."""
+
+    default_code = "engine_garbled"
+    cause = "garbled"
+
+
+class EngineBrokenError(EngineError):
+    """The answer has no ending: no finish reason, or a stream without its last event."""
+
+    default_code = "engine_broken"
+    cause = "broken"
+
+
+class EngineStatusError(EngineError):
+    """The engine answered with an error status that is its own fault. A client gets the same status."""
+
+    def __init__(
+        self, message: str, status: int, *, code: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, code=code, retry_after_s=retry_after_s)
+        self.status = status
+        self.cause = f"status_{status}"
+
+
+class EngineLostError(EngineError):
+    """The gateway gave the engine up in the middle of the call: it was silent, or ejected."""
+
+    default_code = "engine_lost"
+    cause = "lost"
 
 
 class NoEngineError(EngineError):
-    """Engines serve the model, but none of them is up right now."""
+    """Engines serve the model, but none of them takes calls right now."""
 
     status = 503
     default_code = "no_engine_available"
+    cause = "no_engine"

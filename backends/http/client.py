@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from urllib.parse import urlsplit
 
-from plait.backends.errors import EngineUnreachableError
+from plait.backends.errors import EngineLostError, EngineUnreachableError
 from plait.backends.http.connection import Connection, StaleConnectionError, Timeouts
 from plait.backends.http.response import Response
 
@@ -26,14 +26,15 @@ class HttpClient:
     """Posts to the engine at `url` (`http://host:port`, or https, with an optional base path).
 
     At most `max_idle` connections are kept between calls, each for `idle_ttl_s`. The number of busy connections is not
-    limited. `tls` replaces the system's trust for an https engine. A client belongs to the event loop that first uses
-    it. Raises `ValueError` for any other URL.
+    limited. `tls` replaces the system's trust for an https engine. Errors call the engine by its `name` (default: its
+    URL). A client belongs to the event loop that first uses it. Raises `ValueError` for any other URL.
     """
 
     def __init__(
         self,
         url: str,
         *,
+        name: str | None = None,
         timeouts: Timeouts = Timeouts(),  # noqa: B008  (frozen)
         max_idle: int = 256,
         idle_ttl_s: float = IDLE_TTL_S,
@@ -45,6 +46,7 @@ class HttpClient:
         if parts.query or parts.fragment:
             raise ValueError(f"an engine's URL must have no query and no fragment, unlike {url!r}")
         self._url = url
+        self._name = url if name is None else name
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._host_header = parts.netloc
@@ -56,7 +58,7 @@ class HttpClient:
         self._idle: dict[Connection, None] = {}  # a stack, the last used on top; any connection can leave it
         self._open: set[Connection] = set()
         self._all_lost = asyncio.Event()
-        self._new_connection = partial(Connection, url, timeouts, idle_ttl_s, self)
+        self._new_connection = partial(Connection, self._name, timeouts, idle_ttl_s, self)
 
     def __repr__(self) -> str:
         state = " closed" if self._closed else ""
@@ -71,7 +73,7 @@ class HttpClient:
         Cancellation closes the connection.
         """
         if self._closed:
-            raise EngineUnreachableError(f"engine {self._url}: the gateway has closed its connections to this engine")
+            raise EngineUnreachableError(f"engine {self._name}: the gateway has closed its connections to this engine")
         head = self._head(path, headers, len(body))
         kept = self._take()
         if kept is not None:
@@ -87,6 +89,14 @@ class HttpClient:
         self._closed = True
         for connection in list(self._open):
             connection.close()
+
+    def lose(self, reason: str, *, waiting_only: bool) -> None:
+        """Ends the calls on this engine with `EngineLostError`; with `waiting_only`, those without a byte of a body.
+
+        New calls can begin.
+        """
+        for connection in list(self._open):
+            connection.lose(EngineLostError(f"engine {self._name} was given up: {reason}"), waiting_only=waiting_only)
 
     async def aclose(self) -> None:
         """Does what `close` does, then waits until the sockets are closed."""
@@ -113,7 +123,7 @@ class HttpClient:
         lines = [b"%b: %b\r\n" % header for header in headers]
         head = b"%bcontent-length: %d\r\n%b\r\n" % (start.encode("ascii"), body_bytes, b"".join(lines))
         if head.count(b"\n") != len(headers) + 4:
-            raise ValueError(f"a request to engine {self._url} has a newline in its path or a header")
+            raise ValueError(f"a request to engine {self._name} has a newline in its path or a header")
         return head
 
     def _take(self) -> Connection | None:
@@ -129,10 +139,12 @@ class HttpClient:
             async with asyncio.timeout(self._timeouts.connect_s):
                 _, connection = await connect(self._new_connection, self._host, self._port, ssl=self._tls)
         except (OSError, UnicodeError) as error:  # refused, not resolved, not TLS, timed out; or an invalid host name
-            reason = str(error) or f"no connection within {self._timeouts.connect_s:g} s"
-            raise EngineUnreachableError(f"engine {self._url} cannot be reached: {reason}") from error
+            unreachable = EngineUnreachableError(f"engine {self._name} cannot be reached")
+            if isinstance(error, TimeoutError):
+                unreachable.cause = "connect_timeout"
+            raise unreachable from error
         if self._closed or not connection.usable:
             connection.close()
-            raise EngineUnreachableError(f"engine {self._url}: the connection closed as soon as it was open")
+            raise EngineUnreachableError(f"engine {self._name}: the connection closed as soon as it was open")
         self._open.add(connection)
         return connection

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from plait.backends.errors import EngineError, EngineTimeoutError
+from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError
 from plait.backends.http.deadline import Deadline
 from plait.backends.http.response import Response
 
@@ -50,19 +50,19 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """A connection to the engine at `url` that carries one exchange at a time.
+    """A connection to the engine called `engine` that carries one exchange at a time.
 
     After an exchange it returns to `owner` if request and response are complete, the engine keeps the connection alive,
     and nothing came after the response. An idle connection closes after `idle_ttl_s`, or when a byte or an end arrives.
     """
 
     __slots__ = (
-        "_begun", "_deadline", "_head_bytes", "_idle_ttl_s", "_owner", "_parser", "_reading_paused", "_response",
-        "_reusable", "_sending", "_timeouts", "_transport", "_url", "_used", "_whole", "_writing_paused",
+        "_begun", "_deadline", "_engine", "_head_bytes", "_idle_ttl_s", "_owner", "_parser", "_reading_paused",
+        "_response", "_reusable", "_sending", "_timeouts", "_transport", "_used", "_whole", "_writing_paused",
     )  # fmt: skip
 
-    def __init__(self, url: str, timeouts: Timeouts, idle_ttl_s: float, owner: Owner) -> None:
-        self._url = url
+    def __init__(self, engine: str, timeouts: Timeouts, idle_ttl_s: float, owner: Owner) -> None:
+        self._engine = engine
         self._timeouts = timeouts
         self._idle_ttl_s = idle_ttl_s
         self._owner = owner
@@ -102,7 +102,12 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Closes at once; a response that is still arriving fails."""
-        self.fail(EngineError(f"engine {self._url}: the gateway closed its connection in the middle of a call"))
+        self.fail(EngineError(f"engine {self._engine}: the gateway closed its connection in the middle of a call"))
+
+    def lose(self, error: EngineError, *, waiting_only: bool) -> None:
+        """Ends the exchange with `error`, or (`waiting_only`) only if no byte of a body has arrived."""
+        if not waiting_only or (self._response is not None and not self._begun):
+            self.fail(error)
 
     async def _send(self, response: Response, head: bytes, body: bytes) -> None:
         assert self._transport is not None
@@ -158,7 +163,8 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._reusable = False
             if not self._whole:
-                self.fail(EngineError(f"engine {self._url} sent bytes that are not an HTTP/1.1 response: {error}"))
+                message = f"engine {self._engine} sent bytes that are not an HTTP/1.1 response: {error}"
+                self.fail(EngineGarbledError(message))
                 return
         if self._whole:
             self._release(response)
@@ -225,7 +231,8 @@ class Connection(asyncio.Protocol):
     def _on_head_read(self, data: bytes) -> None:
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_LIMIT_BYTES:
-            self.fail(EngineError(f"engine {self._url} sent a response head of over {HEAD_LIMIT_BYTES} bytes"))
+            message = f"engine {self._engine} sent a response head of over {HEAD_LIMIT_BYTES} bytes"
+            self.fail(EngineGarbledError(message))
 
     def _on_body_read(self, response: Response) -> None:
         if response.unread_bytes:
@@ -262,10 +269,10 @@ class Connection(asyncio.Protocol):
     def _lost(self, response: Response | None, exc: Exception | None) -> EngineError:
         reason = f" ({exc})" if exc is not None else ""
         if response is not None and response.status:
-            return EngineError(f"engine {self._url} closed the connection in the middle of a response{reason}")
+            return EngineError(f"engine {self._engine} closed the connection in the middle of a response{reason}")
         stale = self._used and not self._head_bytes
         kind = StaleConnectionError if stale else EngineError
-        return kind(f"engine {self._url} closed the connection without a response{reason}")
+        return kind(f"engine {self._engine} closed the connection without a response{reason}")
 
     def _on_deadline(self) -> None:
         response = self._response
@@ -275,10 +282,10 @@ class Connection(asyncio.Protocol):
             self._deadline.move(self._timeouts.idle_s)
         elif self._begun:
             silence = f"went silent for {self._timeouts.idle_s:g} s in the middle of a response"
-            self.fail(EngineTimeoutError(f"engine {self._url} {silence}"))
+            self.fail(EngineTimeoutError(f"engine {self._engine} {silence}"))
         else:
             silence = f"did not begin to answer within {self._timeouts.first_byte_s:g} s"
-            self.fail(EngineTimeoutError(f"engine {self._url} {silence}"))
+            self.fail(EngineTimeoutError(f"engine {self._engine} {silence}"))
 
 
 def _ends_with_connection(response: Response) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from plait.backends.errors import EngineError
+from plait.backends.errors import EngineError, EngineGarbledError
 
 
 class Source(Protocol):
@@ -63,11 +63,14 @@ class Response:
             self._source.resume()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def read(self) -> bytes:
-        """The rest of the body; raises as `read_chunk` does."""
-        pieces = []
+    async def read(self, limit_bytes: int | None = None) -> bytes:
+        """The rest of the body. Raises the errors of `read_chunk`, and `EngineGarbledError` beyond `limit_bytes`."""
+        pieces, size = [], 0
         while piece := await self.read_chunk():
             pieces.append(piece)
+            size += len(piece)
+            if limit_bytes is not None and size > limit_bytes:
+                raise EngineGarbledError(f"the engine's answer is longer than {limit_bytes} bytes")
         return b"".join(pieces)
 
     def abort(self) -> None:

@@ -48,7 +48,7 @@ class TransformError(PlaitError):
     text; the message has only the beginning.
     """
 
-    status: ClassVar[int] = 422
+    status: int = 422
     kind: ClassVar[str] = "transform_error"
     default_code: ClassVar[str | None] = "transform_failed"
 

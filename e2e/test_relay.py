@@ -17,7 +17,9 @@ from e2e.stub_engine import EVENT_STREAM, JSON, Script, StubEngine
 
 CHUNK = '{"id":"c","object":"chat.completion.chunk","created":1,"model":"demo","choices":[{"index":0,"delta":%s}]%s}'
 USAGE = '"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}'
-DONE = b"data: [DONE]\n\n"
+FINISH = f"data: {CHUNK % ('{}', '')}\n\n".replace('"delta":{}', '"delta":{},"finish_reason":"stop"').encode()
+DONE = FINISH + b"data: [DONE]\n\n"
+WHOLE = b'{"choices": [ {"finish_reason":"stop"} ]}'
 
 
 def event(text: str, more: str = "") -> bytes:
@@ -30,14 +32,13 @@ HELLO = [event("Hello"), event(" wörld 🌍"), event(".")]
 STREAMS = {
     "plain": b"".join(HELLO) + DONE,
     "usage beside text": event("Hi", f",{USAGE}") + event("!", ',"usage":null') + DONE,
-    "carriage returns": b"".join(HELLO).replace(b"\n", b"\r\n") + b"data: [DONE]\r\n\r\n",
+    "carriage returns": (b"".join(HELLO) + DONE).replace(b"\n", b"\r\n"),
     "comments, names and ids": b": ping\n\nevent: token\nid: 1\nretry: 10\n" + HELLO[0] + b":\n\n" + DONE,
     "no space": HELLO[0].replace(b"data: ", b"data:") + DONE,
     "data in two lines": b'data: {"choices":\ndata: []}\n\n' + DONE,
     "no JSON": b"data: hello\n\ndata: {\n\n" + DONE,
-    "an error": HELLO[0] + b'data: {"error": {"message": "out of memory", "code": 500}}\n\n' + DONE,
-    "no end of the last event": HELLO[0] + b"data: [DONE]",
-    "no event at all": b"",
+    "an error of the caller's": HELLO[0] + b'data: {"error": {"message": "too long", "code": 400}}\n\n' + DONE,
+    "no end of the last event": HELLO[0] + DONE.rstrip(b"\n"),
 }
 PIECES: list[int | str] = ["whole", 5, "random"]
 """How streams are cut: not at all, every so many bytes, anywhere."""
@@ -115,13 +116,13 @@ def test_the_usage_event_is_for_those_who_asked(
 
 
 def test_a_body_that_needs_no_change_is_not_changed(stub: StubEngine, gateway: Server) -> None:
-    stub.script = Script([b'{"choices": [ ]}'], headers=JSON)
+    stub.script = Script([WHOLE], headers=JSON)
     body = (
         b' {"messages" : [{"role":"user","content":"\\u00fc \xc3\xbc"}],\n"vendor":{"b":1.10,"a":[1e400,-0]},'
-        b'"model":"demo","vendor":{"twice":true}, "n":2}\t'
+        b'"model":"demo","vendor":{"twice":true}, "n":1}\t'
     )
     response = gateway.post("/v1/chat/completions", content=body)
-    assert response.content == b'{"choices": [ ]}'
+    assert response.content == WHOLE
     assert stub.received[-1].body == body
 
 
@@ -170,7 +171,7 @@ def test_what_the_sdk_sends_reaches_the_engine(stub: StubEngine, gateway: Server
     request: dict[str, Any] = asking("Hello.", stream=True, extra_body=extra, **fields)
     with sync_client(gateway) as client:
         assert [chunk.choices[0].delta.content for chunk in client.chat.completions.create(**request)] == [
-            "Hello", " wörld 🌍", "."
+            "Hello", " wörld 🌍", ".", None
         ]  # fmt: skip
     received = json.loads(stub.received[-1].body)
     assert received.pop("stream_options") == {"include_usage": True}
@@ -179,7 +180,7 @@ def test_what_the_sdk_sends_reaches_the_engine(stub: StubEngine, gateway: Server
 
 
 def test_headers_pass_except_those_that_are_not_the_engines(stub: StubEngine, gateway: Server) -> None:
-    stub.script = Script([b"{}"], headers=JSON)
+    stub.script = Script([WHOLE], headers=JSON)
     headers = {
         "plait-priority": "5", "plait-slo-ttft-ms": "100", "authorization": "Bearer client", "x-request-id": "r-1",
         "x-vendor": "kept", "accept-encoding": "gzip", "content-type": "application/json", "te": "trailers",
@@ -194,28 +195,43 @@ def test_headers_pass_except_those_that_are_not_the_engines(stub: StubEngine, ga
 
 
 def test_a_chunked_request_reaches_the_engine(stub: StubEngine, gateway: Server) -> None:
-    stub.script = Script([b"{}"], headers=JSON)
+    stub.script = Script([WHOLE], headers=JSON)
     body = json.dumps(asking("Hello.")).encode()
     assert gateway.post("/v1/chat/completions", content=iter(cut(body, 9))).status_code == 200
     assert stub.received[-1].body == body
 
 
-@pytest.mark.parametrize("status", [200, 400, 422, 429, 500, 503])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_an_answer_that_is_no_stream_passes_as_it_is(
-    stub: StubEngine, gateway: Server, status: int, stream: bool
-) -> None:
-    body = b'{"object":"error",  "message":"from the engine \xc3\xbc"}'
-    headers = (*JSON, ("Retry-After", "7"), ("X-Vendor", "kept"))
-    stub.script = Script(cut(body, 20), status, headers)
+def test_an_answer_that_is_no_stream_passes_as_it_is(stub: StubEngine, gateway: Server, stream: bool) -> None:
+    stub.script = Script(cut(WHOLE, 20), headers=(*JSON, ("X-Vendor", "kept")))
     response = post(gateway, stream=stream)
-    assert (response.status_code, response.content) == (status, body)
-    assert (response.headers["retry-after"], response.headers["x-vendor"]) == ("7", "kept")
-    assert response.headers["plait-engine"] == "stub"
+    assert (response.status_code, response.content) == (200, WHOLE)
+    assert (response.headers["x-vendor"], response.headers["plait-engine"]) == ("kept", "stub")
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_the_callers_error_passes_in_openais_shape(stub: StubEngine, gateway: Server, status: int) -> None:
+    whole = b'{"error":  {"message":"from the engine \xc3\xbc", "code": 7}}'
+    flat = b'{"object":"error",  "message":"from the engine \xc3\xbc"}'
+    for body in (whole, flat):
+        stub.script = Script(cut(body, 20), status, JSON)
+        response = post(gateway)
+        assert (response.status_code, response.json()["error"]["message"]) == (status, "from the engine ü")
+        assert response.content == whole or body is flat
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_engines_error_is_told_in_openais_shape_with_a_time_to_come_back(
+    stub: StubEngine, gateway: Server, status: int
+) -> None:
+    stub.script = Script([b"<html>http://10.0.0.7</html>"], status, (("Retry-After", "7"),))
+    response = post(gateway)
+    assert (response.status_code, response.headers["retry-after"]) == (status, "7")
+    assert response.json()["error"]["message"] == f"engine stub answered with status {status}"
 
 
 def test_text_completions_have_their_own_path(stub: StubEngine, gateway: Server) -> None:
-    stub.script = Script([b"{}"], headers=JSON)
+    stub.script = Script([WHOLE], headers=JSON)
     gateway.post("/v1/completions", json={"model": "demo", "prompt": [1, 2, 3]})
     assert stub.received[-1].path == "/v1/completions"
     assert json.loads(stub.received[-1].body) == {"model": "demo", "prompt": [1, 2, 3]}

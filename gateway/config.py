@@ -85,21 +85,27 @@ class PlacementConfig(Section, frozen=True, kw_only=True):
 
 
 class UpstreamConfig(Section, frozen=True, kw_only=True):
-    """`[upstream]`: how long the gateway waits for engines.
+    """`[upstream]`: how long the gateway waits for engines, and when it gives one up.
 
-    connect_timeout_s: for a connection (default 5). first_byte_timeout_s: from the request to the answer's first byte,
+    connect_timeout_s: for a connection (default 2). first_byte_timeout_s: from the request to the answer's first byte,
     which includes queueing and prefill (default 600). idle_timeout_s: between two pieces of a stream (default 300).
+    hang_timeout_s: shortest silence of a whole engine that counts as a hang, while an answer is due (default 8).
     report_wait_ms: milliseconds an engine may hold a `/cache_state` poll while nothing changes (default 1000).
-    probe_interval_s: between health probes of an engine (default 1). probe_max_interval_s: the interval doubles up to
-    this while an engine stays down (default 30).
+    probe_timeout_s: for the answer to a probe; an engine that misses two is down (default 4). probe_interval_s: between
+    health probes of an engine (default 1). probe_max_interval_s: the interval doubles up to this while an engine is
+    out (default 3). max_attempts: how often a call is sent in total if engines fail it before the first byte of an
+    answer (default 3).
     """
 
-    connect_timeout_s: Seconds = 5.0
+    connect_timeout_s: Seconds = 2.0
     first_byte_timeout_s: Seconds = 600.0
     idle_timeout_s: Seconds = 300.0
+    hang_timeout_s: Seconds = 8.0
     report_wait_ms: NotNegative = 1000
+    probe_timeout_s: Seconds = 4.0
     probe_interval_s: Seconds = 1.0
-    probe_max_interval_s: Seconds = 30.0
+    probe_max_interval_s: Seconds = 3.0
+    max_attempts: Positive = 3
 
     def __post_init__(self) -> None:
         if self.probe_max_interval_s < self.probe_interval_s:
@@ -115,16 +121,17 @@ class SessionsConfig(Section, frozen=True, kw_only=True):
     ttl_s: time to live of a session without activity, in seconds; a session may set its own (default 3600).
     keep_alive_s: seconds between comments in a stream that waits for a call's inputs or a variable (default 5).
     gather_ms: milliseconds that a call waits for later calls of its program if it could run at once, produces a
-    variable and has no objective (default 10, 0: it does not wait). max_attempts: how often a call is tried in total if
-    engines fail (default 2). max_sessions (default 10000), max_variables (default 200000), max_waiting_calls: calls
-    that wait for inputs (default 20000). max_value_bytes: longest value of a variable (default 1 MiB). max_held_bytes:
-    total of values, bodies of calls that have not ended, and answers kept for repeated requests (default 256 MiB).
+    variable and has no objective (default 10, 0: it does not wait). max_attempts: how often a call is started in total
+    if engines break its answer off (default 3). max_sessions (default 10000), max_variables (default 200000),
+    max_waiting_calls: calls that wait for inputs (default 20000). max_value_bytes: longest value of a variable (default
+    1 MiB). max_held_bytes: total of values, bodies of calls that have not ended, and answers kept for repeated requests
+    (default 256 MiB).
     """
 
     ttl_s: Seconds = 3600.0
     keep_alive_s: Seconds = 5.0
     gather_ms: NotNegative = 10
-    max_attempts: Positive = 2
+    max_attempts: Positive = 3
     max_sessions: Positive = 10_000
     max_variables: Positive = 200_000
     max_waiting_calls: Positive = 20_000

@@ -46,6 +46,8 @@ class Call:
 
     `block_hashes[i]` is the hash of the first `(i + 1) * block_tokens` tokens of the prompt (see `block_hash`).
     `application` names the call's application (tenant and session). It is None if the application is not known.
+    `output_limit` is the most tokens that the call may generate; None if it has no limit. A call that is not `streamed`
+    gets its whole answer at its end.
     """
 
     call_id: str
@@ -58,6 +60,8 @@ class Call:
     priority: int = 0
     application: str | None = None
     group: TaskGroup | None = None
+    output_limit: int | None = None
+    streamed: bool = True
 
     @property
     def unannotated(self) -> bool:

@@ -29,7 +29,7 @@ ROOMS = {
         {"programs"},
         {"calls"},
         {"fleet", "transforms"},
-        {"asgi", "config_file", "log", "metrics", "timer"},
+        {"asgi", "config_file", "log", "metrics", "supervision", "timer"},
         {"config"},
     ),
 }

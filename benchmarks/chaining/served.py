@@ -14,7 +14,7 @@ from plait.backends.errors import EngineError
 from plait.backends.http.client import HttpClient
 from plait.backends.http.response import Response
 from plait.gateway.app import Gateway
-from plait.gateway.calls.relay import EngineLink
+from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.config import Config, EngineConfig, ModelConfig
 
 MODEL: Final = "bench"
@@ -51,7 +51,9 @@ class CuedEngine:
     def answer(self, text: str) -> None:
         """Answer the call that came first."""
         usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 0}}
-        self._calls.popleft().set_result(msgspec.json.encode({"choices": [{"text": text}], "usage": usage}))
+        self._calls.popleft().set_result(
+            msgspec.json.encode({"choices": [{"text": text, "finish_reason": "stop"}], "usage": usage})
+        )
 
 
 class _Nowhere:
@@ -73,7 +75,7 @@ class Served:
         self.engine = CuedEngine()
         links = self.gateway._links  # noqa: SLF001 - over a socket, the engine's CPU time would be measured too
         links["engine"] = EngineLink(cast("HttpClient", self.engine))
-        self.gateway.router.engine_answered("engine", {MODEL: CONTEXT_TOKENS})
+        self.gateway.router.health.answered("engine", {MODEL: CONTEXT_TOKENS})
 
     def complete(self, prompt: str, **plait: str) -> Request:
         """Send a completion, with `plait-...` headers; it runs in a task of its own."""

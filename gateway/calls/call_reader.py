@@ -9,10 +9,10 @@ from plait.backends.errors import ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.calls.outgoing import OutgoingBody
-from plait.gateway.calls.relay import Delivery
-from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
 from plait.gateway.fleet.router import Router
 from plait.policy.types import Call, TaskGroup
 
@@ -75,10 +75,10 @@ class CallReader:
             priority=annotations.priority,
             application=None if annotations.session is None else f"{incoming.tenant}/{annotations.session}",
             group=None if group is None else _measured(group, prompt.tokens, len(incoming.body)),
+            output_limit=request.output_limit,
+            streamed=bool(request.stream),
         )
-        takes_ids = isinstance(request, CompletionRequest) and prompt.exact and not request.echo
-        outgoing = OutgoingBody(incoming.body, request, prompt.prompts if takes_ids else None, cache_salt)
-        return Delivery(call, incoming.path, incoming.headers, outgoing, incoming.arrived_s, annotations.session)
+        return self._delivery(incoming, request, annotations.session, call, prompt)
 
     def predicted_s(self, model: str, prompt_tokens: int, output_tokens: int | None) -> float:
         """Seconds that a call takes alone on an engine of the model with no part of its prompt cached.
@@ -91,6 +91,31 @@ class CallReader:
         costs, mean_tokens = engine.view.cost_model, engine.view.ledger.mean_output_tokens
         expected_tokens = mean_tokens if output_tokens is None else min(output_tokens, mean_tokens)
         return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
+
+    def _delivery(
+        self,
+        incoming: Incoming,
+        request: ChatRequest | CompletionRequest,
+        session: str | None,
+        call: Call,
+        prompt: TokenizedPrompt,
+    ) -> Delivery:
+        takes_ids = isinstance(request, CompletionRequest) and prompt.exact and not request.echo
+        outgoing = OutgoingBody(
+            incoming.body, request, prompt.prompts if takes_ids else None, self._cache_salt(request, incoming.tenant)
+        )
+        prompts = max(1, len(prompt.prompts))
+        return Delivery(
+            call,
+            incoming.path,
+            incoming.headers,
+            outgoing,
+            incoming.arrived_s,
+            session,
+            tenant=incoming.tenant,
+            prompts=prompts,
+            choices=prompts * request.choices,
+        )
 
     def _cache_salt(self, request: ChatRequest | CompletionRequest, tenant: str) -> str | None:
         """The call's cache salt: the tenant if tenants are isolated, then the client's own salt."""

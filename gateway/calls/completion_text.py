@@ -17,33 +17,21 @@ class _Choice(msgspec.Struct, frozen=True):
     message: _Text | None = None
 
 
-class _Error(msgspec.Struct, frozen=True):
-    message: str = ""
-    code: int | str | None = None
-
-
 class _Body(msgspec.Struct, frozen=True):
     choices: list[_Choice] = []
-    error: _Error | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Body)
 _UNREADABLE = "its answer is not a completion"
-_EXCERPT_CHARACTERS = 300
 
 
 class TextTap:
-    """Reads one answer that has one choice. `on_text` receives its text as it comes.
-
-    `engine_failed` is True if the answer holds an error with a code of 500 or above: the engine is at fault. vLLM sends
-    such an error inside a stream.
-    """
+    """Reads one answer that has one choice. `on_text` receives its text as it comes."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self._on_text = on_text
         self._found = False
         self._problem: str | None = None
-        self.engine_failed = False
 
     @property
     def problem(self) -> str | None:
@@ -64,9 +52,6 @@ class TextTap:
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._problem = _UNREADABLE
             return
-        if decoded.error is not None:
-            self._problem = decoded.error.message or _UNREADABLE
-            self.engine_failed = isinstance(decoded.error.code, int) and decoded.error.code >= 500
         for choice in decoded.choices[:1]:
             part = choice.delta or choice.message
             text = choice.text if part is None else part.content
@@ -74,13 +59,3 @@ class TextTap:
                 self._found = True
                 if text:
                     self._on_text(text)
-
-
-def refusal(body: bytes) -> str:
-    """The engine's message in a response that is not a completion."""
-    try:
-        error = _DECODER.decode(body).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        error = None
-    text = error.message if error is not None else body.decode(errors="replace")
-    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.calls.exchange import Exchange
+from plait.gateway.calls.objective_metrics import ObjectiveMetrics
+from plait.gateway.fleet.booking import Booking
+from plait.gateway.metrics import PieceHistogram
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 
 
 class CallMetrics:
     """Counters and histograms that are updated when calls are placed and when they end.
 
-    A call's `outcome` is `ok`, `refused`, `engine_error`, `unreachable` or `client_gone`.
+    A call counts on each engine that it was sent to. Its `outcome` there is `ok`, `refused` (the caller's fault),
+    `failed` (the engine's) or `client_gone`.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -46,27 +52,70 @@ class CallMetrics:
             by_engine,
             registry=registry,
         )
+        self._count_retries(registry)
+        self._measure_times(registry)
+        self.objectives = ObjectiveMetrics(registry)
+
+    def _count_retries(self, registry: CollectorRegistry) -> None:
+        by_engine = ["model", "engine"]
+        self._failures = Counter(
+            "plait_call_failures", "Calls that the engine failed, by cause", [*by_engine, "cause"], registry=registry
+        )
+        self._retries = Counter(
+            "plait_retries", "Calls that were tried again after this engine failed them", [*by_engine, "cause"],
+            registry=registry,
+        )  # fmt: skip
+        self._not_retried = Counter(
+            "plait_retries_refused", "Failed calls that were not tried again", ["model", "why"], registry=registry
+        )
+        self._corrected = Counter(
+            "plait_usage_corrected", "Answers whose reported usage was out of bounds", by_engine, registry=registry
+        )
+
+    def _measure_times(self, registry: CollectorRegistry) -> None:
+        by_engine = ["model", "engine"]
         self._ttft = Histogram(
             "plait_ttft_seconds", "Arrival to first token", by_engine, buckets=TTFT_BUCKETS_S, registry=registry
         )
+        self._tpot = Histogram(
+            "plait_tpot_seconds", "Mean time per output token after the first", by_engine, buckets=ITL_BUCKETS_S,
+            registry=registry,
+        )  # fmt: skip
         self._e2e = Histogram(
             "plait_e2e_seconds", "Arrival to last token", by_engine, buckets=E2E_BUCKETS_S, registry=registry
         )
+        self.gaps = PieceHistogram("plait_itl_seconds", "Time between two pieces of a stream", by_engine, ITL_BUCKETS_S)
+        registry.register(self.gaps)
 
     def placed(self, booking: Booking) -> None:
-        """Count a call's placement."""
+        """A call was placed."""
         placement = booking.placement
         self._placements.labels(booking.call.model, placement.engine_id, placement.reason.value).inc()
 
-    def ended(self, booking: Booking, outcome: str, usage: CallUsage | None, arrived_s: float, now_s: float) -> None:
-        """Count a call that has left its engine, with its times and tokens."""
+    def retried(self, model: str, engine_id: str, cause: str) -> None:
+        """A call that the engine failed is tried again."""
+        self._retries.labels(model, engine_id, cause).inc()
+
+    def not_retried(self, model: str, why: str) -> None:
+        """A call that an engine failed is not tried again."""
+        self._not_retried.labels(model, why).inc()
+
+    def ended(self, exchange: Exchange, outcome: str, cause: str | None, now_s: float) -> None:
+        """A call left its engine. `cause` is the kind of failure, if the engine failed it."""
+        booking, usage, arrived_s = exchange.booking, exchange.usage, exchange.delivery.arrived_s
         labels = (booking.call.model, booking.placement.engine_id)
         self._calls.labels(*labels, outcome).inc()
+        if cause is not None:
+            self._failures.labels(*labels, cause).inc()
         if booking.first_token_s is not None:
             self._ttft.labels(*labels).observe(booking.first_token_s - arrived_s)
-        if usage is None:
+        if exchange.usage_corrected:
+            self._corrected.labels(*labels).inc()
+        if usage is None or outcome != "ok":
             return
         self._e2e.labels(*labels).observe(now_s - arrived_s)
+        if booking.first_token_s is not None and usage.output_tokens > 1:
+            self._tpot.labels(*labels).observe((now_s - booking.first_token_s) / (usage.output_tokens - 1))
         self._prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
         self._output_tokens.labels(*labels).inc(usage.output_tokens)
         if usage.cached_tokens is not None:

@@ -1,111 +1,72 @@
-"""The relay: sends a call to the engine it was placed on and streams the answer back as it comes.
+"""The relay: places a call, sends it to its engine, and tries another engine while the client has been told nothing.
 
-The answer's bytes are not changed; the usage is read from them. `Relay._close` settles or releases each call exactly
-once, however it ends: answered, refused by its engine, engine lost, client gone or gateway stopping.
+However an attempt ends (answered, refused, failed, client gone, gateway stopping), `Relay._close` settles, releases or
+fails its booking, exactly once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 from starlette.types import Receive, Send
 
-from plait.backends.errors import EngineError, EngineUnreachableError, NoEngineError
-from plait.backends.http.client import HttpClient, Response
-from plait.gateway.asgi import Headers, send_whole, unless_gone
-from plait.gateway.calls.completion_text import TextTap, refusal
+from plait.backends.errors import EngineError, EngineLostError, EngineStatusError, EngineUnreachableError, NoEngineError
+from plait.gateway.asgi import unless_gone
+from plait.gateway.calls.delivery import Delivery, Outcome
+from plait.gateway.calls.engine_link import EngineLink
+from plait.gateway.calls.exchange import Exchange
 from plait.gateway.calls.metrics import CallMetrics
-from plait.gateway.calls.outgoing import OutgoingBody
-from plait.gateway.calls.sse import UsageTap, body_usage
-from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.calls.recovery import Recovery
+from plait.gateway.fleet.booking import Failure
+from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import loop_time_s
-from plait.policy.types import Call
 
-# Request headers that are not passed on: Plait sets them, they belong to one hop, or they are not for the engine.
-_NOT_FORWARDED = frozenset(
-    (
-        b"host", b"content-length", b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te",
-        b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"accept-encoding", b"authorization", b"x-request-id",
-    )
-)  # fmt: skip
-# Response headers that are not passed on: Plait or its server sets them, or they belong to one hop.
-_NOT_RETURNED = frozenset(
-    (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"x-request-id")
-)
+BUSY = frozenset((429, 503))
+"""Statuses of an engine that has too many calls. The calls that it has taken may go on."""
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLink:
-    """The way to reach an engine: its connections and its API key."""
-
-    client: HttpClient
-    authorization: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A request to be placed and sent. The call's times count from `arrived_s`: its arrival, or when it was ready.
-
-    `session` is echoed in a header. `text` reads the completion's text, if it is needed. The engine `continues_on` has
-    most of the prompt in its cache. The call failed on the engines in `avoids`; it goes there only if there is no other
-    engine.
-    """
-
-    call: Call
-    path: str
-    headers: Headers
-    body: OutgoingBody
-    arrived_s: float
-    session: str | None = None
-    text: TextTap | None = None
-    continues_on: str | None = None
-    avoids: frozenset[str] = frozenset()
-
-
-Problem = EngineError | str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a delivered call ended.
-
-    `problem` is None if the engine answered in full, with a text if the call needs one. It is an `EngineError` if the
-    engine is at fault, so that another engine may succeed. `is_told` is False if nothing was sent to the client.
-    """
-
-    engine_id: str
-    problem: Problem = None
-    is_told: bool = True
-
-
 @dataclass(slots=True)
-class _Attempt:
-    """One call on one engine, and how it ended. `delivered` is True once the engine has accepted the call."""
+class _Journey:
+    """A call's attempts so far. `charged` is True once a retry was taken from the budget."""
 
-    booking: Booking
+    delivery: Delivery
+    failures: list[tuple[str, EngineError]] = field(default_factory=list)
+    exchange: Exchange | None = None
+    charged: bool = False
     outcome: str = "client_gone"
-    usage: CallUsage | None = None
-    delivered: bool = False
 
-    def engine_error(self, problem: str) -> EngineError:
-        """The error for a problem that the engine reported."""
-        return EngineError(f"engine {self.booking.placement.engine_id}: {problem}")
+    @property
+    def avoids(self) -> frozenset[str]:
+        """The engines that failed the call."""
+        return self.delivery.avoids | {engine_id for engine_id, _ in self.failures}
 
 
 class Relay:
-    """Delivers calls over `links`, by engine id. With `forward_client_key`, engines get the client's bearer token."""
+    """Delivers calls over `links`, by engine id, each at most `max_attempts` times.
+
+    With `forward_client_key`, engines without a key of their own get the client's bearer token.
+    """
 
     def __init__(
-        self, router: Router, links: Mapping[str, EngineLink], metrics: CallMetrics, *, forward_client_key: bool
+        self,
+        router: Router,
+        links: Mapping[str, EngineLink],
+        recovery: Recovery,
+        metrics: CallMetrics,
+        *,
+        max_attempts: int,
+        forward_client_key: bool,
     ) -> None:
         self._router = router
         self._links = links
+        self._recovery = recovery
         self._metrics = metrics
+        self._max_attempts = max_attempts
         self._forward_client_key = forward_client_key
 
     async def deliver(self, delivery: Delivery, receive: Receive, send: Send) -> None:
@@ -115,137 +76,140 @@ class Relay:
             raise outcome.problem
 
     async def run(self, delivery: Delivery, send: Send) -> Outcome:
-        """Like `deliver`, but the call goes on if the client leaves.
-
-        Tries engines until one can be reached; the others are set aside. Raises `PlaitError` if no engine is left.
-        """
-        for _ in range(len(self._links)):
-            placement = self._router.select(delivery.call, prefer=delivery.continues_on, avoid=delivery.avoids)
-            booking = self._router.book(delivery.call, placement, loop_time_s())
-            self._metrics.placed(booking)
-            attempt, engine_id = _Attempt(booking), booking.placement.engine_id
-            try:
-                return Outcome(engine_id, await self._attempt(attempt, delivery, send))
-            except EngineUnreachableError as error:
-                attempt.outcome = "unreachable"
-                self._router.engine_unreachable(engine_id)
-                log.warning("engine unreachable", engine=engine_id, error=error.message)
-            except EngineError as error:
-                attempt.outcome = "engine_error"
-                return Outcome(engine_id, error, is_told=False)
-            finally:
-                self._close(attempt, delivery)
-        message = f"No engine that serves model '{delivery.call.model}' can be reached; try again shortly."
-        raise NoEngineError(message, retry_after_s=1.0)
-
-    async def _attempt(self, attempt: _Attempt, delivery: Delivery, send: Send) -> Problem:
-        """Send one engine's answer to the client; returns its problem, or None for a complete answer."""
-        placement = attempt.booking.placement
-        link, kind = self._links[placement.engine_id], self._router.engines[placement.engine_id].kind
-        body = delivery.body.for_engine(kind, delivery.call, placement, loop_time_s() - delivery.arrived_s)
-        response = await link.client.post(delivery.path, self._request_headers(delivery, link), body)
+        """As `deliver`, but the call does not end when a client goes. Raises `PlaitError` if no engine can take it."""
+        journey = _Journey(delivery)
         try:
-            attempt.delivered = response.status < 400
-            headers = _response_headers(response, attempt.booking, delivery.session)
-            if response.status == 200 and _is_event_stream(response):
-                first = await response.read_chunk()
-                self._router.first_token(attempt.booking, loop_time_s())
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                return await self._stream(attempt, delivery, first, response, send)
-            answer = await response.read()
-            attempt.outcome = "ok" if attempt.delivered else "refused"
-            attempt.usage = body_usage(answer) if attempt.delivered else None
-            if delivery.text is not None and attempt.delivered:
-                delivery.text.whole(answer)
-            await send_whole(send, response.status, headers, answer)
-            if attempt.delivered:
-                return _text_problem(attempt, delivery)
-            refused = f"refused with status {response.status}: {refusal(answer)}"
-            return attempt.engine_error(refused) if response.status >= 500 else refused
+            while True:
+                try:
+                    problem = await self._attempt(journey, send)
+                except EngineError as error:
+                    exchange = journey.exchange
+                    if exchange is None:  # no engine takes calls
+                        if journey.failures:
+                            return self._given_up(journey)
+                        raise
+                    if exchange.told:
+                        return Outcome(exchange.engine_id, error)
+                    journey.failures.append((exchange.engine_id, error))
+                    if not self._may_retry(journey, error):
+                        return self._given_up(journey)
+                else:
+                    assert journey.exchange is not None
+                    return Outcome(journey.exchange.engine_id, problem)
         finally:
-            response.abort()
+            if journey.charged:
+                self._router.retries.give_back()
+            self._finish(journey)
 
-    async def _stream(
-        self, attempt: _Attempt, delivery: Delivery, piece: bytes, response: Response, send: Send
-    ) -> Problem:
-        """Pass on whole events. If the connection to the engine breaks, an error event ends the stream."""
-        tap, text = UsageTap(withhold=delivery.body.withholds_usage), delivery.text
+    async def _attempt(self, journey: _Journey, send: Send) -> str | None:
+        """Place the call and run it there; returns what is wrong with the answer, as `Exchange.run` does."""
+        delivery, journey.exchange = journey.delivery, None
+        placement = self._router.select(delivery.call, prefer=delivery.continues_on, avoid=journey.avoids)
+        engine = self._router.engines[placement.engine_id]
+        if placement.engine_id in journey.avoids and journey.failures and not _may_repeat(journey.failures[-1][1]):
+            raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")
+        link = self._links[placement.engine_id]
+        booking = self._router.book(delivery.call, placement, loop_time_s())
+        self._metrics.placed(booking)
+        gaps = self._metrics.gaps.of(delivery.call.model, placement.engine_id)
+        exchange = journey.exchange = Exchange(
+            booking, delivery, link, engine.kind, self._router, gaps, sends_client_key=self._forward_client_key
+        )
+        error: EngineError | None = None
         try:
-            while piece:
-                events = tap.feed(piece)
-                if events:
-                    if text is not None:
-                        text.feed(events)
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
-                piece = await response.read_chunk()
-        except EngineError as error:
-            attempt.outcome = "engine_error"
-            log.warning("stream broke", engine=attempt.booking.placement.engine_id, error=error.message)
-            await send({"type": "http.response.body", "body": b"data: %b\n\n" % error.body()})
-            return error
+            return await exchange.run(send)
+        except EngineError as failure:
+            error = failure
+            raise
         finally:
-            attempt.usage = tap.usage
-        attempt.outcome = "ok"
-        await send({"type": "http.response.body", "body": tap.end()})
-        return _text_problem(attempt, delivery)
+            journey.outcome = "failed" if error is not None else exchange.ended or "client_gone"
+            self._close(exchange, journey.outcome, error)
 
-    def _close(self, attempt: _Attempt, delivery: Delivery) -> None:
-        """Settle or release the booking, then count and log the call."""
-        booking, usage, now_s = attempt.booking, attempt.usage, loop_time_s()
-        if usage is not None and attempt.outcome == "ok":
-            self._router.settle(booking, usage, now_s)
+    def _close(self, exchange: Exchange, outcome: str, error: EngineError | None) -> None:
+        """Settle, release or fail the booking, and tell those who look after the engines."""
+        booking, now_s, change = exchange.booking, loop_time_s(), None
+        if outcome == "ok":
+            change = self._router.settle(booking, exchange.usage, now_s)
+        elif error is None:
+            self._router.release(booking, now_s, delivered=outcome == "client_gone" and exchange.told)
+        elif isinstance(error, EngineLostError):
+            self._router.fail(booking, None, now_s)
         else:
-            self._router.release(booking, now_s, delivered=attempt.delivered)
-        self._metrics.ended(booking, attempt.outcome, usage, delivery.arrived_s, now_s)
+            change = self._router.fail(booking, _failure(error), now_s)
+            if isinstance(error, EngineUnreachableError) and error.cause == "unreachable":
+                change = self._router.health.unreachable(exchange.engine_id) or change
+        self._metrics.ended(exchange, outcome, None if error is None else error.cause, now_s)
+        self._recovery.on_change(change)
+
+    def _may_retry(self, journey: _Journey, error: EngineError) -> bool:
+        """Whether the call is tried again. A retry because the engine went out is not charged to the budget."""
+        exchange, model = journey.exchange, journey.delivery.call.model
+        assert exchange is not None
+        if len(journey.failures) >= self._max_attempts:
+            self._metrics.not_retried(model, "attempts")
+            return False
+        health = self._router.engines[exchange.engine_id].health
+        is_free = health.state not in TAKES_CALLS or not health.counts(exchange.booking.booked_s)
+        if not is_free and not journey.charged:
+            journey.charged = self._router.retries.take(self._router.active_calls + 1)
+            if not journey.charged:
+                self._metrics.not_retried(model, "budget")
+                return False
+        self._metrics.retried(model, exchange.engine_id, error.cause)
+        log.warning(
+            "engine failed a call",
+            request_id=journey.delivery.call.call_id,
+            engine=exchange.engine_id,
+            cause=error.cause,
+            error=error.message,
+            detail=error.__cause__ and str(error.__cause__),
+        )
+        return True
+
+    def _given_up(self, journey: _Journey) -> Outcome:
+        """The outcome of a call that no engine answered: the most useful of its errors."""
+        engine_id, error = min(journey.failures, key=lambda failure: _USEFULNESS.get(failure[1].cause, 2))
+        if isinstance(error, EngineUnreachableError):
+            error = NoEngineError(f"No engine that serves '{journey.delivery.call.model}' can be reached.")
+        if error.retry_after_s is None:
+            error.retry_after_s = 1.0
+        return Outcome(engine_id, error, is_told=False)
+
+    def _finish(self, journey: _Journey) -> None:
+        """The call has ended: what it was promised is counted, and it gets its line in the log."""
+        delivery, exchange, now_s = journey.delivery, journey.exchange, loop_time_s()
+        if exchange is not None and journey.outcome in {"ok", "failed"}:
+            self._metrics.objectives.ended(exchange, now_s, answered=journey.outcome == "ok")
+        booking = exchange and exchange.booking
+        usage = exchange and exchange.usage
         log.info(
             "call",
-            request_id=booking.call.call_id,
-            model=booking.call.model,
-            engine=booking.placement.engine_id,
-            placement=booking.placement.reason.value,
-            outcome=attempt.outcome,
-            prompt_tokens=booking.call.prompt_tokens,
-            predicted_cached_tokens=booking.placement.cached_tokens,
+            request_id=delivery.call.call_id,
+            tenant=delivery.tenant,
+            model=delivery.call.model,
+            engine=exchange and exchange.engine_id,
+            placement=booking and booking.placement.reason.value,
+            outcome=journey.outcome if exchange else "no_engine",
+            failed_on=[f"{engine_id}: {error.cause}" for engine_id, error in journey.failures] or None,
+            prompt_tokens=delivery.call.prompt_tokens,
+            predicted_cached_tokens=booking and booking.placement.cached_tokens,
             cached_tokens=usage and usage.cached_tokens,
             output_tokens=usage and usage.output_tokens,
-            ttft_s=booking.first_token_s and round(booking.first_token_s - delivery.arrived_s, 4),
+            placed_s=booking and round(booking.booked_s - delivery.arrived_s, 4),
+            ttft_s=booking and booking.first_token_s and round(booking.first_token_s - delivery.arrived_s, 4),
             e2e_s=round(now_s - delivery.arrived_s, 4),
         )
 
-    def _request_headers(self, delivery: Delivery, link: EngineLink) -> list[tuple[bytes, bytes]]:
-        headers = [
-            (name, value)
-            for name, value in delivery.headers
-            if name not in _NOT_FORWARDED and not name.startswith(b"plait-")
-        ]
-        headers.append((b"x-request-id", delivery.call.call_id.encode("latin-1")))
-        if link.authorization is not None:
-            headers.append((b"authorization", link.authorization))
-        elif self._forward_client_key:
-            headers += [item for item in delivery.headers if item[0] == b"authorization"]
-        return headers
+
+_USEFULNESS = {"status_429": 0, "status_503": 0, "status_500": 1, "unreachable": 4, "connect_timeout": 4, "lost": 3}
+"""The order of errors for a client that gets one of several: first what the engine said, last what it did not."""
 
 
-def _text_problem(attempt: _Attempt, delivery: Delivery) -> Problem:
-    """The reason why a complete answer has no text; None if it has one or the call needs none."""
-    text = delivery.text
-    if text is None or text.problem is None:
-        return None
-    return attempt.engine_error(text.problem) if text.engine_failed else text.problem
+def _may_repeat(error: EngineError) -> bool:
+    """Whether the same engine may be tried again at once, as there is no other."""
+    return error.cause in {"closed", "garbled", "broken", "status_500", "status_502"}
 
 
-def _response_headers(response: Response, booking: Booking, session: str | None) -> list[tuple[bytes, bytes]]:
-    placement = booking.placement
-    echoed = [] if session is None else [(b"plait-session", session.encode("latin-1"))]
-    return [
-        *(item for item in response.headers if item[0] not in _NOT_RETURNED),
-        (b"x-request-id", booking.call.call_id.encode("latin-1")),
-        (b"plait-engine", placement.engine_id.encode("latin-1")),
-        (b"plait-placement", placement.reason.value.encode()),
-        (b"plait-cached-tokens", str(placement.cached_tokens).encode()),
-        *echoed,
-    ]
-
-
-def _is_event_stream(response: Response) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in response.headers)
+def _failure(error: EngineError) -> Failure:
+    is_busy = isinstance(error, EngineStatusError) and error.status in BUSY
+    return Failure(error.cause, moves_waiting=not is_busy, retry_after_s=error.retry_after_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from plait.policy.placement.load import LedgerEntry
 from plait.policy.placement.outstanding import Work
@@ -39,7 +40,8 @@ class Booking:
 
     `taken_tokens` were subtracted from the engine's free tokens; its latest report was then number `report_number`.
     `work` is the call's share of the engine's outstanding work. `victims` are the prefixes that the call is expected to
-    evict.
+    evict. The prompt is expected to take `prefill_s`, and the first byte of the answer is due at `due_s`.
+    `client_is_slow` is True while a piece of the answer waits for the client to read.
     """
 
     call: Call
@@ -53,12 +55,28 @@ class Booking:
     victims: list[Victim]
     state: BookingState = BookingState.BOOKED
     first_token_s: float | None = None
+    prefill_s: float = 0.0
+    due_s: float = inf
+    client_is_slow: bool = False
 
     def enter(self, state: BookingState) -> None:
         """Change the state. Raises `BookingTransitionError` if the life cycle has no such step."""
         if state not in BOOKING_TRANSITIONS[self.state]:
             raise BookingTransitionError(f"call {self.call.call_id} is {self.state} and cannot become {state}")
         self.state = state
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How an engine failed a call. `cause` is the error's code, as metrics show it.
+
+    `moves_waiting` is True if calls that wait there are better sent elsewhere. `retry_after_s` is what the engine asked
+    for.
+    """
+
+    cause: str
+    moves_waiting: bool = True
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

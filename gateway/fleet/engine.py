@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 
 import msgspec
 
 from plait.backends.protocol.cache_state import CacheState, EngineKind
 from plait.gateway.fleet.booking import Booking, BookingState, CallUsage
-from plait.gateway.fleet.health import Health, HealthState
+from plait.gateway.fleet.health import Health
+from plait.gateway.fleet.progress import Progress
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.prefix.node import Node
 from plait.policy.types import Call, Placement
@@ -34,6 +35,7 @@ class FleetEngine:
     block_tokens: int
     kv_tokens: int | None
     models: Mapping[str, int | None] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
     epoch: str | None = None
     cursor: int | None = None
     reports: bool | None = None
@@ -41,15 +43,6 @@ class FleetEngine:
     last_report: CacheState | None = None
     report_number: int = 0
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the engine takes calls."""
-        return self.health.state is HealthState.UP
-
-    def serves(self, model: str) -> bool:
-        """Whether a call for `model` can be placed here now."""
-        return self.is_up and model in self.models
 
     # Calls.
 
@@ -66,13 +59,16 @@ class FleetEngine:
             taken_tokens = min(view.free_tokens, missed_tokens)
             view.free_tokens -= taken_tokens
             victims = view.residency.expect_eviction(ceil((missed_tokens - taken_tokens) / self.block_tokens))
-        return Booking(call, placement, leaf, entry, work, now_s, taken_tokens, self.report_number, victims)
+        booking = Booking(call, placement, leaf, entry, work, now_s, taken_tokens, self.report_number, victims)
+        self.progress.book(booking, entry.prefill_s, self._answer_s(call))
+        return booking
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The prompt has been computed."""
         booking.enter(BookingState.STREAMING)
         booking.first_token_s = now_s
         booking.work = self.view.work.prefilled(booking.work)
+        self.progress.first_byte(booking, now_s)
         self._end_expectation(booking)
 
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
@@ -81,6 +77,11 @@ class FleetEngine:
         cached = booking.placement.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
         self.view.ledger.settle(booking.entry, max(0, usage.prompt_tokens - cached), usage.output_tokens)
         self._leave(booking, now_s, stored=True)
+
+    def fail(self, booking: Booking, now_s: float) -> None:
+        """The engine failed the call. Its cost stays in the window: a fast failure must not look cheap."""
+        booking.enter(BookingState.RELEASED)
+        self._leave(booking, now_s, stored=False)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool) -> None:
         """The call ended without usage. If it was not delivered, its booking is undone."""
@@ -106,6 +107,11 @@ class FleetEngine:
                 f"engine {self.view.engine_id} reports its cache in blocks of {state.granularity_tokens} tokens, "
                 f"but the prefix tree has blocks of {self.block_tokens}; its cache is estimated instead"
             )
+        if self.last_report is None or (state.cursor, state.iteration) != (
+            self.last_report.cursor,
+            self.last_report.iteration,
+        ):
+            self.progress.byte(requested_s)
         residency = self.view.residency
         if state.snapshot or state.epoch != self.epoch:
             residency.resident.clear()
@@ -141,12 +147,14 @@ class FleetEngine:
         self.view.ledger.check()
         self.view.work.check()
         assert self.view.outstanding == self.view.work.calls >= 0
+        self.progress.check(self.view.outstanding)
 
     def _leave(self, booking: Booking, now_s: float, *, stored: bool) -> None:
         """Remove an ended call. Stored blocks of an engine that reports stay expected until a later report."""
         view = self.view
         view.outstanding -= 1
         view.work.remove(booking.work)
+        self.progress.leave(booking)
         self._end_expectation(booking)
         if not stored:
             view.residency.unbook(booking.leaf)
@@ -155,6 +163,14 @@ class FleetEngine:
             self.unconfirmed.append((now_s, booking.leaf))
         else:
             self._assume_stored(booking.leaf)
+
+    def _answer_s(self, call: Call) -> float:
+        """The longest time from the prompt's end to the answer's first byte, as predicted; infinite if not bounded."""
+        if call.streamed:
+            return 0.0
+        if call.output_limit is None:
+            return inf
+        return self.view.cost_model.decode_time_s(call.output_limit, call.prompt_tokens)
 
     def _end_expectation(self, booking: Booking) -> None:
         """Expect no more evictions: reports show them once the prompt is computed, and an ended call causes none."""

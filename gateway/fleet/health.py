@@ -1,60 +1,199 @@
-"""Passive health: an engine that cannot be connected to is set aside, and probed until it answers.
+"""One engine's health, by the outcomes of its calls and by its probes (docs/design/failures.md).
 
-Pure: it takes events and computes the delay of the next probe. The monitor does the probing. An engine starts untried:
-it gets no calls until its first probe has found out which models it serves.
+After Envoy's outlier detection. Pure: events in, the state out. Times and the jitter are arguments.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class HealthState(StrEnum):
-    """Only an engine that is up takes calls."""
+    """An engine's health. `TAKES_CALLS` has the states in which it is given calls."""
 
     UNTRIED = "untried"
     UP = "up"
+    SUSPECT = "suspect"
+    EJECTED = "ejected"
+    PROBATION = "probation"
     DOWN = "down"
 
 
+TAKES_CALLS = frozenset((HealthState.UP, HealthState.SUSPECT, HealthState.PROBATION))
+"""An engine on probation takes one call at a time."""
+
+
 class HealthEvent(StrEnum):
-    """The two results of contacting an engine."""
+    """What is learned of an engine.
+
+    answered: it lists its models. unreachable: no connection, or silent to its probes. succeeded: a call got its whole
+    answer. failed: it failed a call. tripped: it failed too many, or one on probation. passed: the one-token call that
+    tries an ejected engine got its answer.
+    """
 
     ANSWERED = "answered"
     UNREACHABLE = "unreachable"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TRIPPED = "tripped"
+    PASSED = "passed"
 
 
 TRANSITIONS: dict[tuple[HealthState, HealthEvent], HealthState] = {
     (HealthState.UNTRIED, HealthEvent.ANSWERED): HealthState.UP,
     (HealthState.UNTRIED, HealthEvent.UNREACHABLE): HealthState.DOWN,
-    (HealthState.UP, HealthEvent.ANSWERED): HealthState.UP,
+    (HealthState.UP, HealthEvent.FAILED): HealthState.SUSPECT,
+    (HealthState.UP, HealthEvent.TRIPPED): HealthState.EJECTED,
     (HealthState.UP, HealthEvent.UNREACHABLE): HealthState.DOWN,
+    (HealthState.SUSPECT, HealthEvent.SUCCEEDED): HealthState.UP,
+    (HealthState.SUSPECT, HealthEvent.TRIPPED): HealthState.EJECTED,
+    (HealthState.SUSPECT, HealthEvent.UNREACHABLE): HealthState.DOWN,
+    (HealthState.EJECTED, HealthEvent.PASSED): HealthState.PROBATION,
+    (HealthState.EJECTED, HealthEvent.UNREACHABLE): HealthState.DOWN,
+    (HealthState.PROBATION, HealthEvent.SUCCEEDED): HealthState.UP,
+    (HealthState.PROBATION, HealthEvent.PASSED): HealthState.UP,
+    (HealthState.PROBATION, HealthEvent.TRIPPED): HealthState.EJECTED,
+    (HealthState.PROBATION, HealthEvent.UNREACHABLE): HealthState.DOWN,
     (HealthState.DOWN, HealthEvent.ANSWERED): HealthState.UP,
-    (HealthState.DOWN, HealthEvent.UNREACHABLE): HealthState.DOWN,
 }
+"""Every other event leaves the state as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthLimits:
+    """When an engine is ejected, and how far apart its probes are.
+
+    It is ejected after `consecutive_failures`, or when `failed_share` of at least `least_calls` calls of the last
+    `window_s` failed. The first probe of an ejected engine comes after `ejection_s`, doubled with each ejection that
+    follows within `memory_s`, up to `max_ejection_s`; an engine's Retry-After counts up to `max_retry_after_s`. Probes
+    of an engine that is out are `probe_s` apart at first; the pause doubles up to `max_probe_s`.
+    """
+
+    consecutive_failures: int = 3
+    failed_share: float = 0.5
+    least_calls: int = 10
+    window_s: float = 10.0
+    ejection_s: float = 1.0
+    max_ejection_s: float = 5.0
+    memory_s: float = 60.0
+    max_retry_after_s: float = 60.0
+    probe_s: float = 1.0
+    max_probe_s: float = 3.0
+
+
+JITTER_SHARE = 0.25
+"""The largest part of a pause that the jitter takes away, so that probes of many gateways do not come together."""
+
+
+@dataclass(slots=True)
+class _Second:
+    """The calls that ended within a second."""
+
+    begun_s: float
+    calls: int = 0
+    failures: int = 0
 
 
 @dataclass(slots=True)
 class Health:
-    """One engine's health. After the first failure the next probe waits `interval_s`.
+    """One engine's health. `next_probe_s` is when an ejected engine may be tried."""
 
-    Each further failure doubles the wait, up to `max_interval_s`.
-    """
-
-    interval_s: float = 1.0
-    max_interval_s: float = 30.0
+    limits: HealthLimits = HealthLimits()
     state: HealthState = HealthState.UNTRIED
-    failures: int = 0
+    cause: str = ""
+    on_trial: bool = False
+    next_probe_s: float = 0.0
+    ejections: int = 0
+    _ejected_s: float = -float("inf")
+    _failures_in_a_row: int = 0
+    _failed_probes: int = 0
+    _seconds: deque[_Second] = field(default_factory=deque)
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether a call may be placed here now."""
+        return self.state in TAKES_CALLS and not (self.state is HealthState.PROBATION and self.on_trial)
 
     @property
     def probe_after_s(self) -> float:
-        """How long to wait before the next probe."""
-        doublings = min(30, max(0, self.failures - 1))
-        return min(self.max_interval_s, self.interval_s * float(1 << doublings))
+        """The pause before the next probe, without jitter."""
+        doublings = min(30, max(0, self._failed_probes - 1))
+        return min(self.limits.max_probe_s, self.limits.probe_s * float(1 << doublings))
 
-    def on(self, event: HealthEvent) -> bool:
-        """Apply an event; True if the state changed."""
-        before, self.state = self.state, TRANSITIONS[self.state, event]
-        self.failures = 0 if event is HealthEvent.ANSWERED else self.failures + 1
-        return self.state is not before
+    def on(self, event: HealthEvent, cause: str = "") -> bool:
+        """Apply an event; True if the state changed. `cause` says why, for people."""
+        before, self.state = self.state, TRANSITIONS.get((self.state, event), self.state)
+        if event in (HealthEvent.ANSWERED, HealthEvent.PASSED):
+            self._failed_probes = 0
+        elif event is HealthEvent.UNREACHABLE:
+            self._failed_probes += 1
+        if self.state is before:
+            return False
+        self.cause = cause
+        if self.state is HealthState.UP and before is not HealthState.SUSPECT:
+            self._forget_outcomes()
+        return True
+
+    def counts(self, booked_s: float) -> bool:
+        """Whether the outcome of a call booked at `booked_s` counts: calls from before an ejection do not."""
+        return booked_s >= self._ejected_s
+
+    def succeeded(self, now_s: float) -> bool:
+        """A call got its whole answer; True if the state changed."""
+        self._failures_in_a_row = 0
+        self._record(now_s, failed=False)
+        return self.on(HealthEvent.SUCCEEDED)
+
+    def failed(self, cause: str, now_s: float) -> bool:
+        """A call failed here; True if the engine is to be ejected, which `eject` does."""
+        self._failures_in_a_row += 1
+        self._record(now_s, failed=True)
+        limits = self.limits
+        if self.state is HealthState.PROBATION or self._failures_in_a_row >= limits.consecutive_failures:
+            return True
+        calls, failures = sum(second.calls for second in self._seconds), sum(s.failures for s in self._seconds)
+        if calls >= limits.least_calls and failures >= limits.failed_share * calls:
+            return True
+        self.on(HealthEvent.FAILED, cause)
+        return False
+
+    def eject(self, cause: str, now_s: float, jitter: float, retry_after_s: float | None = None) -> bool:
+        """Take the engine out until a one-token call passes; True if the state changed. `jitter` is from 0 to 1."""
+        if not self.on(HealthEvent.TRIPPED, cause):
+            return False
+        limits = self.limits
+        self.ejections = self.ejections + 1 if now_s - self._ejected_s <= limits.memory_s else 1
+        self._ejected_s = now_s
+        pause_s = min(limits.max_ejection_s, limits.ejection_s * float(1 << min(30, self.ejections - 1)))
+        pause_s *= 1 - JITTER_SHARE * jitter
+        self.next_probe_s = now_s + max(pause_s, min(limits.max_retry_after_s, retry_after_s or 0.0))
+        self._failed_probes = 0
+        return True
+
+    def try_failed(self, begun_s: float, now_s: float, jitter: float, retry_after_s: float | None = None) -> None:
+        """A one-token call that began at `begun_s` failed. The next one comes after the pause."""
+        self._failed_probes += 1
+        self.on(HealthEvent.TRIPPED, self.cause)
+        pause_s = self.probe_after_s * (1 - JITTER_SHARE * jitter)
+        asked_s = min(self.limits.max_retry_after_s, retry_after_s or 0.0)
+        self.next_probe_s = max(now_s, begun_s + pause_s, now_s + asked_s)
+
+    def try_passed(self, now_s: float) -> bool:
+        """A one-token call got its answer; True if the state changed, as it does twice until the engine is up."""
+        self.next_probe_s = now_s + self.limits.probe_s
+        return self.on(HealthEvent.PASSED, self.cause)
+
+    def _record(self, now_s: float, *, failed: bool) -> None:
+        """Count an outcome. The window is kept by the second, so that it stays short at any rate."""
+        if not self._seconds or now_s >= self._seconds[-1].begun_s + 1:
+            self._seconds.append(_Second(now_s))
+        self._seconds[-1].calls += 1
+        self._seconds[-1].failures += failed
+        while self._seconds[0].begun_s < now_s - self.limits.window_s:
+            self._seconds.popleft()
+
+    def _forget_outcomes(self) -> None:
+        self._seconds.clear()
+        self._failures_in_a_row = 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.health import HealthState
+from plait.gateway.fleet.health import TAKES_CALLS, HealthState
+from plait.gateway.fleet.health_change import HealthChange
 from plait.gateway.fleet.router import Router
 
 Reading = Callable[[FleetEngine], float | None]
@@ -23,7 +25,7 @@ def _reported(read: Callable[[CacheState], float]) -> Reading:
 
 
 ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
-    "up": ("1 while the engine takes calls", lambda engine: engine.health.state is HealthState.UP),
+    "up": ("1 while the engine takes calls", lambda engine: engine.health.state in TAKES_CALLS),
     "reports": ("1 if the engine reports its cache, 0 if it is estimated", lambda engine: bool(engine.reports)),
     "outstanding_calls": ("Calls on the engine", lambda engine: engine.view.outstanding),
     "window_seconds": (
@@ -72,6 +74,10 @@ class FleetCollector(Collector):
                 if value is not None:
                     gauge.add_metric([engine_id], value)
             yield gauge
+        health = GaugeMetricFamily("plait_engine_health", "1 for the engine's state", labels=["engine", "state"])
+        for engine_id, engine in engines.items():
+            for state in HealthState:
+                health.add_metric([engine_id, state.value], engine.health.state is state)
         resident = GaugeMetricFamily(
             "plait_engine_resident_tokens", "Prompt tokens known to be in the engine's cache", labels=["engine"]
         )
@@ -79,4 +85,20 @@ class FleetCollector(Collector):
             resident.add_metric([engine_id], len(engine.view.residency.resident) * self._router.block_tokens)
         tree = GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree")
         tree.add_metric([], len(self._router.tree))
-        yield from (resident, tree)
+        yield from (health, resident, tree)
+
+
+class HealthMetrics:
+    """Counts the changes of the engines' health."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._changes = Counter(
+            "plait_engine_health_changes",
+            "Changes of an engine's health, by the new state and the cause",
+            ["engine", "state", "cause"],
+            registry=registry,
+        )
+
+    def changed(self, change: HealthChange) -> None:
+        """An engine's health changed."""
+        self._changes.labels(change.engine_id, change.after.value, change.cause).inc()

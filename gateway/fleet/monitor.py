@@ -8,7 +8,8 @@ estimated.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import httpx
 import msgspec
@@ -16,7 +17,10 @@ import structlog
 
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.config import EngineConfig, UpstreamConfig
+from plait.gateway.fleet.health import HealthState
+from plait.gateway.fleet.health_change import HealthChange
 from plait.gateway.fleet.router import Router
+from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
 
 AGE_INTERVAL_S = 1.0
@@ -45,35 +49,56 @@ class Monitor:
         engines: Sequence[EngineConfig],
         upstream: UpstreamConfig,
         context_tokens: Mapping[str, int],
+        *,
+        supervisor: Supervisor,
+        on_change: Callable[[HealthChange | None], None],
     ) -> None:
         self._router = router
         self._upstream = upstream
         self._context_tokens = context_tokens
-        self._tasks = [asyncio.create_task(self._watch(engine), name=f"monitor-{engine.name}") for engine in engines]
-        self._tasks.append(asyncio.create_task(self._age(), name="monitor-age"))
-        for task in self._tasks:
-            task.add_done_callback(_log_failure)
+        self._engines = engines
+        self._supervisor = supervisor
+        self._on_change = on_change
 
-    async def close(self) -> None:
-        """Stop probing and polling."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def open(self) -> None:
+        """Start to probe and poll."""
+        for engine in self._engines:
+            self._supervisor.start(f"monitor:{engine.name}", partial(self._watch, engine))
+        self._supervisor.start("monitor-age", self._age)
 
     async def _watch(self, engine: EngineConfig) -> None:
         """Probe and poll one engine until cancelled. Sets it aside when it does not answer."""
         headers = {"authorization": f"Bearer {engine.api_key}"} if engine.api_key else {}
-        timeout = httpx.Timeout(self._upstream.connect_timeout_s, read=self._upstream.report_wait_ms / 1e3 + 10)
+        upstream = self._upstream
+        timeout = httpx.Timeout(upstream.connect_timeout_s, read=upstream.probe_timeout_s)
         async with httpx.AsyncClient(base_url=engine.url, headers=headers, timeout=timeout, trust_env=False) as http:
             while True:
                 try:
                     await self._follow(engine, http)
+                except httpx.TimeoutException:
+                    await self._ask_again(engine, http)
                 except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
-                    if self._router.engine_unreachable(engine.name):
-                        log.warning("engine down", engine=engine.name, url=engine.url, error=_reason(error))
-                    else:
-                        log.info("engine still down", engine=engine.name, url=engine.url, error=_reason(error))
+                    self._unreachable(engine, error)
                 await asyncio.sleep(self._router.engines[engine.name].health.probe_after_s)
+
+    async def _ask_again(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
+        """The engine missed a probe. One that misses a second is silent: a process that is stopped, or a lost host."""
+        try:
+            await self._probe(engine, http)
+        except httpx.TimeoutException:
+            change = self._router.health.silent(engine.name, loop_time_s())
+            if change is None and self._router.engines[engine.name].health.state is HealthState.DOWN:
+                log.info("engine still down", engine=engine.name, url=engine.url, error="silent")
+            self._on_change(change)
+        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._unreachable(engine, error)
+
+    def _unreachable(self, engine: EngineConfig, error: Exception) -> None:
+        change = self._router.health.unreachable(engine.name)
+        say = log.info if change is None else log.warning
+        state = "engine still down" if change is None else "engine down"
+        say(state, engine=engine.name, url=engine.url, error=_reason(error))
+        self._on_change(change)
 
     async def _follow(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
         """Probe, then poll for as long as the engine answers."""
@@ -96,43 +121,50 @@ class Monitor:
         return models
 
     def _answered(self, engine: EngineConfig, models: Mapping[str, int | None]) -> None:
-        if self._router.engine_answered(engine.name, models):
+        change = self._router.health.answered(engine.name, models)
+        if change is not None:
             log.info("engine up", engine=engine.name, url=engine.url, models=sorted(models))
+        self._on_change(change)
 
     async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient) -> bool:
-        """Fetch and apply one report; False if the engine has no usable one."""
+        """Fetch and apply one report; False if the engine has none that can be used."""
         known = self._router.engines[engine.name]
-        is_news = known.reports is not False  # log a problem with reports once, not at every probe
+        is_news = known.reports is not False
         requested_s = loop_time_s()
         query: dict[str, str | int] = {"wait_ms": self._upstream.report_wait_ms}
         if known.cursor is not None and known.epoch is not None:
             query |= {"since": known.cursor, "epoch": known.epoch}
-        response = await http.get("/cache_state", params=query, headers={"accept": "application/msgpack"})
-        if response.status_code in {404, 405, 501}:
-            if is_news:
-                log.warning("engine has no cache-state report: its cache is estimated", engine=engine.name)
-            self._router.no_reports(engine.name)
-            return False
-        response.raise_for_status()
+        timeout = self._upstream.report_wait_ms / 1e3 + self._upstream.probe_timeout_s
         try:
-            self._router.report(engine.name, msgspec.msgpack.decode(response.content, type=CacheState), requested_s)
-        except ValueError as error:
-            if is_news:
-                log.warning("cache-state report refused", engine=engine.name, error=str(error))
-            self._router.no_reports(engine.name)
+            response = await http.get(
+                "/cache_state", params=query, headers={"accept": "application/msgpack"}, timeout=timeout
+            )
+            response.raise_for_status()
+            report = msgspec.msgpack.decode(response.content, type=CacheState)
+            self._router.report(engine.name, report, requested_s)
+        except httpx.TimeoutException:
+            raise
+        except (httpx.HTTPError, msgspec.DecodeError, ValueError) as error:
+            if isinstance(error, httpx.TransportError):
+                await self._probe(engine, http)  # raises if the engine has ended
+            self._no_reports(engine, error, is_news=is_news)
             return False
         return True
+
+    def _no_reports(self, engine: EngineConfig, error: Exception, *, is_news: bool) -> None:
+        """The engine has no usable report. This is logged once, not at every probe."""
+        if is_news:
+            has_none = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in {404, 405, 501}
+            if has_none:
+                log.warning("engine has no cache-state report: its cache is estimated", engine=engine.name)
+            else:
+                log.warning("cache-state report refused", engine=engine.name, error=_reason(error))
+        self._router.no_reports(engine.name)
 
     async def _age(self) -> None:
         while True:
             await asyncio.sleep(AGE_INTERVAL_S)
             self._router.age(loop_time_s())
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    """Log a monitor task that ended by itself: that is a defect in Plait."""
-    if not task.cancelled() and task.exception() is not None:
-        log.error("monitor failed", task=task.get_name(), exc_info=task.exception())
 
 
 def _reason(error: Exception) -> str:

@@ -8,12 +8,16 @@ in virtual time. `select` changes nothing. Each `book` is ended by exactly one `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from plait.backends.protocol.cache_state import CacheState
-from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.booking import Booking, CallUsage, Failure
 from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.health import Health, HealthEvent
+from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
+from plait.gateway.fleet.health import Health
+from plait.gateway.fleet.health_change import HealthChange
+from plait.gateway.fleet.progress import DEFAULT_HANG_S, Progress
+from plait.gateway.fleet.retry_budget import RetryBudget
 from plait.gateway.fleet.served_models import ServedModels
 from plait.policy.cost_model import CostModel
 from plait.policy.placement.continuation import continue_on
@@ -31,6 +35,7 @@ class Router:
     """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`.
 
     `models` knows which models the fleet serves. `expected_models` count as models of the fleet from the start.
+    `health` takes the news of the engines' health. `jitter` varies the pauses before probes.
     """
 
     def __init__(
@@ -41,13 +46,16 @@ class Router:
         window_s: float = DEFAULT_WINDOW_S,
         prior_output_tokens: float = DEFAULT_PRIOR_OUTPUT_TOKENS,
         expected_models: Collection[str] = (),
+        jitter: Jitter = lambda: 0.0,
     ) -> None:
         self.policy = policy
         self.block_tokens = block_tokens
         self.tree = PrefixTree()
         self.engines: dict[str, FleetEngine] = {}
         self.models = ServedModels(self.engines, expected_models)
+        self.health = FleetHealth(self.engines, self.models, self._fleet_changed, jitter)
         self.reservations = Reservations(window_s)
+        self.retries = RetryBudget()
         self._select = POLICIES[policy]
         self._window_s = window_s
         self._prior_output_tokens = prior_output_tokens
@@ -81,7 +89,9 @@ class Router:
         the rest of its task group are reserved.
         """
         leaf = self.tree.insert(call.block_hashes)
-        booking = self.engines[placement.engine_id].book(call, placement, leaf, now_s)
+        engine = self.engines[placement.engine_id]
+        booking = engine.book(call, placement, leaf, now_s)
+        self.health.booked(engine, booking)
         self._placed[call.model] += 1
         self.reservations.book(call, placement, now_s)
         return booking
@@ -90,47 +100,63 @@ class Router:
         """The engine answered: the prompt has been computed."""
         self.engines[booking.placement.engine_id].first_token(booking, now_s)
 
-    def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
-        """The call ended with usage: the engine's token counts replace the predicted ones."""
-        self.engines[booking.placement.engine_id].settle(booking, usage, now_s)
-        self.reservations.leave(booking.call)
+    def received(self, booking: Booking, now_s: float) -> None:
+        """A further piece of the call's answer came."""
+        self.engines[booking.placement.engine_id].progress.byte(now_s)
+
+    def settle(self, booking: Booking, usage: CallUsage | None, now_s: float) -> HealthChange | None:
+        """The call got its whole answer. The engine's token counts, if it sent any, replace the predicted ones."""
+        engine = self.engines[booking.placement.engine_id]
+        if usage is None:
+            engine.release(booking, now_s, delivered=True)
+        else:
+            engine.settle(booking, usage, now_s)
+        self._left(booking)
+        return self.health.succeeded(engine, booking, now_s)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool) -> None:
-        """The call ended without usage: it was aborted, it failed, or no engine accepted it (not `delivered`).
+        """The call ended, and its engine is not at fault: it was aborted, or (not `delivered`) never begun.
 
         The booking of a call that was not delivered is undone.
         """
         self.engines[booking.placement.engine_id].release(booking, now_s, delivered=delivered)
-        self.reservations.leave(booking.call)
+        self._left(booking)
+
+    def fail(self, booking: Booking, failure: Failure | None, now_s: float) -> HealthChange | None:
+        """The engine failed the call. Its cost stays in the engine's window. The engine may be ejected for it.
+
+        `failure` is None if the gateway gave the engine up: that is known of the engine already.
+        """
+        engine = self.engines[booking.placement.engine_id]
+        engine.fail(booking, now_s)
+        self._left(booking)
+        return None if failure is None else self.health.failed(engine, booking, failure, now_s)
+
+    @property
+    def active_calls(self) -> int:
+        """The calls on engines."""
+        return sum(engine.view.outstanding for engine in self.engines.values())
 
     # The fleet.
 
     def add_engine(
-        self, engine_id: str, cost_model: CostModel, *, kv_tokens: int | None = None, health: Health | None = None
+        self,
+        engine_id: str,
+        cost_model: CostModel,
+        *,
+        kv_tokens: int | None = None,
+        health: Health | None = None,
+        hang_s: float = DEFAULT_HANG_S,
     ) -> None:
-        """Add a new engine, untried. `kv_tokens` bounds its estimated cache while it does not report."""
+        """Add a new engine, untried. `kv_tokens` bounds its estimated cache while it does not report.
+
+        `hang_s` is the shortest silence that counts as a hang.
+        """
         ledger = LoadLedger(cost_model, self._window_s, self._prior_output_tokens)
         view = EngineView(engine_id, cost_model, ledger, Residency(engine_id, self.tree), kv_tokens=kv_tokens)
-        self.engines[engine_id] = FleetEngine(view, health or Health(), self.block_tokens, kv_tokens)
-
-    def engine_answered(self, engine_id: str, models: Mapping[str, int | None]) -> bool:
-        """The engine answered a probe or sent a report. True if it was not up before.
-
-        `models` maps each model that it serves to its context in tokens; None: not known.
-        """
-        engine = self.engines[engine_id]
-        changed = engine.health.on(HealthEvent.ANSWERED)
-        if changed or engine.models != models:  # every report comes here, and most change nothing
-            engine.models = dict(models)
-            self._fleet_changed()
-        return changed
-
-    def engine_unreachable(self, engine_id: str) -> bool:
-        """A connection or a probe failed. The engine gets no calls until a probe succeeds. True if it was not down."""
-        changed = self.engines[engine_id].health.on(HealthEvent.UNREACHABLE)
-        if changed:
-            self._fleet_changed()
-        return changed
+        self.engines[engine_id] = FleetEngine(
+            view, health or Health(), self.block_tokens, kv_tokens, progress=Progress(hang_s)
+        )
 
     def report(self, engine_id: str, state: CacheState, requested_s: float) -> None:
         """Apply a cache-state report that was requested at `requested_s`.
@@ -156,6 +182,11 @@ class Router:
             engine.check()
         self.reservations.check()
         assert self.reservations.running <= sum(engine.view.outstanding for engine in self.engines.values())
+
+    def _left(self, booking: Booking) -> None:
+        """The call is on no engine any more."""
+        self.reservations.leave(booking.call)
+        self.health.left(booking)
 
     def _fleet_changed(self) -> None:
         self.models.refresh()

@@ -6,7 +6,13 @@ from collections.abc import Collection, Mapping
 
 from plait.backends.errors import ModelNotFoundError, NoEngineError
 from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.health import TAKES_CALLS, HealthState
 from plait.policy.placement.engine_view import EngineView
+
+KEPT_SHARE = 0.5
+"""The part of a model's engines that ejections leave. Engines that are down count as lost."""
+
+_BETTER_THAN_NONE = frozenset((HealthState.EJECTED, HealthState.PROBATION))
 
 
 class ServedModels:
@@ -27,22 +33,23 @@ class ServedModels:
         return {model for engine in self._engines.values() for model in engine.models}
 
     def refresh(self) -> None:
-        """Update the lists: an engine came up, went down, or serves other models."""
-        self._eligible = {
-            model: [engine.view for engine in self._engines.values() if engine.serves(model)] for model in self.names
-        }
+        """Update the lists: an engine's health changed, or its models."""
+        self._eligible = {model: [engine.view for engine in self._able(model)] for model in self.names}
 
     def eligible(self, model: str) -> list[EngineView]:
-        """The engines that are up and serve `model`, at least one. Raises the errors of `check`."""
+        """The engines that take calls for `model`, at least one. Raises the errors of `check`.
+
+        If every other engine is out, ejected ones and those on probation count: a sick engine is better than none.
+        """
         self.check(model)
         return self._eligible[model]
 
     def eligible_ids(self) -> dict[str, list[str]]:
-        """For each model, the engines that are up and serve it."""
+        """For each model, the engines that take calls for it."""
         return {model: [view.engine_id for view in views] for model, views in self._eligible.items()}
 
     def serving(self, model: str) -> int:
-        """How many engines that are up serve `model`."""
+        """How many engines take calls for `model`."""
         return len(self._eligible.get(model, ()))
 
     def context_tokens(self, model: str) -> int | None:
@@ -52,10 +59,24 @@ class ServedModels:
         return max(known) if known and len(known) == len(offers) else None
 
     def check(self, model: str) -> None:
-        """Raise `ModelNotFoundError` or `NoEngineError` unless some engine that is up serves `model`."""
+        """Raise `ModelNotFoundError` or `NoEngineError` unless some engine takes calls for `model`."""
         if self._eligible.get(model):
             return
         if model in self.names | self._expected:
             raise NoEngineError(f"No engine that serves model '{model}' is up; try again shortly.", retry_after_s=1.0)
         known = ", ".join(sorted(self.names)) or "none so far"
         raise ModelNotFoundError(f"The model '{model}' does not exist. Models served here: {known}.", param="model")
+
+    def may_eject(self, engine: FleetEngine) -> bool:
+        """Whether each model that the engine serves keeps at least `KEPT_SHARE` of its engines without it."""
+        for model in engine.models:
+            serving = [other for other in self._engines.values() if model in other.models]
+            kept = sum(other is not engine and other.health.state in TAKES_CALLS for other in serving)
+            if kept < KEPT_SHARE * len(serving):
+                return False
+        return True
+
+    def _able(self, model: str) -> list[FleetEngine]:
+        serving = [engine for engine in self._engines.values() if model in engine.models]
+        able = [engine for engine in serving if engine.health.takes_calls]
+        return able or [engine for engine in serving if engine.health.state in _BETTER_THAN_NONE]

@@ -15,7 +15,8 @@ from starlette.types import Send
 from plait.backends.errors import EngineError, NoEngineError, PlaitError, ValueTooLargeError
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.completion_text import TextTap
-from plait.gateway.calls.relay import Delivery, Outcome, Relay
+from plait.gateway.calls.delivery import Delivery, Outcome
+from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
@@ -109,9 +110,9 @@ class ChainedCall(ABC):
     async def deliver(self, delivery: Delivery, send: Send) -> str:
         """Deliver the call until an engine answers it in full; return that engine's id.
 
-        If an engine fails, the call is retried on another engine, or on the same one if there is no other. It is tried
-        at most `max_attempts` times, and not again once a client has seen a part of its answer. Raises
-        `BrokenCallError` or `PlaitError`.
+        The relay retries a call that has no byte of its answer. If the answer breaks off later, the call starts anew,
+        on another engine if there is one. It is started at most `max_attempts` times, and not again once a client has
+        seen a part of its answer. Raises `BrokenCallError` or `PlaitError`.
         """
         attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Outcome]()
         while True:
@@ -124,7 +125,8 @@ class ChainedCall(ABC):
             if outcome.problem is None:
                 return outcome.engine_id
             failed.append(outcome)
-            if not isinstance(outcome.problem, EngineError) or len(failed) == attempts or not self.take_back():
+            broke_off = isinstance(outcome.problem, EngineError) and outcome.is_told
+            if not broke_off or len(failed) == attempts or not self.take_back():
                 raise _broken(outcome)
             self.runner.executor.begin_anew(self.call)
             self.runner.metrics.tried_again(delivery.call.model, outcome.engine_id)

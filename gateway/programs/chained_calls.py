@@ -84,7 +84,7 @@ class AnsweredCall(ChainedCall):
 
 
 class ChainedCalls:
-    """The chained calls of a gateway, from `open` to `close`."""
+    """The chained calls of a gateway, until `close`."""
 
     def __init__(
         self, executor: Executor, reader: CallReader, relay: Relay, metrics: ProgramMetrics, *, keep_alive_s: float
@@ -92,22 +92,15 @@ class ChainedCalls:
         self.executor = executor
         self.runner = CallRunner(executor, reader, relay, metrics, set())
         self._keep_alive_s = keep_alive_s
-        self._expiry: asyncio.Task[None] | None = None
-
-    def open(self) -> None:
-        """Start the task that ends sessions past their time to live."""
-        self._expiry = asyncio.create_task(self._expire(), name="sessions-expire")
 
     async def close(self) -> None:
         """End every session and its running calls."""
-        if self._expiry is not None:
-            self._expiry.cancel()
         tasks = list(self.runner.tasks)
         for session in list(self.executor.sessions):
             self.executor.end(session, "has ended because the gateway has stopped")
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *([self._expiry] if self._expiry else []), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def serve(
         self,
@@ -147,7 +140,8 @@ class ChainedCalls:
         first.clients += 1
         return first.owner
 
-    async def _expire(self) -> None:
+    async def expire(self) -> None:
+        """End the sessions that are past their time to live, for ever."""
         while True:
             await asyncio.sleep(EXPIRE_INTERVAL_S)
             self.executor.expire(loop_time_s())

@@ -25,7 +25,7 @@ class ProgramMetrics:
             registry=registry,
         )
         self._retries = Counter(
-            "plait_retries",
+            "plait_calls_restarted",
             "Retries of chained calls, by the engine that failed",
             ["model", "engine"],
             registry=registry,

@@ -9,7 +9,7 @@ import msgspec
 
 from plait.backends.http.client import HttpClient, Response
 from plait.gateway.asgi import header
-from plait.gateway.calls.sse import UsageTap
+from plait.gateway.calls.event_stream import EventStream
 from plait.gateway.simulation.processes import FleetPlan
 from plait.gateway.simulation.simulate import CallRecord
 from plait.gateway.simulation.workload import WorkloadCall
@@ -62,21 +62,21 @@ async def _send(client: HttpClient, model: str, call: WorkloadCall, now_s: Calla
     response = await client.post(
         "/v1/chat/completions", [(b"content-type", b"application/json")], msgspec.json.encode(body)
     )
-    tap, first_token_s = UsageTap(withhold=False), 0.0
+    stream, first_token_s = EventStream("gateway", withhold=False), 0.0
     while piece := await response.read_chunk():
         first_token_s = first_token_s or now_s()
-        tap.feed(piece)
-    if response.status != 200 or tap.usage is None:
+        stream.feed(piece)
+    if response.status != 200 or stream.usage is None:
         raise RuntimeError(f"a call on {call.prefix} failed: status {response.status}, or an answer without usage")
     return CallRecord(
         prefix=call.prefix,
         engine_id=_header(response, b"plait-engine"),
         reason=PlacementReason(_header(response, b"plait-placement")),
-        prompt_tokens=tap.usage.prompt_tokens,
-        output_tokens=tap.usage.output_tokens,
+        prompt_tokens=stream.usage.prompt_tokens,
+        output_tokens=stream.usage.output_tokens,
         predicted_cached_tokens=int(_header(response, b"plait-cached-tokens")),
         arrived_s=arrived_s,
-        cached_tokens=tap.usage.cached_tokens or 0,
+        cached_tokens=stream.usage.cached_tokens or 0,
         first_token_s=first_token_s,
         finished_s=now_s(),
     )

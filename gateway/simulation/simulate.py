@@ -130,7 +130,7 @@ class Simulation:
         self._finished = 0
         self._to_come = 0  # events that must happen before the run ends
         for engine_id in engines:
-            router.engine_answered(engine_id, {model: None})
+            router.health.answered(engine_id, {model: None})
 
     def run(self, calls: Sequence[SimulatedCall] = ()) -> list[CallRecord]:
         """Send `calls` and run until no events are left; returns the records of all calls, in the order of sending."""

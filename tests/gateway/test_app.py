@@ -40,12 +40,12 @@ async def served() -> AsyncIterator[Served]:
 
 async def test_models_are_what_the_engines_serve(served: Served) -> None:
     assert (await served.http.get("/v1/models")).json() == {"object": "list", "data": []}
-    served.gateway.router.engine_answered("a", {"org/m": 4_096, "n": None})
+    served.gateway.router.health.answered("a", {"org/m": 4_096, "n": None})
     described = {"id": "org/m", "object": "model", "created": 0, "owned_by": "plait", "max_model_len": 4_096}
     listed = (await served.http.get("/v1/models")).json()["data"]
     assert listed == [{**described, "id": "n", "max_model_len": None}, described]
     assert (await served.http.get("/v1/models/org/m")).json() == described
-    served.gateway.router.engine_unreachable("a")
+    served.gateway.router.health.unreachable("a")
     assert (await served.http.get("/v1/models")).json()["data"] == listed, "a model does not vanish with its engine"
 
 
@@ -81,11 +81,11 @@ async def test_it_is_ready_when_every_model_has_an_engine() -> None:
         return response.status_code, response.json()
 
     assert await ready() == (503, {"ready": False, "engines_up": {"m": 0}})
-    router.engine_answered("a", {"m": None})
+    router.health.answered("a", {"m": None})
     assert await ready() == (200, {"ready": True, "engines_up": {"m": 1}})
-    router.engine_answered("b", {"m": None, "n": None})
+    router.health.answered("b", {"m": None, "n": None})
     assert await ready() == (200, {"ready": True, "engines_up": {"m": 2, "n": 1}})
-    router.engine_unreachable("b")
+    router.health.unreachable("b")
     assert await ready() == (503, {"ready": False, "engines_up": {"m": 1, "n": 0}})
     assert (await served.http.get("/health")).json() == {"status": "ok"}, "it is alive all the same"
     await served.http.aclose()
@@ -107,7 +107,7 @@ async def test_keys_guard_the_models_but_not_operations() -> None:
 
 async def test_metrics_show_the_fleet(served: Served) -> None:
     router = served.gateway.router
-    router.engine_answered("a", {"m": None})
+    router.health.answered("a", {"m": None})
     call = Call("c", "m", 129, 64, [1, 2])
     ended = router.book(call, router.select(call), 0.0)
     router.settle(ended, CallUsage(129, 1), 1.0)
@@ -150,7 +150,7 @@ async def test_it_watches_its_engines_from_startup_to_shutdown() -> None:
     await inbox.put({"type": "lifespan.startup"})
     assert (await outbox.get())["type"] == "lifespan.startup.complete"
     names = {task.get_name() for task in asyncio.all_tasks() - before - {running}}
-    assert names == {"monitor-a", "monitor-b", "monitor-age", "sessions-expire"}
+    assert names == {"monitor:a", "monitor:b", "monitor-age", "hang-check", "sessions-expire"}
     await inbox.put({"type": "lifespan.shutdown"})
     assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
     await running

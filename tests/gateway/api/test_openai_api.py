@@ -15,7 +15,8 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.openai_api import CompletionApi
 from plait.gateway.asgi import ClientGoneError, send_whole
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
-from plait.gateway.calls.relay import Delivery, Relay
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config, ModelConfig, SessionsConfig
 from plait.gateway.fleet.router import Router
@@ -54,7 +55,7 @@ class Api:
     def __init__(self, prompts: PromptReader, *keys: str, isolate_tenants: bool = False) -> None:
         self.router = Router(expected_models=["down"])
         self.router.add_engine("a", COSTS)
-        self.router.engine_answered("a", {"m": 1_000, "bytes": 1_000})
+        self.router.health.answered("a", {"m": 1_000, "bytes": 1_000})
         self.relay = FakeRelay()
         relay, ring = cast("Relay", self.relay), KeyRing(keys)
         reader = CallReader(self.router, prompts, isolate_tenants)

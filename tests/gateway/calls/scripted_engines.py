@@ -12,11 +12,16 @@ from plait.backends.http.client import HttpClient
 from plait.backends.http.response import Response
 from plait.backends.protocol.openai import CompletionRequest, parse_request
 from plait.gateway.asgi import Headers
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.outgoing import OutgoingBody
-from plait.gateway.calls.relay import Delivery, EngineLink, Relay
+from plait.gateway.calls.recovery import Recovery
+from plait.gateway.calls.relay import Relay
+from plait.gateway.fleet.metrics import HealthMetrics
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import new_registry
+from plait.gateway.supervision import Supervisor
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call
@@ -28,7 +33,9 @@ STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 JSON = [(b"content-type", b"application/json")]
 USAGE = b'"usage":{"prompt_tokens":257,"completion_tokens":9,"prompt_tokens_details":{"cached_tokens":64}}'
 USAGE_EVENT = b'data: {"choices":[],' + USAGE + b"}\n\n"
-WHOLE = b'{"choices":[{}],' + USAGE + b"}"
+WHOLE = b'{"choices":[{"finish_reason":"stop"}],' + USAGE + b"}"
+FINISH = b'data: {"choices":[{"index":0,"finish_reason":"stop"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
 BODY = b'{"model": "m", "prompt": "x"}'
 LOST = EngineError("engine lost")
 
@@ -64,6 +71,10 @@ class FakeHttp:
     def __init__(self, *answers: Exchange | PlaitError | None) -> None:
         self.answers = list(answers)
         self.requests: list[tuple[str, dict[bytes, bytes], bytes]] = []
+        self.lost: list[tuple[str, bool]] = []
+
+    def lose(self, reason: str, *, waiting_only: bool) -> None:
+        self.lost.append((reason, waiting_only))
 
     async def post(self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Response:
         self.requests.append((path, dict(headers), body))
@@ -120,10 +131,20 @@ class Gateway:
         self.router = Router("round_robin")
         for name in engines:
             self.router.add_engine(name, COSTS)
-            self.router.engine_answered(name, {"m": None})
+            self.router.health.answered(name, {"m": None})
         self.registry = new_registry()
         links = {name: EngineLink(cast("HttpClient", http), key) for name, http in engines.items()}
-        self.relay = Relay(self.router, links, CallMetrics(self.registry), forward_client_key=forward_client_key)
+        self.supervisor = Supervisor(self.registry)
+        health_metrics = HealthMetrics(self.registry)
+        self.recovery = Recovery(self.router, links, self.supervisor, health_metrics, trial_timeout_s=0.1)
+        self.relay = Relay(
+            self.router,
+            links,
+            self.recovery,
+            CallMetrics(self.registry),
+            max_attempts=3,
+            forward_client_key=forward_client_key,
+        )
 
     async def deliver(self, client: Client, *, headers: Headers = (), body: bytes = BODY) -> None:
         await self.relay.deliver(self.delivery(headers=headers, body=body), client.receive, client.send)
@@ -152,6 +173,7 @@ async def gateway(
     before = asyncio.all_tasks()
     made = Gateway(dict(zip("abc", engines, strict=False)), key=key, forward_client_key=forward_client_key)
     yield made
+    await made.supervisor.close()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
     made.router.check()

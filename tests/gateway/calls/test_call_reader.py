@@ -21,7 +21,7 @@ BODY = b'{"model": "m", "prompt": [1, 2, 3]}'
 async def read(tenant: str, session: str | None, group: TaskGroup | None = None) -> Call:
     router = Router()
     router.add_engine("a", COSTS)
-    router.engine_answered("a", {"m": None})
+    router.health.answered("a", {"m": None})
     reader = CallReader(router, PromptReader(Config(), router.block_tokens))
     incoming = Incoming(TEXT_PATH, [], BODY, "c", 0.0, tenant)
     request = parse_request(BODY, CompletionRequest)

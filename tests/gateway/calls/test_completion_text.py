@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.calls.completion_text import TextTap, refusal
+from plait.gateway.calls.completion_text import TextTap
 
 
 def read(*pieces: bytes, stream: bool = True) -> tuple[list[str], str | None]:
@@ -57,33 +57,6 @@ def test_a_stream_that_calls_a_tool_has_no_text() -> None:
     assert read(event(chat(None, tool_calls=[{"index": 0}])), b"data: [DONE]\n\n") == ([], "its answer has no text")
 
 
-def test_an_error_in_the_stream_is_the_problem() -> None:
-    pieces = [event(chat("one")), event({"error": {"message": "out of memory", "code": 500}})]
-    assert read(*pieces) == (["one"], "out of memory")
-
-
-@pytest.mark.parametrize(
-    ("code", "failed"), [(500, True), (503, True), (400, False), ("engine_error", False), (None, False)]
-)
-def test_an_error_may_be_the_engines(code: int | str | None, failed: bool) -> None:
-    tap = TextTap(lambda _: None)
-    tap.feed(event(chat("one")) + event({"error": {"message": "dead", "code": code}}))
-    assert tap.engine_failed == failed
-
-
 @pytest.mark.parametrize("body", [b"<html>", b'{"choices": "none"}', b"\xff"])
 def test_what_is_no_completion(body: bytes) -> None:
     assert read(body, stream=False)[1] == "its answer is not a completion"
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        (b'{"error":{"message":"too long","code":7}}', "too long"),
-        (b"busy", "busy"),
-        (b"x" * 1_000, "x" * 300 + "..."),
-        (b"\xff", "\ufffd"),
-    ],
-)
-def test_a_refusal_in_words(body: bytes, text: str) -> None:
-    assert refusal(body) == text

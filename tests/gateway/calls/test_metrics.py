@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+from plait.backends.http.client import HttpClient
+from plait.backends.protocol.openai import CompletionRequest
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.engine_link import EngineLink
+from plait.gateway.calls.exchange import Exchange
 from plait.gateway.calls.metrics import CallMetrics
-from plait.gateway.fleet.booking import CallUsage
+from plait.gateway.calls.outgoing import OutgoingBody
+from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.metrics import new_registry
+from plait.gateway.metrics import Buckets, new_registry
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 from tests.gateway.exposed import samples
@@ -12,10 +18,20 @@ COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAtte
 LABELS = 'engine="a",model="m"'
 
 
+def exchange(router: Router, booking: Booking, usage: CallUsage | None) -> Exchange:
+    """A call that arrived at 9 s."""
+    body = OutgoingBody(b"{}", CompletionRequest(model="m", prompt="x"))
+    delivery = Delivery(booking.call, "/v1/completions", (), body, 9.0, tenant="t")
+    link = EngineLink(HttpClient("http://127.0.0.1:1"))
+    made = Exchange(booking, delivery, link, None, router, Buckets(()), sends_client_key=False)
+    made.usage = usage
+    return made
+
+
 def test_predicted_and_reported_cache_hits_are_counted_where_both_are_known() -> None:
     router = Router()
     router.add_engine("a", COSTS)
-    router.engine_answered("a", {"m": None})
+    router.health.answered("a", {"m": None})
     registry = new_registry()
     metrics = CallMetrics(registry)
     # Expected are nothing, then the first call's block, then both; found are 0, 128, it does not say, and 0.
@@ -25,8 +41,9 @@ def test_predicted_and_reported_cache_hits_are_counted_where_both_are_known() ->
         metrics.placed(booking)
         if cached is not None:
             router.first_token(booking, 10.5)
-        metrics.ended(booking, "ok", CallUsage(call.prompt_tokens, 5, cached), 9.0, 12.0)
-    metrics.ended(booking, "client_gone", None, 9.0, 99.0)
+        usage = CallUsage(call.prompt_tokens, 5, cached)
+        metrics.ended(exchange(router, booking, usage), "ok", None, 12.0)
+    metrics.ended(exchange(router, booking, None), "client_gone", None, 99.0)
     found = samples(registry)
     assert found[f"plait_cached_tokens_predicted_total{{{LABELS}}}"] == 0 + 64 + 128
     assert found[f"plait_cached_tokens_reported_total{{{LABELS}}}"] == 0 + 128 + 0

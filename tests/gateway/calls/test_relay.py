@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+
 import msgspec
 import pytest
 
 from plait.backends.errors import EngineError, EngineTimeoutError, EngineUnreachableError, NoEngineError
-from plait.gateway.asgi import Headers
 from plait.gateway.fleet.health import HealthState
 from tests.gateway.calls.scripted_engines import (
     BODY,
+    DONE,
+    FINISH,
     JSON,
     LOST,
-    STREAM,
     USAGE_EVENT,
     WHOLE,
     Client,
@@ -26,7 +28,7 @@ from tests.gateway.exposed import samples
 
 
 async def test_a_stream_passes_through_byte_by_byte_and_its_usage_settles_the_call() -> None:
-    pieces = [b"data: 1\n\nda", b"ta: 2\n\n", USAGE_EVENT, b"data: [DONE]\n\n"]
+    pieces = [b"data: 1\n\nda", b"ta: 2\n\n", FINISH + USAGE_EVENT, DONE]
     client = Client()
     async with gateway(FakeHttp(Exchange(pieces=pieces))) as made:
         await made.deliver(client)
@@ -39,9 +41,9 @@ async def test_a_stream_passes_through_byte_by_byte_and_its_usage_settles_the_ca
 
 async def test_a_usage_event_that_only_the_gateway_asked_for_is_withheld() -> None:
     client = Client()
-    async with gateway(FakeHttp(Exchange(pieces=[b"data: 1\n\n", USAGE_EVENT + b"data: [DONE]\n\n"]))) as made:
+    async with gateway(FakeHttp(Exchange(pieces=[FINISH, USAGE_EVENT + DONE]))) as made:
         await made.deliver(client, body=BODY.replace(b"}", b', "stream": true}'))
-        assert client.body == b"data: 1\n\ndata: [DONE]\n\n"
+        assert client.body == FINISH + DONE
         assert samples(made.registry)['plait_output_tokens_total{engine="a",model="m"}'] == 9
 
 
@@ -56,7 +58,8 @@ async def test_a_whole_answer_passes_through_with_its_length() -> None:
 
 
 async def test_an_answer_without_usage_leaves_the_prediction() -> None:
-    async with gateway(FakeHttp(Exchange(pieces=[b"data: [DONE]\n\n"]), Exchange(pieces=[]))) as made:
+    whole = Exchange(headers=JSON, pieces=[b'{"choices":[{"finish_reason":"stop"}]}'])
+    async with gateway(FakeHttp(Exchange(pieces=[FINISH + DONE]), whole)) as made:
         for _ in range(2):
             client = Client()
             await made.deliver(client)
@@ -65,17 +68,17 @@ async def test_an_answer_without_usage_leaves_the_prediction() -> None:
         assert len(made.router.engines["a"].view.ledger) == 2
 
 
-@pytest.mark.parametrize("status", [400, 404, 422, 429, 500, 503])
-async def test_an_engines_refusal_passes_through_and_the_call_never_was(status: int) -> None:
+@pytest.mark.parametrize("status", [400, 404, 413, 422])
+async def test_a_refusal_that_is_the_callers_fault_passes_through_and_the_call_never_was(status: int) -> None:
     body = b'{"error":{"message":"no","code":7}}'
-    headers = [*JSON, (b"retry-after", b"3"), (b"connection", b"close"), (b"server", b"x"), (b"date", b"x")]
+    headers = [*JSON, (b"retry-after", b"3"), (b"connection", b"close, x-hop"), (b"server", b"x"), (b"date", b"x")]
+    headers += [(b"x-hop", b"1"), (b"plait-engine", b"z"), (b"set-cookie", b"a=b"), (b"plait-Placement", b"z")]
     client = Client()
     async with gateway(FakeHttp(Exchange(status, headers, [body])), FakeHttp()) as made:
         await made.deliver(client)
         assert (client.status, client.body, client.ended) == (status, body, True)
         assert client.headers == {
             b"content-type": b"application/json",
-            b"retry-after": b"3",
             b"content-length": str(len(body)).encode(),
             b"x-request-id": b"r1",
             b"plait-engine": b"a",
@@ -96,7 +99,7 @@ async def test_a_request_carries_the_callers_headers_but_for_one_hops_and_the_ga
         (b"content-type", b"application/json"), (b"plait-priority", b"1"), (b"authorization", b"Bearer client"),
         (b"x-request-id", b"other"), (b"traceparent", b"t"), (b"transfer-encoding", b"chunked"),
     ]  # fmt: skip
-    engine = FakeHttp(*(Exchange(headers=JSON, pieces=[b"{}"]) for _ in range(3)))
+    engine = FakeHttp(*(Exchange(headers=JSON, pieces=[WHOLE]) for _ in range(3)))
     expected = {b"content-type": b"application/json", b"traceparent": b"t", b"x-request-id": b"r1"}
     async with gateway(engine) as made:
         await made.deliver(Client(), headers=headers)
@@ -122,9 +125,9 @@ async def test_an_engine_that_cannot_be_reached_is_set_aside_and_the_next_one_as
     async with gateway(FakeHttp(unreachable), FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
         await made.deliver(client)
         assert (client.status, client.headers[b"plait-engine"]) == (200, b"b")
-        assert made.outcomes() == {("a", "unreachable"): 1, ("b", "ok"): 1}
+        assert made.outcomes() == {("a", "failed"): 1, ("b", "ok"): 1}
         assert [engine.health.state for engine in made.router.engines.values()] == [HealthState.DOWN, HealthState.UP]
-        assert made.seconds_booked("a") == 0.0
+        assert made.seconds_booked("a") > 0.0, "a fast failure must not look cheap"
         assert len(made.router.engines["b"].view.residency.resident) == len(made.router.tree) == 4
 
 
@@ -141,34 +144,98 @@ async def test_when_none_can_be_reached_the_caller_is_told_to_come_back() -> Non
         assert sum(made.outcomes().values()) == 3, "all are set aside: none is asked"
 
 
-@pytest.mark.parametrize("error", [LOST, EngineTimeoutError("silent")])
-async def test_an_engine_lost_before_its_answer_is_an_error_that_is_not_tried_again(error: EngineError) -> None:
-    client, other = Client(), FakeHttp()
-    async with gateway(FakeHttp(error), other) as made:
+FAILURES: dict[str, EngineError | Exchange] = {
+    "closed": LOST,
+    "timeout": EngineTimeoutError("silent"),
+    "lost before the first byte": Exchange(pieces=[LOST]),
+    "lost in the middle of a whole answer": Exchange(headers=JSON, pieces=[WHOLE[:9], LOST]),
+    "no event": Exchange(pieces=[]),
+    "an error as the first event": Exchange(pieces=[b'data: {"error":{"message":"dead","code":500}}\n\n', DONE]),
+    "not JSON": Exchange(headers=JSON, pieces=[b"<html>http://10.0.0.7</html>"]),
+    "no choices": Exchange(headers=JSON, pieces=[b"{}"]),
+    "no finish reason": Exchange(headers=JSON, pieces=[b'{"choices":[{"text":"one","finish_reason":null}]}']),
+    "given up": Exchange(headers=JSON, pieces=[b'{"choices":[{"finish_reason":"abort"}]}']),
+    "redirected": Exchange(302, JSON, [b""]),
+    "without content": Exchange(204, JSON, [b""]),
+    **{
+        str(status): Exchange(status, JSON, [b'{"error":{"message":"no"}}'])
+        for status in (408, 429, 500, 502, 503, 504)
+    },
+}
+
+
+def fresh(failure: EngineError | Exchange) -> EngineError | Exchange:
+    return copy.deepcopy(failure)
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_call_that_an_engine_fails_before_the_first_byte_goes_to_another(name: str) -> None:
+    client = Client()
+    async with gateway(FakeHttp(fresh(FAILURES[name])), FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        await made.deliver(client)
+        assert (client.status, client.body, client.headers[b"plait-engine"]) == (200, WHOLE, b"b")
+        assert made.outcomes() == {("a", "failed"): 1, ("b", "ok"): 1}
+        assert made.router.engines["a"].health.state is HealthState.SUSPECT
+        assert made.router.retries.retrying == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "words"),
+    [
+        (EngineTimeoutError("silent"), 504, "silent"),
+        (Exchange(503, [*JSON, (b"retry-after", b"7")], [b'{"error":{"message":"full"}}']), 503, "status 503: full"),
+        (Exchange(429, JSON, [b"<html>http://10.0.0.7</html>"]), 429, "engine a answered with status 429"),
+    ],
+)
+async def test_when_all_engines_fail_the_client_gets_an_error_and_when_to_come_back(
+    failure: EngineError | Exchange, status: int, words: str
+) -> None:
+    client = Client()
+    async with gateway(FakeHttp(fresh(failure))) as made:
         with pytest.raises(EngineError) as caught:
             await made.deliver(client)
-        assert (caught.value, client.sent, other.requests) == (error, [], [])
-        assert made.outcomes() == {("a", "engine_error"): 1}
-        assert len(made.router.tree) == 0
+        assert (caught.value.status, client.sent) == (status, [])
+        assert words in caught.value.message
+        assert "10.0.0.7" not in caught.value.message
+        assert caught.value.retry_after_s == (7.0 if status == 503 else 1.0)
 
 
-@pytest.mark.parametrize("headers", [STREAM, JSON])
-async def test_an_engine_lost_before_the_first_byte_is_still_an_error_response(headers: Headers) -> None:
+async def test_an_engine_that_refuses_its_own_key_failed_the_call() -> None:
+    refused = Exchange(401, JSON, [b'{"error":{"message":"no key"}}'])
     client = Client()
-    async with gateway(FakeHttp(Exchange(headers=headers, pieces=[LOST]))) as made:
-        with pytest.raises(EngineError):
-            await made.deliver(client)
-        assert client.sent == []
-        assert made.outcomes() == {("a", "engine_error"): 1}
+    async with gateway(FakeHttp(refused), FakeHttp(Exchange(headers=JSON, pieces=[WHOLE])), key=b"Bearer k") as made:
+        await made.deliver(client)
+        assert client.headers[b"plait-engine"] == b"b"
 
 
-async def test_an_engine_lost_in_the_middle_of_a_whole_answer_is_an_error_response() -> None:
+async def test_the_same_engine_is_tried_again_if_there_is_no_other() -> None:
     client = Client()
-    async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[WHOLE[:9], LOST]))) as made:
+    async with gateway(FakeHttp(LOST, Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        await made.deliver(client)
+        assert (client.status, made.outcomes()) == (200, {("a", "failed"): 1, ("a", "ok"): 1})
+
+
+async def test_three_failures_in_a_row_eject_an_engine_and_move_the_calls_that_wait_there() -> None:
+    sick, well = (
+        FakeHttp(*[fresh(FAILURES["500"]) for _ in range(3)]),
+        FakeHttp(*[Exchange(headers=JSON, pieces=[WHOLE]) for _ in range(4)]),
+    )
+    async with gateway(sick, well) as made:
+        for _ in range(4):
+            await made.deliver(Client())
+        health = made.router.engines["a"].health
+        assert (health.state, health.cause, sick.lost) == (HealthState.EJECTED, "status_500", [("status_500", True)])
+        assert made.outcomes()["b", "ok"] == 4
+
+
+async def test_retries_beyond_the_budget_are_refused() -> None:
+    sick, well = FakeHttp(LOST), FakeHttp()
+    async with gateway(sick, well) as made:
+        for _ in range(3):
+            assert made.router.retries.take(1)
         with pytest.raises(EngineError):
-            await made.deliver(client)
-        assert client.sent == []
-        assert made.outcomes() == {("a", "engine_error"): 1}
+            await made.deliver(Client())
+        assert samples(made.registry)['plait_retries_refused_total{model="m",why="budget"}'] == 1
 
 
 @pytest.mark.parametrize("error", [LOST, EngineTimeoutError("engine silent")])
@@ -181,5 +248,5 @@ async def test_an_engine_lost_in_mid_stream_becomes_an_error_event_between_event
         body = msgspec.json.decode(last.removeprefix(b"data: "))["error"]
         assert (body["message"], body["type"]) == (error.message, "engine_error")
         assert client.ended
-        assert made.outcomes() == {("a", "engine_error"): 1}
-        assert made.router.engines["a"].health.state is HealthState.UP
+        assert made.outcomes() == {("a", "failed"): 1}
+        assert made.router.engines["a"].health.state is HealthState.SUSPECT

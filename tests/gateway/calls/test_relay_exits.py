@@ -9,6 +9,8 @@ import pytest
 from plait.backends.errors import EngineError
 from plait.gateway.asgi import ClientGoneError, Headers
 from tests.gateway.calls.scripted_engines import (
+    DONE,
+    FINISH,
     JSON,
     LOST,
     STREAM,
@@ -29,8 +31,8 @@ POINTS: dict[str, tuple[int, Headers, list[bytes | None] | None, int | None]] = 
     "sending an event": (200, STREAM, [b"data: 1\n\n", None], 1),
     "the next event": (200, STREAM, [b"data: 1\n\n", None], None),
     "a whole answer": (200, JSON, [WHOLE[:9], None], None),
-    "a refusal": (500, JSON, [b"x", None], None),
-    "sending a refusal": (500, JSON, [b"x"], 0),
+    "a refusal": (400, JSON, [b"x", None], None),
+    "sending a refusal": (400, JSON, [b"x"], 0),
 }
 """What the engine answers (None: nothing, or nothing more), and the message to the client that is not taken."""
 
@@ -71,7 +73,9 @@ async def test_a_gateway_that_stops_gives_everything_back(point: str) -> None:
 @pytest.mark.parametrize("stuck_at", [1, 2])
 async def test_a_client_that_goes_away_when_the_engine_has_said_all_changes_no_books(stuck_at: int) -> None:
     """It answered in full, so what it reported counts even if the last bytes reach nobody."""
-    exchange = Exchange(headers=JSON, pieces=[WHOLE]) if stuck_at == 1 else Exchange(pieces=[USAGE_EVENT])
+    exchange = (
+        Exchange(headers=JSON, pieces=[WHOLE]) if stuck_at == 1 else Exchange(pieces=[FINISH + USAGE_EVENT + DONE])
+    )
     client = Client(stuck_at)
     async with gateway(FakeHttp(exchange)) as made:
         task = asyncio.create_task(made.deliver(client))
@@ -94,7 +98,7 @@ async def test_a_client_that_was_gone_already() -> None:
 
 async def test_a_client_that_goes_away_just_as_the_stream_ends_cancels_nothing_else() -> None:
     client = Client()
-    exchange = Exchange(pieces=[b"data: 1\n\n", None])
+    exchange = Exchange(pieces=[FINISH + DONE, None])
     async with gateway(FakeHttp(exchange)) as made:
 
         async def deliver_and_go_on() -> str:
@@ -132,5 +136,5 @@ async def test_a_broken_off_streams_usage_so_far_is_no_calls_length(error: Engin
         await until_stuck()
         client.gone.set()
         await asyncio.gather(task, return_exceptions=True)
-        assert made.outcomes() == {("a", "engine_error" if error else "client_gone"): 1}
+        assert made.outcomes() == {("a", "failed" if error else "client_gone"): 1}
         assert made.router.engines["a"].view.ledger.mean_output_tokens == 128

@@ -15,10 +15,14 @@ from structlog.testing import capture_logs
 import plait.gateway.fleet.monitor
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.gateway.config import EngineConfig, UpstreamConfig
-from plait.gateway.fleet.health import Health, HealthState
+from plait.gateway.fleet.health import Health, HealthLimits, HealthState
+from plait.gateway.fleet.health_change import HealthChange
 from plait.gateway.fleet.monitor import Monitor
 from plait.gateway.fleet.router import Router
+from plait.gateway.metrics import new_registry
+from plait.gateway.supervision import Supervisor
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.types import Call
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 TICK_S = 0.001
@@ -30,23 +34,31 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.models: object = {"data": [{"id": "m", "max_model_len": 4_096, "object": "model"}]}
-        self.reports: list[httpx.Response | CacheState] = []
+        self.reports: list[httpx.Response | httpx.HTTPError | CacheState] = []
         self.reachable = True
+        self.is_silent = False
         self.requests: list[httpx.Request] = []
 
     async def answer(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
         if not self.reachable:
             raise httpx.ConnectError("refused", request=request)
+        if self.is_silent:
+            raise httpx.ReadTimeout("nothing came", request=request)
         if request.url.path == "/base/v1/models":
             return httpx.Response(200, content=msgspec.json.encode(self.models))
         while not self.reports:
             await asyncio.sleep(TICK_S)
             if not self.reachable:
                 raise httpx.ReadError("reset", request=request)
+            if self.is_silent:
+                raise httpx.ReadTimeout("nothing came", request=request)
         report = self.reports.pop(0)
         if isinstance(report, CacheState):
             return httpx.Response(200, content=msgspec.msgpack.encode(report))
+        if isinstance(report, httpx.HTTPError):
+            raise report
+        report.request = request
         return report
 
     @property
@@ -73,14 +85,17 @@ async def watching(
     monkeypatch.setattr(plait.gateway.fleet.monitor, "AGE_INTERVAL_S", TICK_S)
     engine = msgspec.convert({"url": "http://engine/base", "name": "a", **config}, EngineConfig)
     router = Router(window_s=0.001)
-    router.add_engine("a", COSTS, health=Health(TICK_S, TICK_S))
+    router.add_engine("a", COSTS, health=Health(HealthLimits(probe_s=TICK_S, max_probe_s=TICK_S)))
     before = asyncio.all_tasks()
-    monitor = Monitor(router, [engine], UPSTREAM, contexts or {})
+    supervisor = Supervisor(new_registry())
+    changes: list[HealthChange | None] = []
+    monitor = Monitor(router, [engine], UPSTREAM, contexts or {}, supervisor=supervisor, on_change=changes.append)
+    monitor.open()
     try:
         async with asyncio.timeout(2):
             yield router
     finally:
-        await monitor.close()
+        await supervisor.close()
     assert asyncio.all_tasks() == before
 
 
@@ -145,7 +160,7 @@ async def test_an_answer_to_a_poll_is_a_sign_of_life(monkeypatch: pytest.MonkeyP
     fake = FakeEngine()
     async with watching(monkeypatch, fake) as router:
         await until(lambda: len(fake.polls) == 1)
-        router.engine_unreachable("a")
+        router.health.unreachable("a")
         fake.reports.append(report(1))
         await until(lambda: is_up(router))
 
@@ -186,10 +201,36 @@ async def test_an_engine_that_does_not_list_its_models_is_down(monkeypatch: pyte
         assert router.engines["a"].health.state is HealthState.DOWN
 
 
-async def test_an_engine_that_fails_inside_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "bad", [httpx.Response(500), httpx.Response(503), httpx.ReadError("reset"), httpx.RemoteProtocolError("garbled")]
+)
+async def test_an_engine_whose_report_fails_is_estimated_and_stays_up(
+    monkeypatch: pytest.MonkeyPatch, bad: httpx.Response | httpx.HTTPError
+) -> None:
     fake = FakeEngine()
-    fake.reports = [httpx.Response(500)]
+    fake.reports = [bad] * 100
     with capture_logs() as logs:
-        async with watching(monkeypatch, fake):
-            await until(lambda: any(entry["event"] == "engine down" for entry in logs))
-    assert "500" in next(entry["error"] for entry in logs if entry["event"] == "engine down")
+        async with watching(monkeypatch, fake) as router:
+            await until(lambda: len(fake.polls) == 3)
+            assert (is_up(router), router.engines["a"].reports) == (True, False)
+    assert [entry["event"] for entry in logs] == ["engine up", "cache-state report refused"]
+
+
+async def test_an_engine_that_misses_two_probes_is_down_and_one_that_streams_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeEngine()
+    async with watching(monkeypatch, fake) as router:
+        await until(lambda: is_up(router))
+        call = Call("c", "m", 100, 64, [1])
+        booking = router.book(call, router.select(call), 0.0)
+        fake.is_silent = True
+        seen = len(fake.requests)
+        while len(fake.requests) < seen + 10:
+            router.received(booking, asyncio.get_running_loop().time())
+            await asyncio.sleep(TICK_S)
+        assert is_up(router), "bytes come: it is busy"
+        router.release(booking, 0.0, delivered=False)
+        await until(lambda: router.engines["a"].health.state is HealthState.DOWN)
+        fake.is_silent = False
+        await until(lambda: is_up(router))

@@ -21,7 +21,7 @@ def new_router(*engines: str, policy: str = "e2", kv_tokens: int | None = None) 
     router = Router(policy)
     for engine in engines:
         router.add_engine(engine, COSTS, kv_tokens=kv_tokens)
-        router.engine_answered(engine, {"m": None})
+        router.health.answered(engine, {"m": None})
     return router
 
 
@@ -71,14 +71,14 @@ def test_a_model_that_nobody_knows_is_the_callers_mistake() -> None:
 
 def test_a_model_whose_engines_are_down_is_not() -> None:
     router = new_router("a", "b")
-    assert router.engine_unreachable("a") is True
-    assert router.engine_unreachable("a") is False
+    assert router.health.unreachable("a") is not None
+    assert router.health.unreachable("a") is None
     assert router.select(call("q")).engine_id == "b"
-    router.engine_unreachable("b")
+    router.health.unreachable("b")
     with pytest.raises(NoEngineError) as caught:
         router.select(call("q"))
     assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
-    assert router.engine_answered("a", {"m": None}) is True
+    assert router.health.answered("a", {"m": None}) is not None
     assert router.select(call("q")).engine_id == "a"
 
 
@@ -93,8 +93,8 @@ def test_before_any_engine_answered_nothing_is_known() -> None:
 @pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
 def test_a_call_goes_only_where_its_model_is(policy: str) -> None:
     router = new_router("a", "b", "c", policy=policy)
-    router.engine_answered("b", {"m": None, "n": None})
-    router.engine_answered("c", {"n": None})
+    router.health.answered("b", {"m": None, "n": None})
+    router.health.answered("c", {"n": None})
     chosen: dict[str, set[str]] = {"m": set(), "n": set()}
     for number in range(8):
         for model, engines in chosen.items():
@@ -104,7 +104,7 @@ def test_a_call_goes_only_where_its_model_is(policy: str) -> None:
             engines.add(placement.engine_id)
     assert chosen == {"m": {"a", "b"}, "n": {"b", "c"}}
     assert (router.models.serving("m"), router.models.serving("n"), router.models.names) == (2, 2, {"m", "n"})
-    router.engine_answered("b", {"m": None})
+    router.health.answered("b", {"m": None})
     assert (router.models.serving("n"), router.select(call("q", "n")).engine_id) == (1, "c")
 
 
@@ -132,9 +132,9 @@ def test_a_call_that_continues_another_goes_where_that_ran(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
 def test_where_it_cannot_continue_the_policy_says_why_it_goes_elsewhere(policy: str) -> None:
     router = new_router("a", "b", policy=policy)
-    router.engine_unreachable("b")
+    router.health.unreachable("b")
     reasons = {router.select(call("x"), prefer=engine).reason for engine in ("b", "gone")}
-    router.engine_answered("b", {"m": None})
+    router.health.answered("b", {"m": None})
     reasons.add(router.select(call("x"), prefer="b", avoid={"b"}).reason)
     assert reasons == {router.select(call("x")).reason}
     assert PlacementReason.CONTINUE not in reasons
@@ -142,7 +142,7 @@ def test_where_it_cannot_continue_the_policy_says_why_it_goes_elsewhere(policy: 
 
 def test_the_same_prompt_to_another_model_finds_nothing() -> None:
     router = new_router("a")
-    router.engine_answered("a", {"m": None, "n": None})
+    router.health.answered("a", {"m": None, "n": None})
     router.report("a", report("prefix", snapshot=True), 1.0)
     assert router.select(call("prefix!")).cached_tokens == 6 * 64
     assert router.select(call("prefix!", "n")).cached_tokens == 0
@@ -151,9 +151,9 @@ def test_the_same_prompt_to_another_model_finds_nothing() -> None:
 def test_a_models_context_is_the_longest_offered_if_all_say_so() -> None:
     router = new_router("a", "b")
     assert router.models.context_tokens("m") is None
-    router.engine_answered("a", {"m": 4_096})
+    router.health.answered("a", {"m": 4_096})
     assert router.models.context_tokens("m") is None, "b may take more"
-    router.engine_answered("b", {"m": 8_192})
+    router.health.answered("b", {"m": 8_192})
     assert router.models.context_tokens("m") == 8_192
     assert router.models.context_tokens("x") is None
 
@@ -308,8 +308,8 @@ def test_a_restarted_engine_has_nothing_but_what_it_says() -> None:
 def test_an_engine_that_is_down_keeps_what_it_has() -> None:
     router = new_router("a")
     router.report("a", report("abcd", snapshot=True), 0.0)
-    router.engine_unreachable("a")
-    router.engine_answered("a", {"m": None})
+    router.health.unreachable("a")
+    router.health.answered("a", {"m": None})
     assert (cached(router, "abcd"), router.engines["a"].cursor) == (4, 7)
 
 

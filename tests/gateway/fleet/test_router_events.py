@@ -76,7 +76,7 @@ class Fleet(RuleBasedStateMachine):
         self.router = Router(policy, window_s=WINDOW_S)
         for engine in self.fakes:
             self.router.add_engine(engine, COSTS)
-            self.router.engine_answered(engine, {"m": None})
+            self.router.health.answered(engine, {"m": None})
         if reports_first:
             for engine in REPORTING:
                 self.report(engine, 0.0, forget=False)
@@ -208,10 +208,10 @@ class Fleet(RuleBasedStateMachine):
     def change(self, engine: str, event: str) -> None:
         fake, was_up = self.fakes[engine], engine in self.up
         if event == "answers":
-            assert self.router.engine_answered(engine, {"m": None}) == (not was_up)
+            assert (self.router.health.answered(engine, {"m": None}) is None) == was_up
             assert engine in self.up
         elif event == "fails":
-            assert self.router.engine_unreachable(engine) == was_up
+            assert (self.router.health.unreachable(engine) is not None) == was_up
             assert engine not in self.up
         elif event == "restarts":
             fake.journal, fake.epoch, fake.stored = CacheJournal(), fake.epoch + 1, set()

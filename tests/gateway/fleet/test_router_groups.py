@@ -27,7 +27,7 @@ def new_router(*engines: str, policy: str = "e2", kv_tokens: int | None = None) 
     router = Router(policy, window_s=WINDOW_S)
     for engine in engines:
         router.add_engine(engine, COSTS, kv_tokens=kv_tokens)
-        router.engine_answered(engine, {"m": None})
+        router.health.answered(engine, {"m": None})
     return router
 
 
@@ -143,7 +143,7 @@ def test_when_an_engine_is_lost_the_rest_of_the_group_is_allocated_anew() -> Non
     reservation = router.reservations.of(one)
     assert reservation is not None
     assert reservation.places.keys() == {"a", "b", "c"}
-    router.engine_unreachable("c")
+    router.health.unreachable("c")
     rest = [place(router, call(f"x{number}", group="g", calls=40)).placement for number in range(39)]
     assert {placement.engine_id for placement in rest} == {"a", "b"}
     assert {placement.reason for placement in rest} == {PlacementReason.GROUP}
@@ -284,9 +284,9 @@ class Groups(RuleBasedStateMachine):
     @rule(engine=st.sampled_from("abc"), answers=st.booleans())
     def change(self, engine: str, answers: bool) -> None:
         if answers:
-            self.router.engine_answered(engine, {"m": None})
+            self.router.health.answered(engine, {"m": None})
         else:
-            self.router.engine_unreachable(engine)
+            self.router.health.unreachable(engine)
 
     @rule(passed_s=st.sampled_from((0.0, 1.0, 6.0)))
     def age(self, passed_s: float) -> None:

@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from plait.backends.errors import EngineError, NoEngineError
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import send_whole
-from plait.gateway.calls.relay import Delivery, Outcome, Problem, Relay
+from plait.gateway.calls.delivery import Delivery, Outcome, Problem
+from plait.gateway.calls.relay import Relay
 from plait.gateway.config_file import parse_config
 
 CHAT, SUBMIT, GET = "/v1/chat/completions", "/v1/submit", "/v1/get"
@@ -74,8 +75,7 @@ class Engine:
 
     async def refuse(self, prompt: str, status: int = 400) -> None:
         await send_whole(self.running[prompt][1], status, [], b'{"error":{"message":"too long"}}')
-        problem = f"refused with status {status}: too long"
-        await self._end(prompt, problem if status < 500 else EngineError(f"engine {self.places[prompt]}: {problem}"))
+        await self._end(prompt, f"refused with status {status}: too long")
 
     async def lose(self, prompt: str) -> None:
         """Before anything of its answer has come."""
@@ -176,7 +176,7 @@ class Served:
             "sessions": {"gather_ms": 0, "max_attempts": 1, **sessions},
         }
         self.gateway = Gateway(parse_config(sections, "test"))
-        self.gateway.router.engine_answered("e", {"m": 1_000})
+        self.gateway.router.health.answered("e", {"m": 1_000})
         self.engine = Engine()
         chained = self.gateway._chained
         self.executor = chained.executor

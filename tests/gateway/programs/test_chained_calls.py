@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from plait.gateway.calls.relay import Outcome
+from plait.gateway.calls.delivery import Outcome
 from plait.gateway.programs.recorded_answer import KEEP_ALIVE
 from plait.policy.types import Objective, Slo
 from tests.gateway.exposed import samples

@@ -20,53 +20,33 @@ async def served() -> AsyncIterator[Served]:
 
 def retries(served: Served, engine: str = "e") -> int:
     found = samples(served.registry)
-    return sum(int(n) for name, n in found.items() if name.startswith(f'plait_retries_total{{engine="{engine}"'))
+    return sum(
+        int(n) for name, n in found.items() if name.startswith(f'plait_calls_restarted_total{{engine="{engine}"')
+    )
 
 
 # Calls with a client of their own.
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("status", [None, 500, 503])
-async def test_a_call_that_an_engine_fails_runs_on_another(served: Served, status: int | None, stream: bool) -> None:
+async def test_a_call_that_all_engines_failed_is_told_to_all(served: Served, stream: bool) -> None:
+    """The relay has tried them all by then: there is nothing left to try."""
     first = await served.chat("Write", output="code", stream=stream)
     second = await served.chat("Test {{code}}", inputs="code")
-    begun_s = served.engine.running["Write"][0].arrived_s
-    await (served.engine.lose("Write") if status is None else served.engine.refuse("Write", status))
-    delivery = served.engine.running["Write"][0]
-    assert (set(delivery.avoids), delivery.arrived_s) == ({"e"}, begun_s)
-    assert (first.messages, second.messages, retries(served)) == ([], [], 1)
-    await served.engine.answer("Write", "x = 1")
-    assert first.status == 200
-    assert b"too long" not in first.body
-    await served.engine.answer("Test x = 1", "fine")
-    assert second.text == "fine"
-
-
-async def test_a_call_without_an_output_is_tried_again_too(served: Served) -> None:
-    held = await served.chat("Test {{code}}", inputs="code")
-    await served.value("code", "x")
-    await served.engine.lose("Test x")
-    await served.engine.answer("Test x", "fine")
-    assert (held.text, held.headers[b"plait-engine"]) == ("fine", b"f")
-
-
-async def test_the_last_failure_is_told(served: Served) -> None:
-    first = await served.chat("Write", output="code")
     await served.engine.lose("Write")
-    await served.engine.refuse("Write", 503)
-    assert (first.status, first.body) == (503, b'{"error":{"message":"too long"}}')
+    assert first.refusal == (502, "engine_error")
+    assert second.refusal == (424, "input_failed")
     failed = (await served.get("code")).json["error"]
-    assert failed["causes"][-1]["engine"] == "f"
-    assert (served.engine.delivered, retries(served, "f")) == (["Write", "Write"], 0)
+    assert failed["causes"][-1]["engine"] == "e"
+    assert (served.engine.delivered, retries(served)) == (["Write"], 0)
 
 
 async def test_where_no_engine_is_left_the_failure_before_is_told(served: Served) -> None:
-    first = await served.chat("Write", output="code")
+    await served.submit("Do {{code}}", "code")
     served.engine.up = []
-    await served.engine.refuse("Write", 500)
-    assert first.refusal == (502, "engine_error")
-    assert "refused with status 500" in first.json["error"]["message"]
+    await served.engine.break_off("Do ", "x = ")
+    refused = await served.get("code")
+    assert refused.json["error"]["causes"][0]["message"] == "engine e: stream lost"
 
 
 async def test_a_refusal_of_the_caller_is_never_tried_again(served: Served) -> None:
@@ -98,14 +78,12 @@ async def test_what_no_client_is_left_to_see_can_be_taken_back(served: Served) -
     assert b"lost" not in late.body
 
 
-async def test_comments_need_not_be_taken_back() -> None:
+async def test_a_stream_that_waited_ends_with_the_error() -> None:
     async with served_calls(max_attempts=2, keep_alive_s=0.001) as served:
         first = await served.chat("Write", output="code", stream=True)
         await first.begun.wait()
-        await served.engine.refuse("Write", 503)
-        assert first.body.replace(KEEP_ALIVE, b"") == b""
-        await served.engine.answer("Write", "x = 1")
-        assert first.body.endswith(b"data: [DONE]\n\n")
+        await served.engine.lose("Write")
+        assert b"connection lost" in first.body.replace(KEEP_ALIVE, b"")
 
 
 # Submitted calls.
@@ -118,7 +96,7 @@ async def test_a_step_that_breaks_off_runs_again_and_the_next_follow_it(served: 
     await served.engine.answer("Do ", "x = 2")
     assert (await served.get("code")).json["value"] == "x = 2"
     assert served.engine.running["Do |x = 2 Test: "][0].continues_on == "f"
-    await served.engine.lose("Do |x = 2 Test: ")
+    await served.engine.break_off("Do |x = 2 Test: ", "no")
     await served.engine.answer("Do |x = 2 Test: ", "fine")
     assert (await served.get("test")).json["value"] == "fine"
     assert (retries(served, "e"), retries(served, "f")) == (1, 1)

@@ -21,4 +21,4 @@ def test_sessions_are_shown_as_they_are() -> None:
     assert found["plait_held_bytes"] == 102
     assert (found['plait_variables_total{state="set"}'], found['plait_variables_total{state="failed"}']) == (1, 1)
     assert (found["plait_hold_seconds_count"], found["plait_hold_seconds_sum"]) == (1, 0.2)
-    assert found['plait_retries_total{engine="a",model="m"}'] == 1
+    assert found['plait_calls_restarted_total{engine="a",model="m"}'] == 1

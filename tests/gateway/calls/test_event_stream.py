@@ -10,7 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plait.gateway.calls.sse import UsageTap, body_usage
+from plait.backends.errors import EngineError, EngineGarbledError
+from plait.gateway.calls import event_stream
+from plait.gateway.calls.completion_body import UsageBounds
+from plait.gateway.calls.event_stream import EventStream
 from plait.gateway.fleet.booking import CallUsage
 
 USAGE = {
@@ -42,7 +45,6 @@ PLAIN_EVENTS = st.one_of(
             b"event: error\ndata: {}",
             b'data: {"usage": {"prompt_tokens": ',  # cut off
             b'data: not JSON, but "usage": it says',
-            b'data: {"usage": {"prompt_tokens": "many"}, "choices": []}',
             b'data: {"usage": null, "choices": []}',
         )
     ),
@@ -82,7 +84,7 @@ def test_chunks_change_nothing(
     stream: tuple[bytes, bytes, CallUsage | None], places: list[int], withhold: bool
 ) -> None:
     sent, kept, usage = stream
-    tap = UsageTap(withhold=withhold)
+    tap = EventStream("a", withhold=withhold)
     out = [tap.feed(chunk) for chunk in cut(sent, places)]
     assert b"".join(out) + tap.end() == (kept if withhold else sent)
     assert tap.usage == usage
@@ -91,13 +93,13 @@ def test_chunks_change_nothing(
 @given(streams())
 def test_byte_by_byte(stream: tuple[bytes, bytes, CallUsage | None]) -> None:
     sent, kept, usage = stream
-    tap = UsageTap(withhold=True)
+    tap = EventStream("a", withhold=True)
     out = b"".join(tap.feed(sent[place : place + 1]) for place in range(len(sent)))
     assert (out + tap.end(), tap.usage) == (kept, usage)
 
 
 def test_only_whole_events_go_out() -> None:
-    tap = UsageTap(withhold=False)
+    tap = EventStream("a", withhold=False)
     assert tap.feed(b"data: 1\n\nda") == b"data: 1\n\n"
     assert tap.feed(b"ta: 2\n") == b""
     assert tap.feed(b"\ndata: 3\r\n\r") == b"data: 2\n\n"
@@ -106,42 +108,80 @@ def test_only_whole_events_go_out() -> None:
 
 
 def test_the_end_brings_what_is_no_whole_event_once() -> None:
-    tap = UsageTap(withhold=True)
+    tap = EventStream("a", withhold=True)
     assert tap.feed(b"data: cut") == b""
     assert (tap.end(), tap.end()) == (b"data: cut", b"")
 
 
 def test_an_event_whose_text_speaks_of_usage_is_text() -> None:
-    tap = UsageTap(withhold=True)
+    tap = EventStream("a", withhold=True)
     event = content('"usage":{"prompt_tokens":1}') + b"\n\n"
     assert tap.feed(event) == event
     assert tap.usage is None
 
 
 def test_the_last_usage_counts() -> None:
-    tap = UsageTap(withhold=True)
+    tap = EventStream("a", withhold=True)
     for tokens in (1, 2, 3):
         tap.feed(content("x", usage={**USAGE, "completion_tokens": tokens}) + b"\n\n")
     assert tap.usage == CallUsage(100, 3, 64)
 
 
+def test_an_event_without_an_end_is_read_in_linear_time_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = EventStream("a", withhold=False)
+    for _ in range(1_000):
+        assert stream.feed(b"x" * 10_000) == b""
+    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 10_000_000)
+    with pytest.raises(EngineGarbledError, match=r"engine a sent an event of over 10000000 bytes"):
+        stream.feed(b"x")
+
+
+# How it ended.
+
+STOP = data({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}) + b"\n\n"
+SECOND = data({"choices": [{"index": 1, "text": "", "finish_reason": "length"}]}) + b"\n\n"
+OPEN = data({"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]}) + b"\n\n"
+ABORT = data({"choices": [{"index": 0, "finish_reason": "abort"}]}) + b"\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
 @pytest.mark.parametrize(
-    ("usage", "expected"),
+    ("stream", "choices", "problem"),
     [
-        (USAGE, READ),
-        ({"prompt_tokens": 3, "completion_tokens": 4}, CallUsage(3, 4)),
-        ({"prompt_tokens": 3, "completion_tokens": None, "prompt_tokens_details": None}, CallUsage(3, 0)),
-        ({"prompt_tokens": 3, "prompt_tokens_details": {}}, CallUsage(3, 0)),
-        (None, None),
-        ({"prompt_tokens": "3"}, None),
-        ([], None),
+        (OPEN + STOP + DONE, 1, None),
+        (OPEN + STOP + ONLY_USAGE + b"\n\n" + DONE, 1, None),
+        (STOP + SECOND + DONE, 2, None),
+        (STOP + b"data: [DONE]", 1, None),
+        (STOP + b"data:[DONE]\r\n\r\n", 1, None),
+        (OPEN + DONE, 1, "engine a ended its answer with no finish reason"),
+        (b"", 1, "engine a ended its answer with no finish reason"),
+        (STOP + DONE, 2, "engine a ended its answer with 1 finish reasons for 2 choices"),
+        (OPEN + STOP, 1, "engine a ended its stream without [DONE]"),
+        (OPEN + ABORT + DONE, 1, "engine a gave the call up: its finish reason is 'abort'"),
+        (content('"finish_reason":"stop"') + b"\n\n" + DONE, 1, "engine a ended its answer with no finish reason"),
+        (OPEN + data({"error": {"message": "dead", "code": 500}}) + b"\n\n" + DONE, 1, "engine a: dead"),
+        (OPEN + data({"error": "dead"}) + b"\n\n", 1, "engine a: dead"),
     ],
 )
-def test_the_usage_of_a_whole_response(usage: Any, expected: CallUsage | None) -> None:
-    body = json.dumps({"choices": [{"message": {"content": "x"}}], "usage": usage}).encode()
-    assert body_usage(body) == expected
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_whole_answer_has_its_endings(stream: bytes, choices: int, problem: str | None, size: int) -> None:
+    tap = EventStream("a", withhold=True, choices=choices)
+    for start in range(0, len(stream), size):
+        tap.feed(stream[start : start + size])
+    tap.end()
+    found = tap.problem
+    assert (None if found is None else isinstance(found, EngineError) and found.message) == problem
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"\xff", b'{"choices": []}'])
-def test_a_body_without_usage_has_none(body: bytes) -> None:
-    assert body_usage(body) is None
+def test_an_error_that_is_the_callers_is_told_apart() -> None:
+    tap = EventStream("a", withhold=False)
+    tap.feed(data({"error": {"message": "too long", "code": 400}}) + b"\n\n" + DONE)
+    assert tap.problem == "too long"
+
+
+def test_a_usage_that_cannot_be_is_corrected_and_one_without_numbers_is_none() -> None:
+    tap = EventStream("a", withhold=True, bounds=UsageBounds(1_000, 50))
+    assert tap.feed(data({"choices": [], "usage": {"prompt_tokens": -3, "completion_tokens": 1e14}}) + b"\n\n") == b""
+    assert (tap.usage, tap.usage_corrected) == (CallUsage(0, 50), True)
+    assert tap.feed(data({"choices": [], "usage": {"prompt_tokens": "many"}}) + b"\n\n") == b""
+    assert (tap.usage, tap.usage_corrected) == (None, True)

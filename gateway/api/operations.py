@@ -1,0 +1,68 @@
+"""The routes for operators and for whoever asks which models there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from plait.gateway.api.auth import KeyRing
+from plait.gateway.config import ModelConfig
+from plait.gateway.fleet.router import Router
+from plait.gateway.metrics import exposition
+
+
+class Operations:
+    """Models, health, readiness and metrics. `configured` models have to be served for the gateway to be ready."""
+
+    def __init__(
+        self, router: Router, configured: Sequence[ModelConfig], keys: KeyRing, registry: CollectorRegistry
+    ) -> None:
+        self._router = router
+        self._configured = configured
+        self._keys = keys
+        self._registry = registry
+        self.routes = [
+            Route("/v1/models", self._models),
+            Route("/v1/models/{model:path}", self._model),
+            Route("/health", self._health),
+            Route("/ready", self._ready),
+            Route("/metrics", self._metrics_text),
+        ]
+
+    async def _models(self, request: Request) -> Response:
+        self._keys.check(request.scope["headers"])
+        return _json({"object": "list", "data": [self._describe(model) for model in sorted(self._router.models.names)]})
+
+    async def _model(self, request: Request) -> Response:
+        self._keys.check(request.scope["headers"])
+        model = request.path_params["model"]
+        if model not in self._router.models.names:
+            self._router.models.check(model)
+        return _json(self._describe(model))
+
+    def _describe(self, model: str) -> dict[str, object]:
+        context_tokens = self._router.models.context_tokens(model)
+        return {"id": model, "object": "model", "created": 0, "owned_by": "plait", "max_model_len": context_tokens}
+
+    async def _health(self, _request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def _ready(self, _request: Request) -> Response:
+        """Whether an engine is up for every model that is configured or that an engine has listed."""
+        wanted = self._router.models.names | {model.name for model in self._configured}
+        serving = {model: self._router.models.serving(model) for model in sorted(wanted)}
+        ready = bool(serving) and all(serving.values())
+        return _json({"ready": ready, "engines_up": serving}, status=200 if ready else 503)
+
+    async def _metrics_text(self, _request: Request) -> Response:
+        return Response(exposition(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")

@@ -1,0 +1,50 @@
+"""A call that is ready to be placed and sent, and how its delivery ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.backends.errors import EngineError
+from plait.gateway.asgi import Headers
+from plait.gateway.calls.completion_text import TextTap
+from plait.gateway.calls.outgoing import OutgoingBody
+from plait.policy.types import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A request to be placed and sent. The call's times count from `arrived_s`: its arrival, or when it was ready.
+
+    `session` is echoed in a header. `text` reads the completion's text, if it is needed. The engine `continues_on` has
+    most of the prompt in its cache. The call failed on the engines in `avoids`; it goes there only if there is no other
+    engine. The body has `prompts` prompts and asks for `choices` completions in all.
+    """
+
+    call: Call
+    path: str
+    headers: Headers
+    body: OutgoingBody
+    arrived_s: float
+    session: str | None = None
+    text: TextTap | None = None
+    continues_on: str | None = None
+    avoids: frozenset[str] = frozenset()
+    tenant: str = ""
+    prompts: int = 1
+    choices: int = 1
+
+
+Problem = EngineError | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a delivered call ended.
+
+    `problem` is None if the engine answered in full, with a text where one is read. It is an `EngineError` if the
+    engine is at fault, so that another engine may succeed. `is_told` is False if the client was sent nothing at all.
+    """
+
+    engine_id: str
+    problem: Problem = None
+    is_told: bool = True

@@ -1,0 +1,15 @@
+"""The way to reach an engine: its connections and its API key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.backends.http.client import HttpClient
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLink:
+    """`authorization` is the value of the header that the engine gets; None if it has no key of its own."""
+
+    client: HttpClient
+    authorization: bytes | None = None

@@ -1,0 +1,150 @@
+"""Reads a stream of server-sent events on its way to the client: usage, endings, errors. The bytes stay the engine's.
+
+Pure: bytes in, bytes out. If the gateway asked for the usage and the client did not, the event that carries only the
+usage is withheld. Time is linear in the bytes, and memory is bounded by the longest event.
+"""
+
+from __future__ import annotations
+
+import re
+
+from plait.backends.errors import EngineBrokenError, EngineError, EngineGarbledError
+from plait.gateway.calls.completion_body import (
+    CompletionBody,
+    UsageBounds,
+    decode,
+    ending_problem,
+    endings,
+    read_usage,
+    reported_error,
+)
+from plait.gateway.fleet.booking import CallUsage
+
+MAX_EVENT_BYTES = 16 * 2**20
+"""The longest event that is read. Log probabilities of a long prompt come as one event of some megabytes."""
+
+_END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
+_USAGE_KEY = b'"usage":'
+_ERROR_KEY = b'"error":'
+_FINISH_KEY = b'"finish_reason":'
+_UNFINISHED = b'"finish_reason":null'
+
+
+class EventStream:
+    """Reads one stream that should have `choices` endings. `withhold` drops the usage-only event.
+
+    `usage` is the latest usage that the engine reported, within `bounds`; `usage_corrected` is True if it had to be
+    corrected. `error` is an error that the engine sent as an event.
+    """
+
+    def __init__(self, engine_id: str, *, withhold: bool, choices: int = 1, bounds: UsageBounds | None = None) -> None:
+        self.usage: CallUsage | None = None
+        self.usage_corrected = False
+        self.error: EngineError | str | None = None
+        self._engine_id = engine_id
+        self._withhold = withhold
+        self._choices = choices
+        self._bounds = bounds or UsageBounds()
+        self._ended: dict[int, str] = {}
+        self._pieces: list[bytes] = []  # of the event that is not whole yet
+        self._rest_bytes = 0
+        self._tail = b""  # the end of those pieces, in which an end of event may have begun
+        self._last = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take a chunk and return the events that are complete now. So a stream can be ended between two events.
+
+        Raises `EngineGarbledError` for an event beyond `MAX_EVENT_BYTES`.
+        """
+        whole = self._whole_events(chunk)
+        if not whole:
+            return b""
+        self._last = whole[-64:]
+        if _USAGE_KEY in whole or _ERROR_KEY in whole or whole.count(_FINISH_KEY) != whole.count(_UNFINISHED):
+            return b"".join(map(self._pass, _events(whole)))
+        return whole
+
+    def end(self) -> bytes:
+        """End the stream; returns the bytes behind its last whole event."""
+        rest = b"".join(self._pieces)
+        self._pieces.clear()
+        self._last = (self._last + rest)[-64:]
+        if rest:
+            self._read(rest)
+        return rest
+
+    @property
+    def problem(self) -> EngineError | str | None:
+        """Why the ended stream is not a whole answer; None if it is one."""
+        if self.error is not None:
+            return self.error
+        missing = ending_problem(self._engine_id, self._ended.values(), self._choices)
+        if missing is None and not self._last.rstrip().endswith((b"data: [DONE]", b"data:[DONE]")):
+            missing = EngineBrokenError(f"engine {self._engine_id} ended its stream without [DONE]")
+        return missing
+
+    def _whole_events(self, chunk: bytes) -> bytes:
+        """The events that `chunk` completes."""
+        if not self._pieces and chunk.endswith(b"\n\n"):
+            return chunk
+        seen = self._tail + chunk
+        end = _end_of_last_event(seen) - len(self._tail)
+        if end <= 0:
+            self._keep(chunk)
+            return b""
+        whole = b"".join((*self._pieces, chunk[:end]))
+        self._pieces.clear()
+        self._rest_bytes, self._tail = 0, b""
+        self._keep(chunk[end:])
+        return whole
+
+    def _keep(self, rest: bytes) -> None:
+        if not rest:
+            return
+        self._pieces.append(rest)
+        self._rest_bytes += len(rest)
+        self._tail = (self._tail + rest)[-3:]
+        if self._rest_bytes > MAX_EVENT_BYTES:
+            message = f"engine {self._engine_id} sent an event of over {MAX_EVENT_BYTES} bytes"
+            raise EngineGarbledError(message)
+
+    def _pass(self, event: bytes) -> bytes:
+        """The bytes of an event that go to the client."""
+        body = self._read(event)
+        if body is None or not (self._withhold and body.only_usage):
+            return event
+        return event[: len(event) - len(event.lstrip(b"\r\n"))]  # blank lines before it belong to the event before
+
+    def _read(self, event: bytes) -> CompletionBody | None:
+        """Record what an event says."""
+        body = decode(event.partition(b"data:")[2])
+        if body is None:
+            return None
+        if body.usage is not None:
+            self.usage, corrected = read_usage(body.usage, self._bounds)
+            self.usage_corrected |= corrected
+        if body.error is not None:
+            self.error = reported_error(self._engine_id, body.error)
+        self._ended.update(endings(body))
+        return body
+
+
+def _events(buffer: bytes) -> list[bytes]:
+    events, start = [], 0
+    for match in _END_OF_EVENT.finditer(buffer):
+        events.append(buffer[start : match.end()])
+        start = match.end()
+    if start < len(buffer):  # an extra blank line behind the last event
+        events.append(buffer[start:])
+    return events
+
+
+def _end_of_last_event(buffer: bytes) -> int:
+    if buffer.endswith(b"\n\n"):
+        return len(buffer)
+    end = 0
+    for separator in (b"\n\n", b"\n\r\n"):
+        at = buffer.rfind(separator)
+        if at >= 0:
+            end = max(end, at + len(separator))
+    return end

@@ -1,0 +1,238 @@
+"""One call on one engine: sends it, checks the answer, and passes it on as it comes.
+
+Nothing goes to the client before the engine has sent a byte of an answer. Until then the call can move elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.types import Send
+
+from plait.backends.errors import CallerError, EngineBrokenError, EngineError, EngineStatusError, PlaitError
+from plait.backends.http.client import Response
+from plait.backends.protocol.cache_state import EngineKind
+from plait.gateway.asgi import send_whole
+from plait.gateway.calls.completion_body import (
+    UsageBounds,
+    decode,
+    ending_problem,
+    endings,
+    error_text,
+    garbled,
+    read_usage,
+    reported_error,
+)
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.engine_link import EngineLink
+from plait.gateway.calls.event_stream import EventStream
+from plait.gateway.calls.passed_headers import retry_after_s, to_client, to_engine
+from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.router import Router
+from plait.gateway.metrics import Buckets
+from plait.gateway.timer import loop_time_s
+
+MAX_ANSWER_BYTES = 256 * 2**20
+"""The longest answer that is not streamed. It is held in memory until it is whole."""
+
+_TOO_EARLY = frozenset((408, 425, 429))
+_NO_ACCESS = frozenset((401, 403))
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A call on the engine that it was booked on.
+
+    `told` is True once the client was sent something. `ended` is `ok` or `refused` once the engine has said all, though
+    the client may not have it yet. `usage` is the usage that the engine reported, and `usage_corrected` says whether it
+    was out of bounds. `gaps` takes the times between pieces.
+    """
+
+    booking: Booking
+    delivery: Delivery
+    link: EngineLink
+    kind: EngineKind | None
+    router: Router
+    gaps: Buckets
+    sends_client_key: bool
+    ended: str | None = None
+    told: bool = False
+    usage: CallUsage | None = None
+    usage_corrected: bool = False
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's name."""
+        return self.booking.placement.engine_id
+
+    async def run(self, send: Send) -> str | None:
+        """Send the call and pass the answer on. Returns None if it is a whole completion, else what is wrong with it.
+
+        What is wrong is the caller's fault. Raises `EngineError` if the engine is at fault; if the client was told
+        something by then, it has been sent an error event too.
+        """
+        delivery, call = self.delivery, self.booking.call
+        body = delivery.body.for_engine(self.kind, call, self.booking.placement, loop_time_s() - delivery.arrived_s)
+        response = await self.link.client.post(delivery.path, self._request_headers(), body)
+        try:
+            if response.status == 200 and _is_event_stream(response):
+                return await self._stream(response, send)
+            answer = await response.read(MAX_ANSWER_BYTES)
+            if response.status == 200:
+                return await self._whole(response, answer, send)
+            return await self._refusal(response, answer, send)
+        finally:
+            response.abort()
+
+    async def _whole(self, response: Response, answer: bytes, send: Send) -> str | None:
+        """Check and send an answer that was not streamed."""
+        problem: str | None = None
+        body = decode(answer)
+        if body is None:
+            raise garbled(self.engine_id, "an answer that is not JSON")
+        if body.error is not None:
+            reported = reported_error(self.engine_id, body.error)
+            if isinstance(reported, EngineError):
+                raise reported
+            problem = reported
+        elif not isinstance(body.choices, list) or not body.choices:
+            raise garbled(self.engine_id, "an answer without choices")
+        else:
+            missing = ending_problem(self.engine_id, [reason for _, reason in endings(body)], len(body.choices))
+            if missing is not None:
+                raise missing
+        self.ended = "ok"
+        self.usage, self.usage_corrected = read_usage(body.usage, self._bounds())
+        text = self.delivery.text
+        if text is not None:
+            text.whole(answer)
+        self.told = True
+        await send_whole(send, response.status, self._response_headers(response), answer)
+        return problem if text is None or problem is not None else text.problem
+
+    async def _stream(self, response: Response, send: Send) -> str | None:
+        """Pass whole events on. If the engine fails on the way, an error event ends the stream."""
+        stream = EventStream(
+            self.engine_id,
+            withhold=self.delivery.body.withholds_usage,
+            choices=self.delivery.choices,
+            bounds=self._bounds(),
+        )
+        try:
+            events = await self._first_events(stream, response)
+            self.router.first_token(self.booking, loop_time_s())
+            self.told = True
+            headers = self._response_headers(response)
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._pass_on(stream, events, response, send)
+            problem = stream.problem
+            if isinstance(problem, EngineError) and stream.error is None:
+                raise problem
+        except EngineError as error:
+            if self.told:
+                await send({"type": "http.response.body", "body": _error_event(error)})
+            raise
+        finally:
+            self.usage, self.usage_corrected = stream.usage, stream.usage_corrected
+        if isinstance(problem, EngineError):  # the engine's own error event has been passed on
+            await send({"type": "http.response.body", "body": b""})
+            raise problem
+        self.ended = "ok"
+        await send({"type": "http.response.body", "body": b""})
+        text = self.delivery.text
+        return problem if problem is not None or text is None else text.problem
+
+    async def _first_events(self, stream: EventStream, response: Response) -> bytes:
+        """The first whole events. Raises `EngineError` if there is none, or if the engine's error is among them."""
+        while True:
+            piece = await response.read_chunk()
+            events = stream.feed(piece) if piece else stream.end()
+            if isinstance(stream.error, EngineError):
+                raise stream.error
+            if events.strip():
+                return events
+            if not piece:
+                raise EngineBrokenError(f"engine {self.engine_id} ended its stream without an event")
+
+    async def _pass_on(self, stream: EventStream, events: bytes, response: Response, send: Send) -> None:
+        """Send the events on as they come."""
+        booking, router, text = self.booking, self.router, self.delivery.text
+        last_s = loop_time_s()
+        while True:
+            if events:
+                if text is not None:
+                    text.feed(events)
+                booking.client_is_slow = True
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+                booking.client_is_slow = False
+            piece = await response.read_chunk()
+            if not piece:
+                break
+            now_s = loop_time_s()
+            router.received(booking, now_s)
+            self.gaps.observe(now_s - last_s)
+            last_s = now_s
+            events = stream.feed(piece)
+        rest = stream.end()
+        if rest and stream.problem is None:
+            await send({"type": "http.response.body", "body": rest, "more_body": True})
+
+    async def _refusal(self, response: Response, answer: bytes, send: Send) -> str:
+        """Pass on an error that is the caller's fault. Raises `EngineStatusError` for every other."""
+        status, (is_openai, said) = response.status, error_text(answer)
+        ours = status in _NO_ACCESS and self.link.authorization is not None
+        if not 400 <= status < 500 or status in _TOO_EARLY or ours:
+            shown = 502 if ours or not 429 <= status < 600 else status
+            raise EngineStatusError(
+                f"engine {self.engine_id} answered with status {status}{said and f': {said}'}",
+                shown,
+                retry_after_s=retry_after_s(response.headers),
+            )
+        headers = self._response_headers(response)
+        if not is_openai:
+            error = CallerError(said or f"The engine refused the request with status {status}.")
+            answer = error.body()
+            headers = [item for item in headers if item[0] not in (b"content-type", b"content-encoding")]
+            headers.append((b"content-type", b"application/json"))
+        self.ended, self.told = "refused", True
+        await send_whole(send, status, headers, answer)
+        return f"refused with status {status}{said and f': {said}'}"
+
+    def _bounds(self) -> UsageBounds:
+        """The most tokens that this call can have used."""
+        call, prompts = self.booking.call, self.delivery.prompts
+        context = self.router.models.context_tokens(call.model)
+        bounds = UsageBounds()
+        if context is None:
+            return bounds
+        return UsageBounds(context * prompts, context * self.delivery.choices)
+
+    def _request_headers(self) -> list[tuple[bytes, bytes]]:
+        delivery = self.delivery
+        headers = to_engine(delivery.headers)
+        headers.append((b"x-request-id", delivery.call.call_id.encode("latin-1")))
+        if self.link.authorization is not None:
+            headers.append((b"authorization", self.link.authorization))
+        elif self.sends_client_key:
+            headers += [item for item in delivery.headers if item[0] == b"authorization"]
+        return headers
+
+    def _response_headers(self, response: Response) -> list[tuple[bytes, bytes]]:
+        placement, session = self.booking.placement, self.delivery.session
+        echoed = [] if session is None else [(b"plait-session", session.encode("latin-1"))]
+        return [
+            *to_client(response.headers),
+            (b"x-request-id", self.booking.call.call_id.encode("latin-1")),
+            (b"plait-engine", placement.engine_id.encode("latin-1")),
+            (b"plait-placement", placement.reason.value.encode()),
+            (b"plait-cached-tokens", str(placement.cached_tokens).encode()),
+            *echoed,
+        ]
+
+
+def _is_event_stream(response: Response) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in response.headers)
+
+
+def _error_event(error: PlaitError) -> bytes:
+    return b"data: %b\n\n" % error.body()

@@ -1,0 +1,49 @@
+"""The headers that pass between clients and engines. Those of one hop, of Plait, and secrets stay on their side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from plait.gateway.asgi import Headers
+
+_ONE_HOP = frozenset(
+    (
+        b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te",
+        b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"x-request-id",
+    )
+)  # fmt: skip
+"""RFC 9110, 7.6.1; and headers that Plait sets itself."""
+
+_NOT_TO_ENGINES = _ONE_HOP | {b"host", b"expect", b"accept-encoding", b"authorization", b"cookie"}
+_NOT_TO_CLIENTS = _ONE_HOP | {
+    b"date", b"server", b"set-cookie", b"location", b"content-location", b"www-authenticate", b"alt-svc", b"via",
+    b"strict-transport-security", b"retry-after", b"x-should-retry",
+}  # fmt: skip
+_OURS = b"plait-"
+
+
+def to_engine(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """The client's headers that an engine gets."""
+    return _passed(headers, _NOT_TO_ENGINES)
+
+
+def to_client(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """The engine's headers that a client gets. An engine cannot set a header of Plait's."""
+    return _passed(headers, _NOT_TO_CLIENTS)
+
+
+def _passed(headers: Headers, refused: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+    named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
+    return [
+        (name, value)
+        for name, value in headers
+        if name not in refused and name not in named and not name.startswith(_OURS)
+    ]
+
+
+def retry_after_s(headers: Headers) -> float | None:
+    """The seconds that the sender asks to be left alone; None if it does not ask, or names a date."""
+    for name, value in headers:
+        if name == b"retry-after" and value.strip().isdigit() and len(value) < 10:
+            return float(value)
+    return None

@@ -1,0 +1,124 @@
+"""Acts on changes of the engines' health: the asyncio shell of `FleetHealth`.
+
+The calls of an engine that went out are aborted, so that they move elsewhere. An ejected engine is tried with one-token
+calls, over the connections that real calls use, until it takes calls again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+
+import msgspec
+import structlog
+
+from plait.backends.errors import EngineError, EngineStatusError, EngineTimeoutError
+from plait.gateway.calls.completion_body import decode, ending_problem, endings, garbled
+from plait.gateway.calls.engine_link import EngineLink
+from plait.gateway.calls.passed_headers import retry_after_s
+from plait.gateway.fleet.booking import Failure
+from plait.gateway.fleet.health import HealthState
+from plait.gateway.fleet.health_change import Aborts, HealthChange
+from plait.gateway.fleet.metrics import HealthMetrics
+from plait.gateway.fleet.router import Router
+from plait.gateway.supervision import Supervisor
+from plait.gateway.timer import loop_time_s
+
+HANG_CHECK_S = 0.5
+MAX_TRIAL_BYTES = 2**20
+_OUT = frozenset((HealthState.EJECTED, HealthState.PROBATION))
+
+log = structlog.get_logger(__name__)
+
+
+class Recovery:
+    """Looks after the engines of `router`, from `open` on. A one-token call may take `trial_timeout_s`."""
+
+    def __init__(
+        self,
+        router: Router,
+        links: Mapping[str, EngineLink],
+        supervisor: Supervisor,
+        metrics: HealthMetrics,
+        *,
+        trial_timeout_s: float,
+    ) -> None:
+        self._router = router
+        self._links = links
+        self._supervisor = supervisor
+        self._metrics = metrics
+        self._trial_timeout_s = trial_timeout_s
+        self._on_trial: set[str] = set()
+
+    def open(self) -> None:
+        """Start to look for hung engines."""
+        self._supervisor.start("hang-check", self._watch)
+
+    def on_change(self, change: HealthChange | None) -> None:
+        """Act on a change of an engine's health, if there was one."""
+        if change is None:
+            return
+        self._metrics.changed(change)
+        if HealthState.DOWN not in (change.before, change.after) and change.before is not HealthState.UNTRIED:
+            say = log.info if change.after is HealthState.UP else log.warning  # the monitor tells the others
+            say("engine health", engine=change.engine_id, was=change.before, now=change.after, cause=change.cause)
+        if change.aborts is not Aborts.NONE:
+            link = self._links[change.engine_id]
+            link.client.lose(change.cause, waiting_only=change.aborts is Aborts.WAITING)
+        if change.after in _OUT and change.engine_id not in self._on_trial:
+            self._on_trial.add(change.engine_id)
+            self._supervisor.start(f"trial:{change.engine_id}", partial(self._try_until_up, change.engine_id))
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(HANG_CHECK_S)
+            for change in self._router.health.hung(loop_time_s()):
+                self.on_change(change)
+
+    async def _try_until_up(self, engine_id: str) -> None:
+        """Try an engine until it is up, or down: then the monitor finds out when it is back."""
+        self._on_trial.add(engine_id)
+        health = self._router.engines[engine_id].health
+        try:
+            while health.state in _OUT:
+                await asyncio.sleep(max(0.0, health.next_probe_s - loop_time_s()))
+                if health.state in _OUT:
+                    begun_s = loop_time_s()
+                    failure = await self._try(engine_id)
+                    self.on_change(self._router.health.tried(engine_id, failure, begun_s, loop_time_s()))
+        finally:
+            self._on_trial.discard(engine_id)
+
+    async def _try(self, engine_id: str) -> Failure | None:
+        """Ask for one token. Returns the failure; None if it was answered, be it that the request was refused."""
+        try:
+            async with asyncio.timeout(self._trial_timeout_s):
+                await self._one_token(engine_id)
+        except TimeoutError:
+            return Failure(EngineTimeoutError.cause)
+        except EngineError as error:
+            return Failure(error.cause, retry_after_s=error.retry_after_s)
+        return None
+
+    async def _one_token(self, engine_id: str) -> None:
+        link, model = self._links[engine_id], min(self._router.engines[engine_id].models, default="")
+        headers = [(b"content-type", b"application/json"), (b"x-request-id", b"plait-trial")]
+        if link.authorization is not None:
+            headers.append((b"authorization", link.authorization))
+        body = msgspec.json.encode({"model": model, "prompt": "Hello", "max_tokens": 1})
+        response = await link.client.post("/v1/completions", headers, body)
+        try:
+            answer = await response.read(MAX_TRIAL_BYTES)
+        finally:
+            response.abort()
+        if response.status == 429 or response.status >= 500:
+            message = f"engine {engine_id} answered with status {response.status}"
+            raise EngineStatusError(message, response.status, retry_after_s=retry_after_s(response.headers))
+        if response.status == 200:
+            decoded = decode(answer)
+            if decoded is None or not decoded.choices:
+                raise garbled(engine_id, "an answer without choices")
+            missing = ending_problem(engine_id, [reason for _, reason in endings(decoded)], 1)
+            if missing is not None:
+                raise missing

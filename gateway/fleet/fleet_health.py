@@ -1,0 +1,151 @@
+"""The health of all engines: the part of the router that takes calls away from sick engines and gives them back.
+
+Each event returns the change that it made, if any. The asyncio shell acts on it (`recovery`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from plait.gateway.fleet.booking import Booking, Failure
+from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.health import TAKES_CALLS, HealthEvent, HealthState
+from plait.gateway.fleet.health_change import Aborts, HealthChange
+from plait.gateway.fleet.served_models import ServedModels
+
+Jitter = Callable[[], float]
+"""A number from 0 to 1, a new one each time."""
+
+SILENT_S = 4.0
+"""An engine that misses its probes is only busy if a byte of an answer came within this time."""
+
+
+class FleetHealth:
+    """`on_fleet_change` is called when an engine may take calls that could not, or the other way round."""
+
+    def __init__(
+        self,
+        engines: Mapping[str, FleetEngine],
+        models: ServedModels,
+        on_fleet_change: Callable[[], None],
+        jitter: Jitter,
+    ) -> None:
+        self._engines = engines
+        self._models = models
+        self._on_fleet_change = on_fleet_change
+        self._jitter = jitter
+        self._trials: dict[str, Booking] = {}  # of the engines on probation
+
+    # Probes.
+
+    def answered(self, engine_id: str, models: Mapping[str, int | None]) -> HealthChange | None:
+        """A probe succeeded. `models` has the served models with their contexts in tokens.
+
+        A context is None if it is not known.
+        """
+        engine = self._engines[engine_id]
+        before, changed = engine.health.state, engine.health.on(HealthEvent.ANSWERED)
+        if not changed and engine.models == models:  # every report comes here, and most change nothing
+            return None
+        engine.models = dict(models)
+        self._on_fleet_change()
+        return self._change(engine, before)
+
+    def unreachable(self, engine_id: str, cause: str = "unreachable") -> HealthChange | None:
+        """A connection or a probe was refused. The engine gets no calls until a probe succeeds.
+
+        Its calls go on. An engine that is shutting down may finish them, and one that has ended has closed their
+        connections.
+        """
+        return self._down(self._engines[engine_id], cause, Aborts.NONE)
+
+    def silent(self, engine_id: str, now_s: float, cause: str = "silent") -> HealthChange | None:
+        """Probes were not answered in time. The engine's calls are aborted: nothing else would end them.
+
+        No effect while bytes of answers come: the engine is busy.
+        """
+        engine = self._engines[engine_id]
+        if engine.view.outstanding and engine.progress.silent_s(now_s) < SILENT_S:
+            return None
+        return self._down(engine, cause, Aborts.ALL)
+
+    def tried(self, engine_id: str, failure: Failure | None, begun_s: float, now_s: float) -> HealthChange | None:
+        """The one-token call that tries an ejected engine has ended. `failure` is None if it got its answer."""
+        engine = self._engines[engine_id]
+        before = engine.health.state
+        if failure is None:
+            engine.health.try_passed(now_s)
+        else:
+            engine.health.try_failed(begun_s, now_s, self._jitter(), failure.retry_after_s)
+        return self._change(engine, before)
+
+    def hung(self, now_s: float) -> list[HealthChange]:
+        """Eject the engines that owe bytes and are silent. Called about once a second."""
+        changes = [
+            self._eject(engine, Failure("hung"), now_s, Aborts.ALL)
+            for engine in self._engines.values()
+            if engine.health.state in TAKES_CALLS and engine.progress.is_hung(now_s)
+        ]
+        return [change for change in changes if change is not None]
+
+    # Calls.
+
+    def booked(self, engine: FleetEngine, booking: Booking) -> None:
+        """A call was placed. An engine on probation takes no other until this one has ended."""
+        if engine.health.state is HealthState.PROBATION and not engine.health.on_trial:
+            engine.health.on_trial = True
+            self._trials[engine.view.engine_id] = booking
+            self._on_fleet_change()
+
+    def left(self, booking: Booking) -> None:
+        """A call is on no engine any more."""
+        engine_id = booking.placement.engine_id
+        if self._trials.get(engine_id) is booking:
+            self._end_trial(self._engines[engine_id])
+            self._on_fleet_change()
+
+    def succeeded(self, engine: FleetEngine, booking: Booking, now_s: float) -> HealthChange | None:
+        """A call got its whole answer."""
+        if not engine.health.counts(booking.booked_s):
+            return None
+        before = engine.health.state
+        engine.health.succeeded(now_s)
+        return self._change(engine, before)
+
+    def failed(self, engine: FleetEngine, booking: Booking, failure: Failure, now_s: float) -> HealthChange | None:
+        """The engine failed a call. One that asks to be left alone for a time is ejected at once."""
+        if not engine.health.counts(booking.booked_s):
+            return None
+        before = engine.health.state
+        if engine.health.failed(failure.cause, now_s) or failure.retry_after_s is not None:
+            return self._eject(engine, failure, now_s, Aborts.WAITING if failure.moves_waiting else Aborts.NONE)
+        return self._change(engine, before)
+
+    def _down(self, engine: FleetEngine, cause: str, aborts: Aborts) -> HealthChange | None:
+        before = engine.health.state
+        engine.health.on(HealthEvent.UNREACHABLE, cause)
+        return self._change(engine, before, aborts)
+
+    def _eject(self, engine: FleetEngine, failure: Failure, now_s: float, aborts: Aborts) -> HealthChange | None:
+        """Eject the engine. If its models need it, it is only suspect."""
+        before = engine.health.state
+        if self._models.may_eject(engine):
+            engine.health.eject(failure.cause, now_s, self._jitter(), failure.retry_after_s)
+        else:
+            engine.health.on(HealthEvent.FAILED, failure.cause)
+            aborts = Aborts.NONE
+        return self._change(engine, before, aborts)
+
+    def _change(self, engine: FleetEngine, before: HealthState, aborts: Aborts = Aborts.NONE) -> HealthChange | None:
+        """The change since `before`, if any."""
+        after = engine.health.state
+        if after is before:
+            return None
+        if after is not HealthState.PROBATION:
+            self._end_trial(engine)
+        self._on_fleet_change()
+        return HealthChange(engine.view.engine_id, before, after, engine.health.cause, aborts)
+
+    def _end_trial(self, engine: FleetEngine) -> None:
+        engine.health.on_trial = False
+        self._trials.pop(engine.view.engine_id, None)

@@ -1,0 +1,74 @@
+"""How one engine's answers come along: which calls wait for their first byte, and when the last byte came.
+
+An engine is hung if it owes bytes and none come. Its queue and its prompts are not held against it: a call's first byte
+is due only `PATIENCE` times as late as predicted.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from plait.gateway.fleet.booking import Booking
+
+DEFAULT_HANG_S = 8.0
+"""The shortest silence that counts as a hang. Engines under load were seen silent for up to some seconds."""
+
+PATIENCE = 3.0
+"""A first byte is due after this many times its predicted time, which may rest on the wrong profile."""
+
+
+class Progress:
+    """One engine's progress. `byte_s` is when it last sent a byte of an answer, or reported something new."""
+
+    def __init__(self, hang_s: float = DEFAULT_HANG_S) -> None:
+        self.byte_s = -inf
+        self._hang_s = hang_s
+        self._waiting: dict[Booking, None] = {}
+        self._streaming: dict[Booking, None] = {}
+        self._prefill_s = 0.0  # of the calls that wait
+
+    def book(self, booking: Booking, prefill_s: float, answer_s: float) -> None:
+        """A call was placed here. Its prompt takes `prefill_s`; a call that is not streamed takes `answer_s` more."""
+        if not self._waiting:
+            self._prefill_s = 0.0  # rounding ends with the calls
+        self._waiting[booking] = None
+        self._prefill_s += prefill_s
+        booking.prefill_s = prefill_s
+        booking.due_s = booking.booked_s + self._hang_s + PATIENCE * (self._prefill_s + answer_s)
+
+    def byte(self, now_s: float) -> None:
+        """Something came."""
+        self.byte_s = max(self.byte_s, now_s)
+
+    def first_byte(self, booking: Booking, now_s: float) -> None:
+        """A call has its first byte. It streams from now on."""
+        self.byte(now_s)
+        self.leave(booking)
+        self._streaming[booking] = None
+
+    def leave(self, booking: Booking) -> None:
+        """A call has ended, or has its first byte."""
+        if booking in self._waiting:
+            del self._waiting[booking]
+            self._prefill_s -= booking.prefill_s
+        self._streaming.pop(booking, None)
+
+    def silent_s(self, now_s: float) -> float:
+        """Seconds since the last byte."""
+        return now_s - self.byte_s
+
+    def is_hung(self, now_s: float) -> bool:
+        """Whether the engine is silent although it owes bytes: a first byte is due, or a client waits for the next one.
+
+        A stream whose client does not read is owed nothing.
+        """
+        if self.silent_s(now_s) <= self._hang_s:
+            return False
+        if self._waiting:
+            return any(booking.due_s < now_s for booking in self._waiting)
+        return any(not booking.client_is_slow for booking in self._streaming)
+
+    def check(self, bookings: int) -> None:
+        """Assert the invariants for an engine with this many calls; for tests."""
+        assert len(self._waiting) + len(self._streaming) == bookings
+        assert abs(self._prefill_s - sum(booking.prefill_s for booking in self._waiting)) < 1e-6 or not self._waiting

@@ -1,0 +1,84 @@
+"""An engine that was ejected: it is tried with one token until it answers, over the connections of real calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from plait.backends.errors import EngineError, EngineTimeoutError
+from plait.gateway.fleet.health import HealthLimits, HealthState
+from tests.gateway.calls.scripted_engines import (
+    JSON,
+    LOST,
+    WHOLE,
+    Client,
+    Exchange,
+    FakeHttp,
+    Gateway,
+    gateway,
+)
+from tests.gateway.exposed import samples
+
+AT_ONCE = HealthLimits(ejection_s=0.001, max_ejection_s=0.001, probe_s=0.001, max_probe_s=0.001, max_retry_after_s=0)
+
+
+async def eject(made: Gateway) -> None:
+    """Three calls fail on a; the first trial comes at once."""
+    made.router.engines["a"].health.limits = AT_ONCE
+    while made.router.engines["a"].health.state is not HealthState.EJECTED:
+        await made.deliver(Client())
+
+
+def whole() -> Exchange:
+    return Exchange(headers=JSON, pieces=[WHOLE])
+
+
+async def until_up(made: Gateway) -> None:
+    async with asyncio.timeout(2):
+        while made.router.engines["a"].health.state is not HealthState.UP:  # noqa: ASYNC110 - of the trial's task
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        LOST,
+        EngineTimeoutError("silent"),
+        None,
+        Exchange(500, JSON, [b"{}"]),
+        Exchange(429, [*JSON, (b"retry-after", b"1")], [b"{}"]),
+        Exchange(200, JSON, [b"<html>"]),
+        Exchange(200, JSON, [b'{"choices":[{"text":"x"}]}']),
+    ],
+    ids=["lost", "timeout", "hung", "500", "429", "garbled", "no ending"],
+)
+async def test_trials_go_on_until_one_passes_twice(bad: EngineError | Exchange | None) -> None:
+    sick, well = FakeHttp(LOST, LOST, LOST, bad, whole(), whole()), FakeHttp(*(whole() for _ in range(3)))
+    async with gateway(sick, well, key=b"Bearer k") as made:
+        await eject(made)
+        await until_up(made)
+        path, headers, body = sick.requests[-1]
+        assert (path, headers[b"authorization"]) == ("/v1/completions", b"Bearer k")
+        assert json.loads(body) == {"model": "m", "prompt": "Hello", "max_tokens": 1}
+        assert (len(sick.requests), sick.answers) == (6, [])
+        changes = {name: n for name, n in samples(made.registry).items() if "health_changes" in name and n}
+        assert {name.split('"')[5] for name in changes} == {"suspect", "ejected", "probation", "up"}
+
+
+async def test_an_engine_that_refuses_the_trial_itself_is_well() -> None:
+    """An engine for embeddings has no completions."""
+    refused = [Exchange(404, JSON, [b'{"detail":"Not Found"}']) for _ in range(2)]
+    async with gateway(FakeHttp(LOST, LOST, LOST, *refused), FakeHttp(*(whole() for _ in range(3)))) as made:
+        await eject(made)
+        await until_up(made)
+
+
+async def test_an_engine_that_goes_down_is_left_to_the_monitor() -> None:
+    async with gateway(FakeHttp(LOST, LOST, LOST), FakeHttp(*(whole() for _ in range(3)))) as made:
+        await eject(made)
+        made.recovery.on_change(made.router.health.unreachable("a"))
+        await asyncio.sleep(0.01)
+        assert [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("trial")] == []
+        assert made.router.engines["a"].health.state is HealthState.DOWN

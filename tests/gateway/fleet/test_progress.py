@@ -1,0 +1,81 @@
+"""When an engine is hung: it owes bytes and none come."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.gateway.fleet.booking import Booking
+from plait.gateway.fleet.router import Router
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.types import Call
+
+COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 0.001), 0.0, 0.0, 0.0, LongAttention())
+HANG_S = 8.0
+
+
+@pytest.fixture
+def router() -> Router:
+    made = Router("round_robin")
+    for name in "ab":
+        made.add_engine(name, COSTS, hang_s=HANG_S)
+        made.health.answered(name, {"m": None})
+    return made
+
+
+def booked(
+    router: Router, now_s: float, *, tokens: int = 100, streamed: bool = True, limit: int | None = 10
+) -> Booking:
+    call = Call("c", "m", tokens, 64, [], output_limit=limit, streamed=streamed)
+    placement = router.select(call, prefer="a")
+    assert placement.engine_id == "a"
+    return router.book(call, placement, now_s)
+
+
+def is_hung(router: Router, now_s: float) -> bool:
+    router.check()
+    return router.engines["a"].progress.is_hung(now_s)
+
+
+def test_an_idle_engine_owes_nothing(router: Router) -> None:
+    assert not is_hung(router, 1e6)
+
+
+def test_a_first_byte_is_due_after_the_patience_for_all_prompts_before_it(router: Router) -> None:
+    for _ in range(10):
+        booking = booked(router, 0.0, tokens=1_000)
+    assert booking.due_s == pytest.approx(HANG_S + 3 * 10 * 1.0)
+    assert not is_hung(router, HANG_S + 3.0), "the first call of the queue is due then"
+    assert is_hung(router, HANG_S + 3.1)
+
+
+def test_an_answer_that_is_not_streamed_is_due_at_its_end(router: Router) -> None:
+    booking = booked(router, 0.0, streamed=False, limit=5_000)
+    assert booking.due_s == pytest.approx(HANG_S + 3 * (0.1 + 5.0))
+    assert booked(router, 0.0, streamed=False, limit=None).due_s == float("inf")
+
+
+def test_bytes_of_any_call_show_progress(router: Router) -> None:
+    waiting, streaming = booked(router, 0.0), booked(router, 0.0)
+    router.first_token(streaming, 1.0)
+    router.received(streaming, 20.0)
+    assert not is_hung(router, 28.0)
+    assert is_hung(router, 28.1)
+    router.release(waiting, 28.1, delivered=False)
+    assert is_hung(router, 28.1), "the stream goes on and says nothing"
+    streaming.client_is_slow = True
+    assert not is_hung(router, 28.1), "the silence is the client's"
+
+
+def test_a_hung_engine_is_ejected_with_all_its_calls_if_there_is_another(router: Router) -> None:
+    booked(router, 0.0)
+    assert [(change.cause, change.aborts.value) for change in router.health.hung(30.0)] == [("hung", "all")]
+    assert router.health.hung(31.0) == []
+    assert router.models.serving("m") == 1
+
+
+def test_the_only_engine_is_waited_for(router: Router) -> None:
+    router.health.unreachable("b")
+    booked(router, 0.0)
+    assert [change.after.value for change in router.health.hung(30.0)] == ["suspect"]
+    assert router.health.hung(31.0) == []
+    assert router.models.serving("m") == 1

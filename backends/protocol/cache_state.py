@@ -22,6 +22,19 @@ BlockHash = Annotated[int, msgspec.Meta(ge=0)]
 """64 bits, unsigned."""
 
 
+MAX_NAME = 1_024
+"""The longest name in a report, in characters."""
+
+MAX_BLOCKS = 2**31
+"""More blocks than any KV cache has."""
+
+MAX_COUNT = 2**53
+MAX_TIME_S = 1e9
+
+SLACK = 4
+"""A report may list so many times the blocks that fit the cache: changes pile up between two polls."""
+
+
 class StoredRun(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive stored blocks. The first follows `parent`; None: it starts a prompt."""
 
@@ -80,6 +93,28 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueState = QueueState()
     iteration: IterationState = IterationState()
     scheduler: SchedulerState = SchedulerState()
+
+    def check(self) -> None:
+        """Raise ValueError if the report cannot be true: sizes, counts and times are within what an engine can have."""
+        kv, queue, iteration = self.kv, self.queue, self.iteration
+        blocks = sum(len(run.hashes) for run in self.stored)
+        counts = (self.cursor, queue.waiting, queue.running, queue.waiting_tokens, iteration.budget_tokens)
+        times_s = (queue.mean_queue_s, iteration.mean_s, iteration.max_s)
+        problems = {
+            "its names are longer than any": max(len(self.engine), len(self.epoch), len(self.model)) > MAX_NAME,
+            "a block has no tokens": self.block_tokens < 1 or self.granularity_tokens < 1,
+            "the KV cache's blocks do not add up": not (
+                0 <= kv.free_blocks <= kv.total_blocks <= MAX_BLOCKS and 0 <= kv.cached_blocks <= kv.total_blocks
+            ),
+            "it stored more than fits the KV cache": (
+                blocks * self.granularity_tokens > SLACK * kv.total_blocks * self.block_tokens
+            ),
+            "a count is negative or too large": not all(0 <= count <= MAX_COUNT for count in counts),
+            "a time is negative or not finite": not all(0 <= time_s < MAX_TIME_S for time_s in times_s),
+        }
+        found = [problem for problem, holds in problems.items() if holds]
+        if found:
+            raise ValueError(f"engine {self.engine[:MAX_NAME]}'s report cannot be true: {'; '.join(found)}")
 
     @property
     def kv_free_tokens(self) -> int:

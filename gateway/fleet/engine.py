@@ -99,10 +99,19 @@ class FleetEngine:
     def report(self, state: CacheState, requested_s: float) -> None:
         """Apply a cache-state report that was requested at `requested_s`.
 
-        Raises ValueError if the engine's blocks differ from the tree's. Its cache is estimated from then on.
+        Raises ValueError for a report that cannot be true, or in blocks that differ from the tree's. The engine's cache
+        is estimated from then on.
         """
-        if state.granularity_tokens != self.block_tokens:
+        try:
+            state.check()
+            self._apply(state, requested_s)
+        except ValueError:
+            self.view.residency.resident.clear()
             self.no_reports()
+            raise
+
+    def _apply(self, state: CacheState, requested_s: float) -> None:
+        if state.granularity_tokens != self.block_tokens:
             raise ValueError(
                 f"engine {self.view.engine_id} reports its cache in blocks of {state.granularity_tokens} tokens, "
                 f"but the prefix tree has blocks of {self.block_tokens}; its cache is estimated instead"

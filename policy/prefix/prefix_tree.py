@@ -47,6 +47,8 @@ class PrefixTree:
         if low == 0:
             return []
         last = index[hashes[low - 1]]
+        if not 0 < low - last.start_blocks <= len(last):
+            return []  # an engine reported a block at another place than prompts have it
         segments = [Segment(node, len(node)) for node in last.path()]
         segments[0] = Segment(last, low - last.start_blocks)
         segments.reverse()
@@ -112,7 +114,8 @@ class PrefixTree:
         while node.parent is not None and not node.children:
             keep = max((h.needed_blocks() for h in node.holdings.values()), default=0)
             for block in node.hashes[keep:]:
-                del self.index[block]
+                if self.index.get(block) is node:  # an engine may have reported it at a place where no prompt has it
+                    del self.index[block]
             if keep:
                 del node.hashes[keep:]
                 break

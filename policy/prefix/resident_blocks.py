@@ -29,7 +29,8 @@ class ResidentBlocks:
     def store(self, parent: int | None, hashes: Sequence[int]) -> None:
         """The engine stored the blocks `hashes`, which follow the block `parent` (None: they begin a chain).
 
-        A run whose parent is not resident here cannot be reached from the root. It is ignored.
+        A run whose parent is not resident here cannot be reached from the root. It is ignored. Raises ValueError for a
+        run that contradicts the tree: a block follows two others, or itself.
         """
         node, offset = self._tree.root, 0
         if parent is not None:
@@ -40,7 +41,7 @@ class ResidentBlocks:
         position = 0
         while position < len(hashes):
             if offset == len(node):
-                behind = node.children.get(hashes[position]) or self._tree.extend(node, hashes[position:])
+                behind = node.children.get(hashes[position]) or self._extend(node, hashes[position:])
                 node, offset = behind, offset if behind is node else 0
             common = node.common_blocks(offset, hashes, position)
             if common == 0:  # the run leaves the node here
@@ -49,6 +50,12 @@ class ResidentBlocks:
             position += common
             self._grow(node, offset)
         self._order.touch_path(node)
+
+    def _extend(self, node: Node, fresh: Sequence[int]) -> Node:
+        """Put new blocks after `node`. A block's hash stands for all before it, so it has one place in the tree."""
+        if not self._tree.index.keys().isdisjoint(fresh) or len(set(fresh)) < len(fresh):
+            raise ValueError("the report puts a block after two different ones")
+        return self._tree.extend(node, fresh)
 
     def store_path(self, leaf: Node) -> None:
         """Assume that all blocks up to the end of `leaf` were stored; for engines that do not report."""

@@ -110,21 +110,31 @@ class ValueTooLargeError(CallerError):
 
 
 class FailedDependencyError(CallerError):
-    """A dependency of the request has failed. `causes` run from the nearest to the root, ready for JSON."""
+    """A dependency of the request has failed. `causes` run from the nearest to the root, ready for JSON.
+
+    `transient` is True if the dependency may succeed when it is sent again.
+    """
 
     status = 424
     kind = "failed_dependency"
 
     def __init__(
-        self, message: str, causes: Sequence[Any], *, param: str | None = None, code: str | None = None
+        self,
+        message: str,
+        causes: Sequence[Any],
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        transient: bool = False,
     ) -> None:
         super().__init__(message, param=param, code=code)
         self.causes = tuple(causes)
+        self.transient = transient
 
     @property
     def error_object(self) -> dict[str, Any]:
         """OpenAI's error object with the causes beside it."""
-        return {**super().error_object, "causes": self.causes}
+        return {**super().error_object, "transient": self.transient, "causes": self.causes}
 
 
 class LimitError(CallerError):

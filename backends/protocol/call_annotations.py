@@ -62,6 +62,11 @@ def to_parameters(annotations: EngineAnnotations) -> dict[str, str | float]:
     return {name: value for name, value in told.items() if value is not None}
 
 
+def is_annotation(key: str) -> bool:
+    """Whether a key among the extra parameters is Plait's. Clients may not set these: they would speak for Plait."""
+    return key.startswith(_PREFIX)
+
+
 class AnnotationReader:
     """Reads annotations; `ignored` counts the bad values, by key."""
 
@@ -70,7 +75,7 @@ class AnnotationReader:
 
     def read(self, arguments: Mapping[str, Any] | None) -> EngineAnnotations:
         """The annotations among a call's extra sampling arguments."""
-        if not arguments or not any(key.startswith(_PREFIX) for key in arguments):
+        if not arguments or not any(map(is_annotation, arguments)):
             return UNANNOTATED
         ttft_s, tpot_s, jct_s = (self._value(arguments, key, _positive_s) for key in (_TTFT, _TPOT, _JCT))
         return EngineAnnotations(

@@ -31,6 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     cache_salt: str | None = None
     vllm_xargs: dict[str, Any] | None = None
+    custom_params: Any = None
     ignore_eos: bool | None = None
     plait: dict[str, Any] | None = None
 

@@ -121,7 +121,8 @@ class VariableResponse(Response):
             await send({"type": "http.response.body", "body": _event(msgspec.json.encode(delta)), "more_body": True})
 
     def _set(self) -> Json:
-        return described(self._session.session_id, self._getter.variable, "set", self._value)
+        variable = self._getter.variable
+        return described(self._session.session_id, variable, "set", self._value, was_cut=variable in self._session.cut)
 
     def _timeout(self) -> WaitTimeoutError:
         variable, state = self._getter.variable, self._session.state_of(self._getter.variable)
@@ -130,14 +131,26 @@ class VariableResponse(Response):
         )
 
 
-def described(session_id: str, variable: str, state: str, value: str | None, cause: Cause | None = None) -> Json:
-    """A variable as the API shows it. `cause` is the cause of its failure, if it has failed."""
+def described(
+    session_id: str,
+    variable: str,
+    state: str,
+    value: str | None,
+    cause: Cause | None = None,
+    *,
+    was_cut: bool = False,
+) -> Json:
+    """A variable as the API shows it.
+
+    `cause` is the cause of its failure, if it has failed. `was_cut` says that its text ended at its length limit.
+    """
     return {
         "object": "semantic_variable",
         "semantic_var_id": variable,
         "session_id": session_id,
         "state": state,
         "value": value,
+        "truncated": was_cut,
         "error": described_failure(variable, cause),
     }
 

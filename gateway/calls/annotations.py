@@ -32,10 +32,14 @@ _PRIORITIES = range(-(2**31), 2**31)
 
 
 class OutputVariable(msgspec.Struct, frozen=True):
-    """The semantic variable that gets a call's text, and the specification of its transform, not parsed yet."""
+    """The semantic variable that gets a call's text, and the specification of its transform, not parsed yet.
+
+    With `must_be_whole`, a text that ends at its length limit fails the variable.
+    """
 
     name: str
     transform: str | None = None
+    must_be_whole: bool = False
 
 
 class Annotations(msgspec.Struct, frozen=True):
@@ -144,14 +148,29 @@ def _inputs(raw: object) -> tuple[str, ...] | None:
 
 
 def _output(raw: object) -> OutputVariable | None:
-    """Reads `name` or `name; transform=text`. The text is all of the rest, semicolons included."""
+    """Reads `name`, then `; truncated=fail` and `; transform=text`, each at most once.
+
+    The transform is the last: its text is all of the rest, semicolons included.
+    """
     if not isinstance(raw, str):
         return None
-    name, semicolon, parameter = raw.partition(";")
-    attribute, _, transform = (part.strip() for part in parameter.partition("="))
-    if not _VARIABLE.fullmatch(name.rstrip()) or (semicolon and (attribute != "transform" or not transform)):
+    name, semicolon, rest = raw.partition(";")
+    must_be_whole, transform = False, None
+    while semicolon and transform is None:
+        attribute, _, value = rest.partition("=")
+        if attribute.strip() == "transform":
+            transform = value.strip()
+            if not transform:
+                return None
+        else:
+            parameter, semicolon, rest = rest.partition(";")
+            what, _, policy = (part.strip() for part in parameter.partition("="))
+            if what != "truncated" or policy not in {"fail", "keep"} or must_be_whole:
+                return None
+            must_be_whole = policy == "fail"
+    if not _VARIABLE.fullmatch(name.rstrip()):
         return None
-    return OutputVariable(name.rstrip(), transform or None)
+    return OutputVariable(name.rstrip(), transform, must_be_whole)
 
 
 def _objective(raw: object) -> Objective | None:
@@ -183,7 +202,7 @@ _VARIABLE_RULE = "a letter or _, then at most 63 letters, digits or _"
 _READERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "session": (_session, "1 to 128 letters, digits or any of . _ : -"),
     "inputs": (_inputs, f"variable names separated by commas (each {_VARIABLE_RULE})"),
-    "output": (_output, f"a variable name ({_VARIABLE_RULE}), or NAME; transform=TRANSFORM"),
+    "output": (_output, f"a variable name ({_VARIABLE_RULE}), or NAME; truncated=fail; transform=TRANSFORM"),
     "objective": (_objective, "latency or throughput"),
     "slo-ttft-ms": (_seconds, _MILLISECONDS),
     "slo-tpot-ms": (_seconds, _MILLISECONDS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ class _Choice(msgspec.Struct, frozen=True):
     text: str | None = None
     delta: _Text | None = None
     message: _Text | None = None
+    finish_reason: Any = None
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -26,12 +28,16 @@ _UNREADABLE = "its answer is not a completion"
 
 
 class TextTap:
-    """Reads one answer that has one choice. `on_text` receives its text as it comes."""
+    """Reads one answer that has one choice. `on_text` receives its text as it comes.
+
+    `was_cut` is True if the text ended at its length limit.
+    """
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self._on_text = on_text
         self._found = False
         self._problem: str | None = None
+        self.was_cut = False
 
     @property
     def problem(self) -> str | None:
@@ -53,6 +59,7 @@ class TextTap:
             self._problem = _UNREADABLE
             return
         for choice in decoded.choices[:1]:
+            self.was_cut |= choice.finish_reason == "length"
             part = choice.delta or choice.message
             text = choice.text if part is None else part.content
             if text is not None:

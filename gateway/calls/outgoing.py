@@ -13,11 +13,14 @@ from typing import Any
 import msgspec
 
 from plait.backends.protocol.cache_state import EngineKind
-from plait.backends.protocol.call_annotations import EngineAnnotations, to_parameters
+from plait.backends.protocol.call_annotations import EngineAnnotations, is_annotation, to_parameters
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.policy.types import Call, Placement
 
 Fields = dict[str, msgspec.Raw]
+
+_PARAMETERS = ("vllm_xargs", "custom_params")
+"""The fields in which vLLM and SGLang take extra parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,12 @@ class OutgoingBody:
         """The body for an engine of `kind` (None: without our plugin). `age_s` is the time since the call's arrival."""
         request = self.request
         salted = self.cache_salt != request.cache_salt
-        if kind is None and not (self.withholds_usage or salted or request.plait is not None):
+        speaks_for_us = [name for name in _PARAMETERS if _has_annotations(getattr(request, name))]
+        if kind is None and not (self.withholds_usage or salted or request.plait is not None or speaks_for_us):
             return self.original
         fields = msgspec.json.decode(self.original, type=Fields)
+        for name in speaks_for_us:
+            fields[name] = _raw({key: raw for key, raw in _object(fields[name]).items() if not is_annotation(key)})
         fields.pop("plait", None)
         if self.withholds_usage:
             fields["stream_options"] = _merged(fields.get("stream_options"), {"include_usage": True})
@@ -68,10 +74,17 @@ def engine_annotations(call: Call, placement: Placement, age_s: float) -> Engine
     )
 
 
+def _has_annotations(parameters: object) -> bool:
+    return isinstance(parameters, dict) and any(map(is_annotation, parameters))
+
+
 def _merged(present: msgspec.Raw | None, more: dict[str, Any]) -> msgspec.Raw:
     """A JSON object with the keys of `more` added. The client's other keys stay."""
-    fields = msgspec.json.decode(present, type=Fields | None) if present is not None else None
-    return _raw({**(fields or {}), **more})
+    return _raw({**_object(present), **more})
+
+
+def _object(present: msgspec.Raw | None) -> Fields:
+    return (msgspec.json.decode(present, type=Fields | None) if present is not None else None) or {}
 
 
 def _raw(value: object) -> msgspec.Raw:

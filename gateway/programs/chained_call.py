@@ -12,7 +12,7 @@ from typing import NamedTuple
 import structlog
 from starlette.types import Send
 
-from plait.backends.errors import EngineError, NoEngineError, PlaitError, ValueTooLargeError
+from plait.backends.errors import CallerError, EngineError, LimitError, NoEngineError, PlaitError, ValueTooLargeError
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.completion_text import TextTap
 from plait.gateway.calls.delivery import Delivery, Outcome
@@ -65,6 +65,7 @@ class ChainedCall(ABC):
         self.call: HeldCall
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
+        self._was_cut = False
 
     @abstractmethod
     async def run(self, ready: ReadyCall) -> None:
@@ -88,7 +89,7 @@ class ChainedCall(ABC):
 
     def on_broken(self, error: PlaitError) -> None:
         """The call ended for a reason outside it: an input failed, it was cancelled, or its session ended."""
-        self._end(FailureCause(message=error.message), error)
+        self._end(_cause_of(error), error)
         if self._task is not None:
             self._task.cancel()
 
@@ -97,10 +98,12 @@ class ChainedCall(ABC):
         engine_id = await self.deliver(delivery, send)
         output, text = self.call.output, self.call.text
         assert output is not None, "a step is run for each output"
+        if self._was_cut and output.must_be_whole:
+            raise BrokenCallError(FailureCause(engine=engine_id, message="the text was cut at its length limit"))
         try:
             off_loop = output.transform is not None and len(text) > OFF_LOOP_BYTES
             value = await asyncio.to_thread(output.value, text) if off_loop else output.value(text)
-            self.runner.executor.produce(self.call, value, loop_time_s())
+            self.runner.executor.produce(self.call, value, loop_time_s(), was_cut=self._was_cut)
         except (TransformError, ValueTooLargeError) as error:
             step = error.step if isinstance(error, TransformError) else None
             cause = FailureCause(engine=engine_id, transform=step, message=error.message)
@@ -134,18 +137,22 @@ class ChainedCall(ABC):
     async def _attempt(self, delivery: Delivery, send: Send, failed: Sequence[Outcome]) -> Outcome:
         text = TextTap(partial(self.runner.executor.generated, self.call)) if self.call.outputs else None
         avoids = frozenset(outcome.engine_id for outcome in failed)
-        return await self.runner.relay.run(replace(delivery, text=text, avoids=avoids), send)
+        outcome = await self.runner.relay.run(replace(delivery, text=text, avoids=avoids), send)
+        self._was_cut = text is not None and text.was_cut
+        return outcome
 
     async def _run(self, ready: ReadyCall) -> None:
         try:
             await self.run(ready)
             self._end(None, None)
         except PlaitError as error:
-            self._end(FailureCause(message=error.message), error)
+            self._end(_cause_of(error), error)
         except BrokenCallError as broken:
             self._end(broken.cause, broken.error)
         except asyncio.CancelledError:
-            self._end(FailureCause(message="the gateway has stopped"), EngineError("The gateway has stopped."))
+            self._end(
+                FailureCause(message="the gateway has stopped", transient=True), EngineError("The gateway has stopped.")
+            )
             raise
         finally:  # `_end` has no effect here unless an unforeseen exception was raised
             unforeseen = EngineError("The call failed because of an internal error of the gateway; see its log.")
@@ -173,9 +180,14 @@ class ChainedCall(ABC):
         )
 
 
+def _cause_of(error: PlaitError) -> FailureCause:
+    is_transient = not isinstance(error, CallerError) or isinstance(error, LimitError)
+    return FailureCause(message=error.message, transient=is_transient)
+
+
 def _broken(outcome: Outcome) -> BrokenCallError:
     """The error of a call that is not retried."""
     engine_id, problem = outcome.engine_id, outcome.problem
     if isinstance(problem, EngineError):
-        return BrokenCallError(FailureCause(engine=engine_id, message=problem.message), problem)
+        return BrokenCallError(FailureCause(engine=engine_id, message=problem.message, transient=True), problem)
     return BrokenCallError(FailureCause(engine=engine_id, message=f"engine {engine_id}: {problem}"))

@@ -157,7 +157,7 @@ def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> Hel
     return HeldCall(
         session.unused_id(incoming.request_id),
         annotations.inputs,
-        () if wanted is None else (Output(wanted.name, transform),),
+        () if wanted is None else (Output(wanted.name, transform, wanted.must_be_whole),),
         owner,
         request.model,
         slo=annotations.slo,

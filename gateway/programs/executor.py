@@ -82,8 +82,11 @@ class Executor:
             call.pieces.clear()
             self._show(call, None)
 
-    def produce(self, call: HeldCall, value: str, now_s: float) -> None:
-        """Set a running call's current output to its value. Raises `ValueTooLargeError`."""
+    def produce(self, call: HeldCall, value: str, now_s: float, *, was_cut: bool = False) -> None:
+        """Set a running call's current output to its value. Raises `ValueTooLargeError`.
+
+        `was_cut` says that the text ended at its length limit.
+        """
         session, output = self._after.homes.get(call), call.output
         if session is None:
             return
@@ -93,6 +96,8 @@ class Executor:
             raise problem
         effects = session.graph.produce(call.call_id, output.variable)
         session.values[output.variable] = value
+        if was_cut:
+            session.cut.add(output.variable)
         session.account(size_bytes)
         call.produced += 1
         call.pieces.clear()

@@ -11,7 +11,8 @@ class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
     """One link of a chain of causes. Fields that are not known are None.
 
     `call` is the id of the call that failed. `engine` is the engine at fault. `transform` is the transform that refused
-    the call's text. `variable` is an output that failed with the call. `message` is for people.
+    the call's text. `variable` is an output that failed with the call. `message` is for people. `transient` is True if
+    the same call may succeed when it is sent again.
     """
 
     call: str | None = None
@@ -19,6 +20,7 @@ class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
     transform: str | None = None
     variable: str | None = None
     message: str
+    transient: bool = False
 
     def __str__(self) -> str:
         return self.message if self.call is None else f"{self.call}: {self.message}"

@@ -14,10 +14,14 @@ from plait.policy.types import Objective, Slo, TaskGroup
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A variable that a call produces. `transform` turns the completion's text into its value (None: no change)."""
+    """A variable that a call produces. `transform` turns the completion's text into its value (None: no change).
+
+    With `must_be_whole`, a text that ended at its length limit fails the variable.
+    """
 
     variable: str
     transform: Transform | None = None
+    must_be_whole: bool = False
 
     def value(self, text: str) -> str:
         """The variable's value for a completion's text; raises `TransformError`."""

@@ -27,6 +27,12 @@ The graph keeps one more of the furthest causes than are shown: it names the var
 
 def failure_causes(cause: Cause, variable: str | None = None) -> list[FailureCause]:
     """A chain of causes, the nearest first and the root last. `variable` is the output that failed with the nearest."""
+    causes = _shown(cause, variable)
+    return [msgspec.structs.replace(link, transient=causes[-1].transient) for link in causes]
+
+
+def _shown(cause: Cause, variable: str | None) -> list[FailureCause]:
+    """The chain, without its middle if it is too long."""
     if cause.length <= SHOWN_CAUSES:
         return _linked(list(cause), variable)
     shown = SHOWN_CAUSES // 2
@@ -38,20 +44,26 @@ def failure_causes(cause: Cause, variable: str | None = None) -> list[FailureCau
 def input_failed(cause: Cause) -> FailedDependencyError:
     """The error of a call that cannot run because an input failed."""
     causes = failure_causes(cause)
-    return FailedDependencyError(f"This call cannot run: {chain_text(causes)}.", causes, code="input_failed")
+    return FailedDependencyError(
+        f"This call cannot run: {chain_text(causes)}.", causes, code="input_failed", transient=causes[-1].transient
+    )
 
 
 def cancelled(call_id: str, cause: Cause) -> FailedDependencyError:
     """The error of a call that was cancelled itself, not because an input failed."""
     causes = failure_causes(cause)
-    return FailedDependencyError(f"The call {call_id} was cancelled: {chain_text(causes)}.", causes, code="cancelled")
+    return FailedDependencyError(
+        f"The call {call_id} was cancelled: {chain_text(causes)}.", causes, code="cancelled", transient=True
+    )
 
 
 def variable_failed(variable: str, cause: Cause) -> FailedDependencyError:
     """The error for getters of the variable."""
     causes = failure_causes(cause, variable)
     message = f"The variable '{variable}' has failed: {chain_text(causes)}."
-    return FailedDependencyError(message, causes, code="variable_failed", param="semantic_var_id")
+    return FailedDependencyError(
+        message, causes, code="variable_failed", param="semantic_var_id", transient=causes[-1].transient
+    )
 
 
 def text_changed(variable: str) -> EngineError:

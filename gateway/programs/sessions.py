@@ -36,7 +36,7 @@ class Session:
 
     `calls` holds the calls that have not ended, by id. `outputs` maps each variable with a producer to the call that
     produces or produced it (None: the client set it, or it failed); a repeated call is recognised by it. `getters`
-    holds the getters of each variable that is awaited.
+    holds the getters of each variable that is awaited. `cut` names the variables whose text ended at its length limit.
     """
 
     __slots__ = (
@@ -45,6 +45,7 @@ class Session:
         "_waiting_calls",
         "calls",
         "created_s",
+        "cut",
         "deductions",
         "due_s",
         "ended",
@@ -70,6 +71,7 @@ class Session:
         self.calls: dict[str, HeldCall] = {}
         self.outputs: dict[str, HeldCall | None] = {}
         self.values: dict[str, str] = {}
+        self.cut: set[str] = set()
         self.getters: dict[str, list[Getter]] = {}
         self._variables = self._waiting_calls = self._held_bytes = 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -30,7 +30,8 @@ Fields = dict[str, msgspec.Raw]
 class Placeholder(msgspec.Struct, frozen=True):
     """The meaning of `{{name}}` in the prompt: an output of this call if `in_out`, else an input.
 
-    `params` are request fields for this output only. `transforms` is a chain, as text or as a list.
+    `params` are request fields for this output only. `transforms` is a chain, as text or as a list. `truncated` says
+    whether a text that ends at its length limit becomes the value or fails the variable.
     """
 
     name: VariableName
@@ -38,6 +39,7 @@ class Placeholder(msgspec.Struct, frozen=True):
     semantic_var_id: VariableName | None = None
     transforms: str | list[Any] | None = None
     params: Fields | None = None
+    truncated: Literal["keep", "fail"] = "keep"
 
     @property
     def variable(self) -> str:
@@ -46,7 +48,8 @@ class Placeholder(msgspec.Struct, frozen=True):
 
     def output(self) -> Output:
         """The variable and its transform; raises `TransformSpecError`."""
-        return Output(self.variable, parse(self.transforms) if self.transforms else None)
+        transform = parse(self.transforms) if self.transforms else None
+        return Output(self.variable, transform, must_be_whole=self.truncated == "fail")
 
 
 class SubmitBody(msgspec.Struct, frozen=True):

@@ -45,9 +45,10 @@ async def test_a_session_is_made_shown_and_deleted(served: Served) -> None:
         "transform": None,
         "variable": "code",
         "message": "engine e: connection lost",
+        "transient": True,
     }
     error = shown["variables"][0]["error"]
-    assert (error["code"], error["causes"]) == ("variable_failed", [cause])
+    assert (error["code"], error["transient"], error["causes"]) == ("variable_failed", True, [cause])
     read = (await served.send("/v1/variables/s/code", method="GET")).json
     assert (read["state"], read["value"], read["error"]) == ("failed", None, error)
     assert (await served.get("code")).json["error"] == error
@@ -66,6 +67,7 @@ async def test_variables_are_declared_set_and_read(served: Served) -> None:
         "session_id": "s",
         "state": "set",
         "value": "1",
+        "truncated": False,
         "error": None,
     }
 

@@ -205,6 +205,28 @@ def test_a_transform_is_kept_as_it_is_written() -> None:
     assert read(plait_output=" code ;transform = regex:a=b; (c) ").output == OutputVariable("code", "regex:a=b; (c)")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("code; truncated=fail", OutputVariable("code", None, True)),
+        ("code; truncated = keep", OutputVariable("code")),
+        ("code;truncated=fail;transform=strip", OutputVariable("code", "strip", True)),
+        ("code; transform=regex:a; truncated=fail", OutputVariable("code", "regex:a; truncated=fail")),
+        ("code; truncated=maybe", None),
+        ("code; truncated=fail; truncated=fail", None),
+        ("code; truncated", None),
+        ("code; truncated=fail;", None),
+        ("code;", None),
+        ("; truncated=fail", None),
+    ],
+)
+def test_what_becomes_of_a_text_that_was_cut(text: str, expected: OutputVariable | None) -> None:
+    if expected is None:
+        assert refusal(plait_output=text).param == "plait-output"
+    else:
+        assert read(plait_output=text).output == expected
+
+
 KEYS = ["session", "inputs", "output", "objective", "slo-ttft-ms", "slo-tpot-ms", "slo-jct-ms", "priority"]
 header_names = st.one_of(
     st.sampled_from([f"plait-{key}".encode() for key in KEYS] + [b"x-slo-ttft-ms", b"x-slo-tpot-ms"]),

@@ -60,3 +60,11 @@ def test_a_stream_that_calls_a_tool_has_no_text() -> None:
 @pytest.mark.parametrize("body", [b"<html>", b'{"choices": "none"}', b"\xff"])
 def test_what_is_no_completion(body: bytes) -> None:
     assert read(body, stream=False)[1] == "its answer is not a completion"
+
+
+@pytest.mark.parametrize(("reason", "was_cut"), [("length", True), ("stop", False), ({"type": "length"}, False)])
+def test_a_text_that_ended_at_its_length_limit_was_cut(reason: object, was_cut: bool) -> None:
+    tap = TextTap(lambda _: None)
+    tap.feed(event({"choices": [{"text": "one", "finish_reason": None}]}))
+    tap.feed(event({"choices": [{"text": "", "finish_reason": reason}]}))
+    assert (tap.was_cut, tap.problem) == (was_cut, None)

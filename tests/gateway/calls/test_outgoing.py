@@ -88,3 +88,17 @@ def test_a_tenants_salt_replaces_the_clients() -> None:
     assert sent(chat(b',"cache_salt":"mine"', cache_salt="tenant:mine"), None)["cache_salt"] == "tenant:mine"
     assert sent(chat(b',"cache_salt":"mine"'), "vllm")["cache_salt"] == "mine"
     assert "cache_salt" not in sent(chat(), "vllm")
+
+
+@pytest.mark.parametrize("kind", [None, "vllm"])
+@pytest.mark.parametrize("name", ["vllm_xargs", "custom_params"])
+def test_a_client_cannot_speak_for_plait(kind: EngineKind | None, name: str) -> None:
+    body = chat(b',"%b":{"mine":1,"plait_priority":-9,"plait_age_ms":1e9}' % name.encode())
+    parameters = sent(body, kind)[name]
+    assert parameters["mine"] == 1
+    assert "plait_priority" not in parameters
+    assert parameters.get("plait_age_ms") in {None, 250.0}
+
+
+def test_parameters_that_are_no_object_are_the_engines_to_judge() -> None:
+    assert sent(chat(b',"custom_params":[1]'), None)["custom_params"] == [1]

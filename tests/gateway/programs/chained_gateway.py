@@ -53,9 +53,11 @@ class Engine:
     async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
         await self.run(delivery, send)
 
-    async def answer(self, prompt: str, text: str) -> None:
+    async def answer(self, prompt: str, text: str, finish_reason: str = "stop") -> None:
         """A completion, in two pieces if it is streamed."""
         delivery, send, _ = self.running[prompt]
+        if delivery.text is not None:
+            delivery.text.was_cut = finish_reason == "length"
         if delivery.body.request.stream:
             await self._stream(prompt, text[:2], text[2:])
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})

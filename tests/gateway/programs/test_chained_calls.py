@@ -265,3 +265,22 @@ async def test_limits_are_proper_refusals() -> None:
         await served.chat("{{x}}", inputs="x")
         assert (await served.chat("{{x}} again", inputs="x")).refusal == (429, "too_many_waiting_calls")
         assert (await served.chat("hi", session="other", output="y")).refusal == (429, "too_many_sessions")
+
+
+async def test_a_text_that_was_cut_becomes_the_value_and_the_variable_tells(served: Served) -> None:
+    await served.chat("Write", output="code")
+    waiting = await served.get("code")
+    await served.engine.answer("Write", "x =", finish_reason="length")
+    assert (waiting.json["value"], waiting.json["truncated"]) == ("x =", True)
+    shown = (await served.send("/v1/variables/s/code", method="GET")).json
+    assert (shown["state"], shown["truncated"]) == ("set", True)
+
+
+async def test_a_text_that_was_cut_fails_a_variable_that_must_be_whole(served: Served) -> None:
+    first = await served.chat("Write", output="code; truncated=fail")
+    waiting = await served.get("code")
+    await served.engine.answer("Write", "x =", finish_reason="length")
+    assert first.text == "x =", "the client has the model's own answer"
+    error = waiting.json["error"]
+    assert (waiting.status, error["transient"], error["causes"][0]["engine"]) == (424, False, "e")
+    assert error["causes"][0]["message"] == "the text was cut at its length limit"

@@ -29,10 +29,32 @@ def test_each_cause_has_what_is_known_of_it() -> None:
         "type": "failed_dependency",
         "param": "semantic_var_id",
         "code": "variable_failed",
+        "transient": False,
         "causes": [
-            {"call": "c2", "engine": None, "transform": None, "variable": "v2", "message": "its input v1 failed"},
-            {"call": "c1", "engine": None, "transform": None, "variable": "v1", "message": "its input v0 failed"},
-            {"call": "c0", "engine": "e1", "transform": "json", "variable": "v0", "message": "transform json: no"},
+            {
+                "call": "c2",
+                "engine": None,
+                "transform": None,
+                "variable": "v2",
+                "message": "its input v1 failed",
+                "transient": False,
+            },
+            {
+                "call": "c1",
+                "engine": None,
+                "transform": None,
+                "variable": "v1",
+                "message": "its input v0 failed",
+                "transient": False,
+            },
+            {
+                "call": "c0",
+                "engine": "e1",
+                "transform": "json",
+                "variable": "v0",
+                "message": "transform json: no",
+                "transient": False,
+            },
         ],
     }
 

@@ -16,10 +16,11 @@ from plait.backends.errors import NotFoundError, PlaitError
 from plait.backends.http.client import HttpClient, Timeouts
 from plait.backends.profiles import load_profile
 from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.metrics import RefusalMetrics
 from plait.gateway.api.openai_api import CompletionApi
 from plait.gateway.api.operations import Operations
 from plait.gateway.api.semantic_api import SemanticApi
-from plait.gateway.asgi import ClientGoneError
+from plait.gateway.asgi import ClientGoneError, error_headers
 from plait.gateway.calls.call_reader import KINDS, CallReader
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.metrics import CallMetrics
@@ -52,8 +53,9 @@ class Gateway:
         self._links = {engine.name: _link(config, engine) for engine in config.engines}
         prompts = PromptReader(config, self.router.block_tokens)
         reader = CallReader(self.router, prompts, config.server.isolate_tenants)
-        executor = Executor(config.sessions, reader.predicted_s, at_loop_time)
         self._registry = new_registry()
+        programs = ProgramMetrics(self._registry)
+        executor = Executor(config.sessions, reader.predicted_s, at_loop_time, programs.job_ended)
         self._registry.register(FleetCollector(self.router))
         self._registry.register(SessionCollector(executor))
         self._supervisor = Supervisor(self._registry)
@@ -66,20 +68,26 @@ class Gateway:
             max_attempts=config.upstream.max_attempts,
             forward_client_key=self._keys.is_open,
         )
-        self._chained = ChainedCalls(
-            executor, reader, relay, ProgramMetrics(self._registry), keep_alive_s=config.sessions.keep_alive_s
-        )
+        self._chained = ChainedCalls(executor, reader, relay, programs, keep_alive_s=config.sessions.keep_alive_s)
         body_bytes = config.server.max_body_bytes
-        self._completions = CompletionApi(reader, relay, self._chained, self._keys, body_bytes)
-        self._rest: ASGIApp = Starlette(
+        refusals = RefusalMetrics(self._registry)
+        self._completions = CompletionApi(reader, relay, self._chained, self._keys, body_bytes, refusals)
+        self._rest: ASGIApp = self._new_rest(refusals)
+
+    def _new_rest(self, refusals: RefusalMetrics) -> Starlette:
+        rest = Starlette(
             routes=[
-                *SemanticApi(self._chained, self._keys, body_bytes, config.sessions.keep_alive_s).routes,
-                *Operations(self.router, config.models, self._keys, self._registry).routes,
+                *SemanticApi(
+                    self._chained, self._keys, self.config.server.max_body_bytes, self.config.sessions.keep_alive_s
+                ).routes,
+                *Operations(self.router, self.config.models, self._keys, self._registry).routes,
                 Route("/{path:path}", _unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
             ],
             exception_handlers={PlaitError: _answer_error, ClientGoneError: _answer_nobody},
             lifespan=self._lifespan,
         )
+        rest.state.refusals = refusals
+        return rest
 
     def _new_recovery(self) -> Recovery:
         return Recovery(
@@ -156,9 +164,11 @@ async def _unknown_path(request: Request) -> Response:
     raise NotFoundError(f"Unknown path: {request.method} {request.url.path}.")
 
 
-async def _answer_error(_request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PlaitError)
-    return Response(error.body(), status_code=error.status, media_type="application/json")
+    request.app.state.refusals.count(error)
+    headers = {name.decode(): value.decode("latin-1") for name, value in error_headers(error)}
+    return Response(error.body(), status_code=error.status, headers=headers)
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:

@@ -85,14 +85,20 @@ async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> 
 
 async def send_error(send: Send, error: PlaitError, request_id: str) -> None:
     """Send an OpenAI error object with the error's status."""
-    headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode("latin-1"))]
+    headers = [*error_headers(error), (b"x-request-id", request_id.encode("latin-1"))]
+    await send_whole(send, error.status, headers, error.body())
+
+
+def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
+    """The headers of an error's response."""
+    headers = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
     if isinstance(error, MethodNotAllowedError):
         headers.append((b"allow", b"POST"))
     if not isinstance(error, CallerError) or error.status == 409:  # the SDK would retry these by itself
         headers.append((b"x-should-retry", b"false" if error.status == 409 else b"true"))
-    await send_whole(send, error.status, headers, error.body())
+    return headers
 
 
 def _too_large(max_bytes: int) -> BodyTooLargeError:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import platform
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Info, ProcessCollector, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 
 def new_registry() -> CollectorRegistry:
-    """An empty registry. Its counters will have no `_created` series."""
+    """A registry with the process's own figures and the build's. Its counters have no `_created` series."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    return CollectorRegistry()
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    build = Info("plait_build", "The version of Plait and of Python", registry=registry)
+    build.info({"version": version("plait"), "python": platform.python_version()})
+    return registry
 
 
 def exposition(registry: CollectorRegistry) -> bytes:

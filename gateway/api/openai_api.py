@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from plait.backends.errors import MethodNotAllowedError, PlaitError
 from plait.backends.protocol.openai import parse_request
 from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.metrics import RefusalMetrics
 from plait.gateway.asgi import ClientGoneError, Headers, header, read_body, send_error
 from plait.gateway.calls.annotations import read_annotations
 from plait.gateway.calls.call_reader import KINDS, CallReader, Incoming
@@ -33,6 +34,7 @@ class CompletionApi:
     chained: ChainedCalls
     keys: KeyRing
     max_body_bytes: int
+    refusals: RefusalMetrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one POST. Every failure before the first byte becomes an OpenAI error object."""
@@ -49,6 +51,7 @@ class CompletionApi:
             log.info("client gone", request_id=request_id)
         except PlaitError as error:
             log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
+            self.refusals.count(error)
             await send_error(send, error, request_id)
 
     async def _serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:

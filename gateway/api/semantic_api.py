@@ -226,7 +226,7 @@ def _described_session(session: Session) -> dict[str, Any]:
 
 def _described_variable(session: Session, name: str) -> dict[str, Any]:
     state, value, cause = session.state_of(name), session.values.get(name), session.graph.view.cause(name)
-    return described(session.session_id, name, state, value, cause, was_cut=name in session.cut)
+    return described(session.session_id, name, state, value, cause, was_cut=session.was_cut(name))
 
 
 def _state(session: Session, variable: str) -> dict[str, Any]:

@@ -122,7 +122,9 @@ class VariableResponse(Response):
 
     def _set(self) -> Json:
         variable = self._getter.variable
-        return described(self._session.session_id, variable, "set", self._value, was_cut=variable in self._session.cut)
+        return described(
+            self._session.session_id, variable, "set", self._value, was_cut=self._session.was_cut(variable)
+        )
 
     def _timeout(self) -> WaitTimeoutError:
         variable, state = self._getter.variable, self._session.state_of(self._getter.variable)

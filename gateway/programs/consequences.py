@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from plait.backends.errors import PlaitError
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
@@ -13,6 +14,7 @@ from plait.gateway.programs.promises import promised
 from plait.gateway.programs.session_errors import cancelled, input_failed, variable_failed
 from plait.gateway.programs.sessions import Session
 from plait.gateway.timer import At
+from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph_effects import Effects
 from plait.policy.programs.request_graph_state import Cause
 from plait.policy.programs.variable_prefix import NO_OUTLINE
@@ -24,14 +26,23 @@ Its arguments are the model, the prompt tokens and the output limit (None: no li
 """
 
 
+class Job(NamedTuple):
+    """A job that a getter waited for: from the arrival of its first call to the value, in seconds."""
+
+    tenant: str
+    seconds: float
+    mark: Mark | None
+
+
 class Consequences:
     """Part of the executor. `homes` maps each call that has not ended to its session."""
 
-    def __init__(self, predicted_s: Prediction, gather_s: float, at: At) -> None:
+    def __init__(self, predicted_s: Prediction, gather_s: float, at: At, on_job: Callable[[Job], None]) -> None:
         self.homes: dict[HeldCall, Session] = {}
         self.variables_set = 0
         self.variables_failed = 0
         self._predicted_s = predicted_s
+        self._on_job = on_job
         self._gathering = Gathering(gather_s, at, self.run)
         self._to_look_at: list[HeldCall] = []
         self._cancelling = False
@@ -57,7 +68,7 @@ class Consequences:
         session.account()
         calls = [*self._gathering.joined(session, changed), *self._ready(session, effects, now_s)]
         ready = self._promised(session, calls, now_s)
-        self._answer_getters(session, effects)
+        self._answer_getters(session, effects, now_s)
         for call, cause in ended:
             if cause is not None:
                 call.owner.on_broken(_broken(call, cause))
@@ -105,11 +116,15 @@ class Consequences:
             del self.homes[call]
             self._gathering.drop(call)
 
-    def _answer_getters(self, session: Session, effects: Effects) -> None:
+    def _answer_getters(self, session: Session, effects: Effects, now_s: float) -> None:
         told: list[tuple[Getter, str | PlaitError]] = []
         if effects.variable_set is not None:
-            value = session.values[effects.variable_set]
-            told += [(getter, value) for getter in session.getters.pop(effects.variable_set, ())]
+            value, made = session.values[effects.variable_set], session.made.get(effects.variable_set)
+            waiting = session.getters.pop(effects.variable_set, [])
+            told += [(getter, value) for getter in waiting]
+            if made is not None:
+                for getter in waiting:
+                    self._on_job(Job(session.tenant.name, now_s - made.begun_s, getter.mark))
         for variable, cause in effects.variables_failed:
             getters = session.getters.pop(variable, ())
             told += [(getter, variable_failed(variable, cause)) for getter in getters]

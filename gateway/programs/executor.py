@@ -8,11 +8,13 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from plait.backends.errors import SessionEndedError
 from plait.gateway.config import SessionsConfig
-from plait.gateway.programs.consequences import Consequences, Prediction
+from plait.gateway.programs.consequences import Consequences, Job, Prediction
 from plait.gateway.programs.failure_cause import FailureCause
-from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.held_call import HeldCall, Made
 from plait.gateway.programs.session_errors import input_failed, refused
 from plait.gateway.programs.sessions import Session, Sessions
 from plait.gateway.programs.variables import Variables
@@ -24,11 +26,14 @@ class Executor:
     """The sessions' calls and variables.
 
     `predicted_s` predicts how long a call takes; a call's share of an objective depends on it. `at` schedules an event.
+    `on_job` is told of each job that ends with a value that a getter waited for.
     """
 
-    def __init__(self, limits: SessionsConfig, predicted_s: Prediction, at: At) -> None:
+    def __init__(
+        self, limits: SessionsConfig, predicted_s: Prediction, at: At, on_job: Callable[[Job], None] = lambda _: None
+    ) -> None:
         self.sessions = Sessions(limits)
-        self._after = Consequences(predicted_s, limits.gather_ms / 1e3, at)
+        self._after = Consequences(predicted_s, limits.gather_ms / 1e3, at, on_job)
         self.variables = Variables(self.sessions, self._after)
 
     # Events of a call.
@@ -96,8 +101,8 @@ class Executor:
             raise problem
         effects = session.graph.produce(call.call_id, output.variable)
         session.values[output.variable] = value
-        if was_cut:
-            session.cut.add(output.variable)
+        begun_s = [session.made[name].begun_s for name in call.inputs if name in session.made]
+        session.made[output.variable] = Made(min((call.arrived_s, *begun_s)), was_cut)
         session.account(size_bytes)
         call.produced += 1
         call.pieces.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from plait.backends.errors import PlaitError
 from plait.gateway.transforms import Transform
@@ -26,6 +26,16 @@ class Output:
     def value(self, text: str) -> str:
         """The variable's value for a completion's text; raises `TransformError`."""
         return text if self.transform is None else self.transform.apply(text)
+
+
+class Made(NamedTuple):
+    """How a value was made. The job began at `begun_s`, with the first call that the value needed.
+
+    `was_cut` is True if the text ended at its length limit.
+    """
+
+    begun_s: float
+    was_cut: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from plait.gateway.programs.consequences import Job
 from plait.gateway.programs.executor import Executor
+from plait.policy.types import Slo
 
+JCT_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 HOLD_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -30,6 +33,28 @@ class ProgramMetrics:
             ["model", "engine"],
             registry=registry,
         )
+
+        self._jct = Histogram(
+            "plait_jct_seconds",
+            "Job completion time: arrival of a program's first call to the value that a get waited for",
+            ["objective"],
+            buckets=JCT_BUCKETS_S,
+            registry=registry,
+        )
+        self._jobs = Counter(
+            "plait_slo_jobs",
+            "Jobs with a JCT objective, by whether it was met",
+            ["tenant", "met"],
+            registry=registry,
+        )
+
+    def job_ended(self, job: Job) -> None:
+        """Record a job that ended with its value."""
+        times = job.mark if isinstance(job.mark, Slo) else None
+        objective = "" if job.mark is None else "times" if times is not None else str(job.mark)
+        self._jct.labels(objective).observe(job.seconds)
+        if times is not None and times.jct_s is not None:
+            self._jobs.labels(job.tenant, "yes" if job.seconds <= times.jct_s else "no").inc()
 
     def held(self, hold_s: float) -> None:
         """Record how long a call was held until its inputs had values."""

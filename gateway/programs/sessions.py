@@ -13,7 +13,7 @@ from itertools import count
 from plait.backends.errors import NotFoundError, PlaitError, ValueTooLargeError
 from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.getter import Getter
-from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.held_call import HeldCall, Made
 from plait.gateway.programs.session_errors import too_many
 from plait.policy.programs.objectives import Deductions
 from plait.policy.programs.request_graph import RequestGraph
@@ -36,28 +36,13 @@ class Session:
 
     `calls` holds the calls that have not ended, by id. `outputs` maps each variable with a producer to the call that
     produces or produced it (None: the client set it, or it failed); a repeated call is recognised by it. `getters`
-    holds the getters of each variable that is awaited. `cut` names the variables whose text ended at its length limit.
+    holds the getters of each variable that is awaited. `made` says how each value that a call produced was made.
     """
 
     __slots__ = (
-        "_held_bytes",
-        "_variables",
-        "_waiting_calls",
-        "calls",
-        "created_s",
-        "cut",
-        "deductions",
-        "due_s",
-        "ended",
-        "getters",
-        "graph",
-        "outputs",
-        "session_id",
-        "tenant",
-        "touched_s",
-        "ttl_s",
-        "values",
-    )
+        "_held_bytes", "_variables", "_waiting_calls", "calls", "created_s", "deductions", "due_s", "ended", "getters",
+        "graph", "made", "outputs", "session_id", "tenant", "touched_s", "ttl_s", "values",
+    )  # fmt: skip
 
     def __init__(self, tenant: Tenant, session_id: str, ttl_s: float, now_s: float) -> None:
         self.tenant = tenant
@@ -71,7 +56,7 @@ class Session:
         self.calls: dict[str, HeldCall] = {}
         self.outputs: dict[str, HeldCall | None] = {}
         self.values: dict[str, str] = {}
-        self.cut: set[str] = set()
+        self.made: dict[str, Made] = {}
         self.getters: dict[str, list[Getter]] = {}
         self._variables = self._waiting_calls = self._held_bytes = 0
 
@@ -87,6 +72,10 @@ class Session:
     def active(self) -> bool:
         """Whether a call is ready or running, or a getter waits. An active session does not expire."""
         return bool(self.getters or self.graph.view.ready_calls or self.graph.view.running_calls)
+
+    def was_cut(self, variable: str) -> bool:
+        """Whether the variable's text ended at its length limit."""
+        return variable in self.made and self.made[variable].was_cut
 
     def state_of(self, variable: str) -> VariableState:
         """A variable's state. An unknown variable is empty."""

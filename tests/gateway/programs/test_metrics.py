@@ -3,6 +3,7 @@ from __future__ import annotations
 from plait.gateway.metrics import new_registry
 from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from tests.gateway.exposed import samples
+from tests.gateway.programs.chained_gateway import served_calls
 from tests.gateway.programs.session_calls import Core
 
 
@@ -22,3 +23,18 @@ def test_sessions_are_shown_as_they_are() -> None:
     assert (found['plait_variables_total{state="set"}'], found['plait_variables_total{state="failed"}']) == (1, 1)
     assert (found["plait_hold_seconds_count"], found["plait_hold_seconds_sum"]) == (1, 0.2)
     assert found['plait_calls_restarted_total{engine="a",model="m"}'] == 1
+
+
+async def test_the_time_of_a_job_counts_from_its_first_call_to_the_value() -> None:
+    async with served_calls() as served:
+        await served.chat("Write", output="code")
+        await served.chat("Test {{code}}", inputs="code", output="test")
+        waiting = await served.get("test", criteria={"jct_ms": 1e6})
+        await served.engine.answer("Write", "x = 1")
+        await served.engine.answer("Test x = 1", "fine")
+        assert waiting.json["value"] == "fine"
+        await served.get("test")
+        found = samples(served.registry)
+        assert found['plait_jct_seconds_count{objective="times"}'] == 1, "the second get did not wait"
+        jobs = {name: n for name, n in found.items() if name.startswith('plait_slo_jobs_total{met="yes"')}
+        assert list(jobs.values()) == [1]

@@ -1,0 +1,20 @@
+"""Prometheus metrics of requests that got an error from the gateway itself."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter
+
+from plait.backends.errors import PlaitError
+
+
+class RefusalMetrics:
+    """Counts errors that the gateway answers with: before placement, or when no engine answered."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._refusals = Counter(
+            "plait_refusals", "Requests that the gateway answered with an error", ["status", "code"], registry=registry
+        )
+
+    def count(self, error: PlaitError) -> None:
+        """Count an error by its status and code."""
+        self._refusals.labels(str(error.status), error.code or error.kind).inc()

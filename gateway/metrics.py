@@ -52,7 +52,7 @@ class Buckets:
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True)), self._sum
 
 
-class PieceHistogram(Collector):
+class FastHistogram(Collector):
     """A histogram by labels, whose samples are observed through `of`."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> None:

@@ -115,6 +115,7 @@ class CallReader:
             tenant=incoming.tenant,
             prompts=prompts,
             choices=prompts * request.choices,
+            context_tokens=self.router.models.context_tokens(request.model),
         )
 
     def _cache_salt(self, request: ChatRequest | CompletionRequest, tenant: str) -> str | None:

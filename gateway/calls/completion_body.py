@@ -39,6 +39,7 @@ class UsageBounds(msgspec.Struct, frozen=True):
     output_tokens: int = MOST_TOKENS
 
 
+UNKNOWN = UsageBounds()
 _DECODER = msgspec.json.Decoder(CompletionBody)
 
 

@@ -17,7 +17,8 @@ class Delivery:
 
     `session` is echoed in a header. `text` reads the completion's text, if it is needed. The engine `continues_on` has
     most of the prompt in its cache. The call failed on the engines in `avoids`; it goes there only if there is no other
-    engine. The body has `prompts` prompts and asks for `choices` completions in all.
+    engine. The body has `prompts` prompts and asks for `choices` completions in all. The model's context is
+    `context_tokens` long, None if it is not known.
     """
 
     call: Call
@@ -32,6 +33,7 @@ class Delivery:
     tenant: str = ""
     prompts: int = 1
     choices: int = 1
+    context_tokens: int | None = None
 
 
 Problem = EngineError | str | None

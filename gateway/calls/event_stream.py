@@ -10,6 +10,7 @@ import re
 
 from plait.backends.errors import EngineBrokenError, EngineError, EngineGarbledError
 from plait.gateway.calls.completion_body import (
+    UNKNOWN,
     CompletionBody,
     UsageBounds,
     decode,
@@ -44,7 +45,7 @@ class EventStream:
         self._engine_id = engine_id
         self._withhold = withhold
         self._choices = choices
-        self._bounds = bounds or UsageBounds()
+        self._bounds = bounds or UNKNOWN
         self._ended: dict[int, str] = {}
         self._pieces: list[bytes] = []  # of the event that is not whole yet
         self._rest_bytes = 0

@@ -14,6 +14,7 @@ from plait.backends.http.client import Response
 from plait.backends.protocol.cache_state import EngineKind
 from plait.gateway.asgi import send_whole
 from plait.gateway.calls.completion_body import (
+    UNKNOWN,
     UsageBounds,
     decode,
     ending_problem,
@@ -200,12 +201,10 @@ class Exchange:
 
     def _bounds(self) -> UsageBounds:
         """The most tokens that this call can have used."""
-        call, prompts = self.booking.call, self.delivery.prompts
-        context = self.router.models.context_tokens(call.model)
-        bounds = UsageBounds()
-        if context is None:
-            return bounds
-        return UsageBounds(context * prompts, context * self.delivery.choices)
+        delivery, context_tokens = self.delivery, self.delivery.context_tokens
+        if context_tokens is None:
+            return UNKNOWN
+        return UsageBounds(context_tokens * delivery.prompts, context_tokens * delivery.choices)
 
     def _request_headers(self) -> list[tuple[bytes, bytes]]:
         delivery = self.delivery

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container
 
 from plait.gateway.asgi import Headers
 
@@ -20,6 +20,7 @@ _NOT_TO_CLIENTS = _ONE_HOP | {
     b"strict-transport-security", b"retry-after", b"x-should-retry",
 }  # fmt: skip
 _OURS = b"plait-"
+_USUAL = frozenset((b"keep-alive", b"close"))
 
 
 def to_engine(headers: Headers) -> list[tuple[bytes, bytes]]:
@@ -32,13 +33,13 @@ def to_client(headers: Headers) -> list[tuple[bytes, bytes]]:
     return _passed(headers, _NOT_TO_CLIENTS)
 
 
-def _passed(headers: Headers, refused: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-    named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
-    return [
-        (name, value)
-        for name, value in headers
-        if name not in refused and name not in named and not name.startswith(_OURS)
-    ]
+def _passed(headers: Headers, refused: Container[bytes]) -> list[tuple[bytes, bytes]]:
+    passed = [item for item in headers if item[0] not in refused and item[0][:6] != _OURS]
+    named = [value for name, value in headers if name == b"connection" and value.lower() not in _USUAL]
+    if not named:
+        return passed
+    hop = {name.strip().lower() for value in named for name in value.split(b",")}
+    return [item for item in passed if item[0] not in hop]
 
 
 def retry_after_s(headers: Headers) -> float | None:

@@ -26,6 +26,7 @@ class ServedModels:
         self._engines = engines
         self._expected = frozenset(expected)
         self._eligible: dict[str, list[EngineView]] = {}
+        self._contexts: dict[str, int | None] = {}
 
     @property
     def names(self) -> set[str]:
@@ -34,7 +35,9 @@ class ServedModels:
 
     def refresh(self) -> None:
         """Update the lists: an engine's health changed, or its models."""
-        self._eligible = {model: [engine.view for engine in self._able(model)] for model in self.names}
+        names = self.names
+        self._eligible = {model: [engine.view for engine in self._able(model)] for model in names}
+        self._contexts = {model: self._longest_context(model) for model in names}
 
     def eligible(self, model: str) -> list[EngineView]:
         """The engines that take calls for `model`, at least one. Raises the errors of `check`.
@@ -54,9 +57,7 @@ class ServedModels:
 
     def context_tokens(self, model: str) -> int | None:
         """The longest context that an engine offers for `model`; None if an engine's context is not known."""
-        offers = [engine.models[model] for engine in self._engines.values() if model in engine.models]
-        known = [offer for offer in offers if offer is not None]
-        return max(known) if known and len(known) == len(offers) else None
+        return self._contexts.get(model)
 
     def check(self, model: str) -> None:
         """Raise `ModelNotFoundError` or `NoEngineError` unless some engine takes calls for `model`."""
@@ -80,3 +81,8 @@ class ServedModels:
         serving = [engine for engine in self._engines.values() if model in engine.models]
         able = [engine for engine in serving if engine.health.takes_calls]
         return able or [engine for engine in serving if engine.health.state in _BETTER_THAN_NONE]
+
+    def _longest_context(self, model: str) -> int | None:
+        offers = [engine.models[model] for engine in self._engines.values() if model in engine.models]
+        known = [offer for offer in offers if offer is not None]
+        return max(known) if known and len(known) == len(offers) else None

@@ -156,9 +156,7 @@ class Gateway:
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """How often a call ended how on which engine."""
-        counted = {
-            name: value for name, value in samples(self.registry).items() if name.startswith("plait_calls_total{")
-        }
+        counted = {name: n for name, n in samples(self.registry).items() if n and name.startswith("plait_calls_total{")}
         return {(parts[1], parts[5]): int(value) for name, value in counted.items() for parts in (name.split('"'),)}
 
     def seconds_booked(self, engine: str) -> float:

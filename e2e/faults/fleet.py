@@ -1,0 +1,82 @@
+"""Scripted engines behind a gateway, as processes, and how a test speaks to them."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from e2e.faults.modes import HEALTHY
+from e2e.faults.raw_client import Client
+from e2e.servers import Server
+
+KEY = "sk-engine"
+
+
+@dataclass(frozen=True)
+class ScriptedEngine:
+    """One engine: where it serves, and where it is told what to do."""
+
+    name: str
+    models: Sequence[str]
+    port: int
+    control_port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def entry(self, **fields: Any) -> dict[str, Any]:
+        """Its entry in a gateway's configuration."""
+        return {"name": self.name, "url": self.url, **fields}
+
+    async def set_mode(self, mode: str | Sequence[str], **fields: Any) -> None:
+        """Misbehave like this from now on; `healthy` ends it."""
+        client = Client(self.control_port)
+        answer = await client.put("/mode", {"mode": mode, **fields})
+        client.close()
+        assert answer.status == 200, answer
+
+    async def heal(self) -> None:
+        """Misbehave no more."""
+        await self.set_mode(HEALTHY)
+
+    async def stats(self, *, times: bool = False) -> dict[str, Any]:
+        """What it has counted."""
+        client = Client(self.control_port)
+        answer = await client.get("/stats?times=1" if times else "/stats")
+        client.close()
+        stats: dict[str, Any] = msgspec.json.decode(answer.body)
+        return stats
+
+
+class ScriptedServer(Server):
+    """One process with scripted engines: `engines` maps names to models. Not started yet."""
+
+    def __init__(self, name: str, engines: Mapping[str, Sequence[str]], folder: Path, *pace: str) -> None:
+        ports = iter(_free_ports(2 * len(engines)))
+        self.engines = {
+            engine: ScriptedEngine(engine, models, next(ports), next(ports)) for engine, models in engines.items()
+        }
+        first = next(iter(self.engines.values()))
+        super().__init__(name, first.control_port, (), folder / f"{name}.log", ready_path="/stats")
+        command = [sys.executable, "-m", "e2e.faults.scripted_engine", *pace]
+        for engine in self.engines.values():
+            command += ["--name", engine.name, "--model", ",".join(engine.models)]
+            command += ["--port", str(engine.port), "--control-port", str(engine.control_port)]
+        self._command = command
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on at the moment, each another."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]

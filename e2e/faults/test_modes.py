@@ -1,0 +1,136 @@
+"""Every mode of `modes.py` on an engine beside a healthy one: what clients get, and what the gateway makes of it.
+
+All modes run before the first test, many at once, each on an engine and a model of its own behind one gateway. The
+healthy engine serves all models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import msgspec
+import pytest
+
+from e2e.faults.findings import BACK_WITHIN_S, SLACK_S, Finding, Trial, run_all, wrong_calls
+from e2e.faults.fleet import KEY, ScriptedServer
+from e2e.faults.modes import MODES, Kinds, Mode
+from e2e.faults.raw_client import Client
+from e2e.faults.verdicts import complaints
+from e2e.faults.watching import Watch
+from e2e.servers import Launcher, Server
+from plait.gateway.config import UpstreamConfig
+
+AT_ONCE, APART_S = 8, 0.3
+SUCCESS_SHARE = 0.995
+HANG_ANSWER_S = 13.0
+"""The longest that a call takes whose first engine hangs: 12 s until the engine is given up, and the call itself."""
+CALL_TIMEOUT_S = 20.0
+
+PORTS: set[int] = set()
+all_modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Finding]]:
+    """What became of each mode, by name; the gateway and the engines run until the module's end."""
+    folder = tmp_path_factory.mktemp("modes")
+    faulty = ScriptedServer("faulty", {name: [name] for name in MODES}, folder)
+    well = ScriptedServer("well", {"well": list(MODES)}, folder)
+    entries = [engine.entry(**_key(MODES[name])) for name, engine in faulty.engines.items()]
+    entries.append(well.engines["well"].entry())
+    PORTS.update(engine.port for engine in (*faulty.engines.values(), *well.engines.values()))
+    with ExitStack() as stack:
+        stack.callback(well.stop)
+        stack.callback(faulty.stop)
+        launch = stack.enter_context(Launcher(folder))
+        gateway = launch.gateway(entries, models=[], upstream=msgspec.structs.asdict(UpstreamConfig()))
+        for server in (faulty, well, gateway):
+            server.start()
+        for server in (faulty, well, gateway):
+            server.wait_until_ready()
+        yield asyncio.run(_find(gateway, faulty))
+
+
+async def _find(gateway: Server, faulty: ScriptedServer) -> dict[str, Finding]:
+    watch, client = Watch(gateway.port), Client(gateway.port, CALL_TIMEOUT_S)
+    watching = asyncio.create_task(watch.run())
+    all_up = await watch.until(lambda: len(watch.states) == len(MODES) + 1 and not any(map(watch.is_out, MODES)), 30)
+    assert all_up is not None
+    found: list[Finding] = []
+    for hangs in (False, True):
+        trials = [
+            Trial(mode, faulty.engines[mode.name], client, watch).run for mode in MODES.values() if mode.hangs is hangs
+        ]
+        found += await run_all(trials, len(trials) if hangs else AT_ONCE, APART_S)
+    watch.close()
+    await watching
+    client.close()
+    return {finding.mode.name: finding for finding in found}
+
+
+def _key(mode: Mode) -> dict[str, str]:
+    return {"api_key": KEY} if mode.asks_key else {}
+
+
+@all_modes
+def test_calls_that_can_succeed_do(findings: dict[str, Finding], mode: Mode) -> None:
+    finding = findings[mode.name]
+    wrong = list(wrong_calls(finding))
+    assert len(wrong) <= (1 - SUCCESS_SHARE) * len(finding.calls), _shown(wrong)
+    assert finding.reached > 0, "the engine saw none of it"
+
+
+@all_modes
+def test_clients_see_clean_answers(findings: dict[str, Finding], mode: Mode) -> None:
+    seen = partial(complaints, engine_ports=frozenset(PORTS))
+    found = {complaint for asked in findings[mode.name].all_calls for complaint in seen(asked.answer)}
+    assert not found
+
+
+@all_modes
+def test_the_engine_is_given_up_if_it_is_at_fault(findings: dict[str, Finding], mode: Mode) -> None:
+    finding = findings[mode.name]
+    if mode.health == "none":
+        assert not finding.was_out
+    else:
+        assert finding.out_s is not None, f"still {finding.state}"
+        assert not [asked for asked in finding.while_out if not asked.is_good]
+
+
+@all_modes
+def test_the_engine_is_back_when_it_is_well(findings: dict[str, Finding], mode: Mode) -> None:
+    finding = findings[mode.name]
+    assert finding.back_s is not None, f"not within {BACK_WITHIN_S + SLACK_S} s"
+    wrong = [asked for asked in finding.after[-16:] if not asked.is_good]
+    assert not wrong, _shown(wrong)
+
+
+@all_modes
+def test_the_books_are_at_zero(findings: dict[str, Finding], mode: Mode) -> None:
+    assert findings[mode.name].outstanding == 0
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES.values() if mode.status], ids=lambda mode: mode.name)
+def test_what_the_caller_got_wrong_passes_through(findings: dict[str, Finding], mode: Mode) -> None:
+    """The clients of the faulty engine see its status; those of the other engine are answered."""
+    statuses = {asked.answer.status for asked in findings[mode.name].calls}
+    assert mode.status in statuses
+    assert statuses <= {200, mode.status}
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES.values() if mode.hangs], ids=lambda mode: mode.name)
+def test_no_call_waits_for_an_engine_that_hangs(findings: dict[str, Finding], mode: Mode) -> None:
+    assert max(asked.answer.time_s for asked in findings[mode.name].calls) <= HANG_ANSWER_S
+
+
+def _shown(wrong: list[object]) -> str:
+    """The first of them."""
+    return f"{len(wrong)} wrong, such as {str(wrong[0])[:600] if wrong else ''}"
+
+
+def test_every_kind_is_there() -> None:
+    assert len(MODES) >= 45
+    assert {mode.of for mode in MODES.values()} == {Kinds.BOTH, Kinds.WHOLE, Kinds.STREAMED}

@@ -45,6 +45,7 @@ class Connection(asyncio.Protocol):
         action = self._engine.plan.accept()
         if action is None:
             return
+        self._engine.stats.hits += 1
         if action.ending is Ending.HANG:
             transport.pause_reading()
         else:
@@ -139,6 +140,7 @@ class Connection(asyncio.Protocol):
         mode = engine.plan.call(streamed=bool(body.get("stream")))
         action = None if mode is None else mode.action
         engine.stats.begin(is_trial=is_trial)
+        engine.stats.hits += mode is not None
         is_aborted = True
         try:
             if isinstance(action, Raw):
@@ -151,6 +153,7 @@ class Connection(asyncio.Protocol):
 
     async def _probe(self, path: str, query: str) -> None:
         action = self._engine.plan.probe(path)
+        self._engine.stats.hits += action is not None
         if isinstance(action, Report) and action.build is not None:
             fields = parse_qs(query)
             if "since" in fields:

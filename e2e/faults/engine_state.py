@@ -19,8 +19,12 @@ TRIAL_ID = b"plait-trial"
 
 @dataclass
 class Stats:
-    """Calls so far. `arrivals_s` are the times of the clients' calls, by the machine's monotonic clock."""
+    """Calls so far. `hits` counts how often a mode struck. `arrivals_s` are the times of the clients' calls.
 
+    Times are by the machine's monotonic clock.
+    """
+
+    hits: int = 0
     begun: int = 0
     finished: int = 0
     aborted: int = 0
@@ -33,7 +37,7 @@ class Stats:
     def report(self, *, times: bool) -> dict[str, Any]:
         """For `GET /stats`."""
         counts = {"begun": self.begun, "finished": self.finished, "aborted": self.aborted, "trials": self.trials}
-        counts |= {"open": self.begun - self.finished - self.aborted, "well": self.healthy}
+        counts |= {"hits": self.hits, "open": self.begun - self.finished - self.aborted, "well": self.healthy}
         kept = {"arrivals_s": self.arrivals_s, "answered_s": self.answered_s} if times else {}
         return {**counts, **kept, "connections": self.connections}
 
@@ -124,6 +128,7 @@ class Engine:
                     connection.close()
         assert self.socket is not None
         if plan.full_backlog:
+            self.stats.hits += 1
             self.socket.hold_full()
         else:
             self.socket.accept_again()

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from e2e.faults.actions import AtAccept, Raw, Report
 from e2e.faults.fleet import ScriptedEngine
 from e2e.faults.modes import Kinds, Mode
 from e2e.faults.raw_client import CHAT, Answer, Client
@@ -47,7 +46,7 @@ class Asked:
 
 @dataclass
 class Finding:
-    """`out_s` and `back_s` are None if it did not happen in time. `reached` counts what the engine saw meanwhile."""
+    """`out_s` and `back_s` are None if it did not happen in time. `hits` counts how often the mode struck."""
 
     mode: Mode
     calls: list[Asked] = field(default_factory=list)
@@ -56,7 +55,7 @@ class Finding:
     out_s: float | None = None
     back_s: float | None = None
     was_out: bool = False
-    reached: int = 0
+    hits: int = 0
     state: str = ""
     outstanding: float = 0.0
 
@@ -87,16 +86,13 @@ class Trial:
         within_s = HANG_OUT_WITHIN_S if self._mode.hangs else OUT_WITHIN_S
         is_ejected = self._mode.health == "ejected"
         async with self._trickle(finding.calls, is_wanted=is_ejected):
-            load_s = time.monotonic()
             waiting = asyncio.create_task(watch.until(lambda: watch.was_out(name, begun_s), within_s + SLACK_S))
             await self._load(finding.calls, calls, concurrency)
             if is_ejected:
-                out_s = await waiting
-                finding.out_s = out_s
+                finding.out_s = await waiting
             waiting.cancel()
             with suppress(asyncio.CancelledError):
                 await waiting
-        del load_s
         await self._load(finding.while_out, AFTERWARDS, concurrency)
         await watch.look()
         finding.was_out, finding.state = watch.was_out(name, begun_s), watch.state(name)
@@ -109,8 +105,7 @@ class Trial:
     async def _heal(self) -> None:
         """Heal the engine and wait until it is up."""
         finding, watch, name = self._finding, self._watch, self._engine.name
-        stats = await self._engine.stats()
-        finding.reached = stats["connections"] if isinstance(self._mode.action, AtAccept) else stats["begun"]
+        finding.hits = (await self._engine.stats())["hits"]
         await self._engine.heal()
         async with self._trickle(finding.after, is_wanted=True):
             finding.back_s = await watch.until(lambda: watch.state(name) == "up", BACK_WITHIN_S + SLACK_S)
@@ -169,8 +164,3 @@ def wrong_calls(finding: Finding) -> Iterator[Asked]:
     for asked in finding.calls:
         if finding.mode.succeeds.has(streamed=asked.is_streamed) and not asked.is_good:
             yield asked
-
-
-def is_about_calls(mode: Mode) -> bool:
-    """Whether the mode shows only in calls."""
-    return not isinstance(mode.action, Report | AtAccept) and isinstance(mode.action, Raw | object)

@@ -50,8 +50,8 @@ class Completion:
         for token in self.tokens:
             part = {"delta": {"role": "assistant", "content": token}} if self.is_chat else {"text": token}
             yield {**head, "choices": [{"index": 0, **part, "finish_reason": None}]}
-        part = {"delta": {}} if self.is_chat else {"text": ""}
-        yield {**head, "choices": [{"index": 0, **part, "finish_reason": self.finish_reason}]}
+        last: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
+        yield {**head, "choices": [{"index": 0, **last, "finish_reason": self.finish_reason}]}
 
     def usage_chunk(self, usage: Any) -> dict[str, Any]:
         """The event behind them that carries only the usage."""

@@ -159,12 +159,12 @@ class Connection(asyncio.Protocol):
             if "since" in fields:
                 await asyncio.sleep(float(fields.get("wait_ms", ["0"])[0]) / 1e3)
             self.write(response(200, action.build(), media=b"application/msgpack"))
-        elif (isinstance(action, Report) and action.raw is not None) or isinstance(action, Models):
-            await write_raw(self, action.raw)
-        elif isinstance(action, Raw):
-            await write_raw(self, action)
-        else:
+            return
+        raw = action.raw if isinstance(action, Report | Models) else action
+        if raw is None:
             self.write(self._good_probe(path))
+        else:
+            await write_raw(self, raw)
 
     def _good_probe(self, path: str) -> bytes:
         if path == "/v1/models":

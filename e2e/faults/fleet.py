@@ -38,9 +38,8 @@ class ScriptedEngine:
 
     async def set_mode(self, mode: str | Sequence[str], **fields: Any) -> None:
         """Misbehave like this from now on; `healthy` ends it."""
-        client = Client(self.control_port)
-        answer = await client.put("/mode", {"mode": mode, **fields})
-        client.close()
+        async with Client(self.control_port) as client:
+            answer = await client.put("/mode", {"mode": mode, **fields})
         assert answer.status == 200, answer
 
     async def heal(self) -> None:
@@ -49,9 +48,8 @@ class ScriptedEngine:
 
     async def stats(self, *, times: bool = False) -> dict[str, Any]:
         """What it has counted."""
-        client = Client(self.control_port)
-        answer = await client.get("/stats?times=1" if times else "/stats")
-        client.close()
+        async with Client(self.control_port) as client:
+            answer = await client.get("/stats?times=1" if times else "/stats")
         stats: dict[str, Any] = msgspec.json.decode(answer.body)
         return stats
 

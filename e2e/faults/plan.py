@@ -56,8 +56,13 @@ class Plan:
 
     def call(self, *, streamed: bool) -> Mode | None:
         """For a call."""
-        mode = self._deal([mode for mode in self._of_scope("calls") if isinstance(mode.action, Raw | Altered)])
-        return mode if mode is not None and mode.of.has(streamed=streamed) else None
+        return self._deal(
+            [
+                mode
+                for mode in self._of_scope("calls")
+                if isinstance(mode.action, Raw | Altered) and mode.of.has(streamed=streamed)
+            ]
+        )
 
     def probe(self, path: str) -> Report | Models | Raw | None:
         """For a probe."""

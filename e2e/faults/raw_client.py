@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import httptools
 import msgspec
@@ -47,6 +47,12 @@ class Client:
         self._timeout_s = timeout_s
         self._idle: list[_Connection] = []
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def get(self, path: str) -> Answer:
         """A GET."""
         return await self._send(f"GET {path} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
@@ -59,11 +65,12 @@ class Client:
         """A PUT of a JSON body."""
         return await self._send(_request("PUT", path, body, None))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connections."""
         for connection in self._idle:
             connection.transport.abort()
         self._idle.clear()
+        await asyncio.sleep(0)  # in which they are closed
 
     async def _send(self, request: bytes) -> Answer:
         began_s = time.monotonic()

@@ -7,14 +7,14 @@ healthy engine serves all models.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
 import msgspec
 import pytest
 
-from e2e.faults.findings import BACK_WITHIN_S, SLACK_S, Finding, Trial, run_all, wrong_calls
+from e2e.faults.findings import BACK_WITHIN_S, SLACK_S, Asked, Finding, Trial, run_all, wrong_calls
 from e2e.faults.fleet import KEY, ScriptedServer
 from e2e.faults.modes import MODES, Kinds, Mode
 from e2e.faults.raw_client import Client
@@ -55,19 +55,14 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fin
 
 
 async def _find(gateway: Server, faulty: ScriptedServer) -> dict[str, Finding]:
-    watch, client = Watch(gateway.port), Client(gateway.port, CALL_TIMEOUT_S)
-    watching = asyncio.create_task(watch.run())
-    all_up = await watch.until(lambda: len(watch.states) == len(MODES) + 1 and not any(map(watch.is_out, MODES)), 30)
-    assert all_up is not None
     found: list[Finding] = []
-    for hangs in (False, True):
-        trials = [
-            Trial(mode, faulty.engines[mode.name], client, watch).run for mode in MODES.values() if mode.hangs is hangs
-        ]
-        found += await run_all(trials, len(trials) if hangs else AT_ONCE, APART_S)
-    watch.close()
-    await watching
-    client.close()
+    async with Watch(gateway.port) as watch, Client(gateway.port, CALL_TIMEOUT_S) as client:
+        are_up = await watch.until(lambda: len(watch.states) > len(MODES) and not any(map(watch.is_out, MODES)), 30)
+        assert are_up is not None
+        for hangs in (False, True):
+            modes = [mode for mode in MODES.values() if mode.hangs is hangs]
+            trials = [Trial(mode, faulty.engines[mode.name], client, watch).run for mode in modes]
+            found += await run_all(trials, len(trials) if hangs else AT_ONCE, APART_S)
     return {finding.mode.name: finding for finding in found}
 
 
@@ -126,7 +121,7 @@ def test_no_call_waits_for_an_engine_that_hangs(findings: dict[str, Finding], mo
     assert max(asked.answer.time_s for asked in findings[mode.name].calls) <= HANG_ANSWER_S
 
 
-def _shown(wrong: list[object]) -> str:
+def _shown(wrong: Sequence[Asked]) -> str:
     """The first of them."""
     return f"{len(wrong)} wrong, such as {str(wrong[0])[:600] if wrong else ''}"
 

@@ -34,28 +34,24 @@ async def test_nothing_waits_for_an_engine_that_is_stopped(launch: Launcher) -> 
         server.start()
     for server in (sleeper, gateway):
         await asyncio.to_thread(server.wait_until_ready)
-    watch, client = Watch(gateway.port), Client(gateway.port)
-    watching = asyncio.create_task(watch.run())
-    calls = [asyncio.create_task(_call(client, number)) for number in range(CALLS)]
-    await _until_running(sleeper)
-    other.start()
-    assert await watch.until(lambda: watch.state("other") == "up", 40) is not None
-    assert not any(call.done() for call in calls), "the engine is too fast for this test"
+    async with Watch(gateway.port) as watch, Client(gateway.port) as client:
+        calls = [asyncio.create_task(_call(client, number)) for number in range(CALLS)]
+        await _until_running(sleeper)
+        other.start()
+        assert await watch.until(lambda: watch.state("other") == "up", 40) is not None
+        assert not any(call.done() for call in calls), "the engine is too fast for this test"
 
-    stopped_s = time.monotonic()
-    _signal(sleeper, signal.SIGSTOP)
-    try:
-        done, waiting = await asyncio.wait(calls, timeout=WITHIN_S + 8)
-        assert not waiting, f"{len(waiting)} calls still wait for the engine"
-    finally:
-        _signal(sleeper, signal.SIGCONT)
-    _check([call.result() for call in done], stopped_s)
+        stopped_s = time.monotonic()
+        _signal(sleeper, signal.SIGSTOP)
+        try:
+            done, waiting = await asyncio.wait(calls, timeout=WITHIN_S + 8)
+            assert not waiting, f"{len(waiting)} calls still wait for the engine"
+        finally:
+            _signal(sleeper, signal.SIGCONT)
+        _check([call.result() for call in done], stopped_s)
 
-    assert await watch.until(lambda: watch.state("sleeper") == "up", BACK_WITHIN_S) is not None
-    assert await watch.until(lambda: set(watch.outstanding.values()) == {0.0}, WITHIN_S) is not None
-    watch.close()
-    await watching
-    client.close()
+        assert await watch.until(lambda: watch.state("sleeper") == "up", BACK_WITHIN_S) is not None
+        assert await watch.until(lambda: set(watch.outstanding.values()) == {0.0}, WITHIN_S) is not None
 
 
 def _check(answers: Sequence[Answer], stopped_s: float) -> None:

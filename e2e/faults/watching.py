@@ -7,6 +7,8 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
 
 from e2e.faults.raw_client import Client
 
@@ -18,7 +20,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Watch:
-    """The states of each engine, with the time since which each was seen, and its outstanding calls.
+    """As a context: the states of each engine, with the time since when each was seen, and its outstanding calls.
 
     A gateway without `plait_engine_health` has the states `up` and `down`.
     """
@@ -28,11 +30,21 @@ class Watch:
         self.outstanding: dict[str, float] = {}
         self.scrapes = 0
         self._client = Client(port)
-        self._is_closed = False
+        self._task: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        """Poll until `close`."""
-        while not self._is_closed:
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        await self._client.close()
+
+    async def _run(self) -> None:
+        while True:
             await self.look()
             await asyncio.sleep(POLL_S)
 
@@ -76,8 +88,3 @@ class Watch:
                 return None
             await asyncio.sleep(POLL_S / 4)
         return time.monotonic() - began_s
-
-    def close(self) -> None:
-        """Stop."""
-        self._is_closed = True
-        self._client.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -40,7 +41,7 @@ class Connection(asyncio.Protocol):
         self._writable.set()
         if self._is_control:
             return
-        self._engine.stats.connections += 1
+        self._engine.stats.accepted_s.append(time.monotonic())
         self._engine.connections[self] = False
         action = self._engine.plan.accept()
         if action is None:

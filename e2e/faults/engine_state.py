@@ -19,7 +19,10 @@ TRIAL_ID = b"plait-trial"
 
 @dataclass
 class Stats:
-    """Calls so far. `hits` counts how often a mode struck. `arrivals_s` are the times of the clients' calls.
+    """Calls so far. `hits` counts how often a mode struck.
+
+    `accepted_s` are the times of connections, `arrivals_s` those of the clients' calls, and `answered_s` those of their
+    good answers.
 
     Times are by the machine's monotonic clock.
     """
@@ -30,16 +33,22 @@ class Stats:
     aborted: int = 0
     trials: int = 0
     healthy: int = 0
-    connections: int = 0
+    accepted_s: list[float] = field(default_factory=list)
     arrivals_s: list[float] = field(default_factory=list)
     answered_s: list[float] = field(default_factory=list)
 
     def report(self, *, times: bool) -> dict[str, Any]:
         """For `GET /stats`."""
-        counts = {"begun": self.begun, "finished": self.finished, "aborted": self.aborted, "trials": self.trials}
+        counts: dict[str, Any] = {
+            "begun": self.begun,
+            "finished": self.finished,
+            "aborted": self.aborted,
+            "trials": self.trials,
+        }
         counts |= {"hits": self.hits, "open": self.begun - self.finished - self.aborted, "well": self.healthy}
-        kept = {"arrivals_s": self.arrivals_s, "answered_s": self.answered_s} if times else {}
-        return {**counts, **kept, "connections": self.connections}
+        if not times:
+            return counts
+        return counts | {"accepted_s": self.accepted_s, "arrivals_s": self.arrivals_s, "answered_s": self.answered_s}
 
     def begin(self, *, is_trial: bool) -> None:
         """A call arrived."""

@@ -58,7 +58,7 @@ class ScriptedServer(Server):
     """One process with scripted engines: `engines` maps names to models. Not started yet."""
 
     def __init__(self, name: str, engines: Mapping[str, Sequence[str]], folder: Path, *pace: str) -> None:
-        ports = iter(_free_ports(2 * len(engines)))
+        ports = iter(free_ports(2 * len(engines)))
         self.engines = {
             engine: ScriptedEngine(engine, models, next(ports), next(ports)) for engine, models in engines.items()
         }
@@ -71,7 +71,7 @@ class ScriptedServer(Server):
         self._command = command
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on at the moment, each another."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]

@@ -1,0 +1,101 @@
+"""The gateways that are compared, Plait and its peers, each with its default settings, and how they are started.
+
+A peer has an environment of its own under `.venv-peers`, which `install` makes from the package index.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PEERS: Final = Path(__file__).parents[2] / ".venv-peers"
+STOP_S: Final = 2.0
+"""smg goes on for 5 s after SIGTERM, for load balancers to notice."""
+
+Command = Callable[[int, Sequence[str], Path], list[str]]
+"""From a port, the engines' URLs and a folder for files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """`requirement` is what pip installs; it is empty for Plait."""
+
+    name: str
+    command: Command
+    requirement: str = ""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether it can be started."""
+        return not self.requirement or _script(self.name).exists()
+
+
+def _plait(port: int, urls: Sequence[str], folder: Path) -> list[str]:
+    lines = [f"[server]\nport = {port}", '[log]\nlevel = "warning"']
+    lines += [f'[[engines]]\nname = "e{number}"\nurl = "{url}"' for number, url in enumerate(urls)]
+    path = folder / "plait.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return [sys.executable, "-m", "plait.gateway.cli", "serve", "--config", str(path)]
+
+
+def _peer(name: str, *words: str) -> Command:
+    def command(port: int, urls: Sequence[str], _folder: Path) -> list[str]:
+        where = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(port + 1)]
+        return [str(_script(name)), *words, *where, "--log-level", "error", "--worker-urls", *urls]
+
+    return command
+
+
+def _script(name: str) -> Path:
+    return PEERS / name / "bin" / name
+
+
+PLAIT: Final = Gateway("plait", _plait)
+GATEWAYS: Final = (
+    PLAIT,
+    Gateway("sglang-router", _peer("sglang-router", "launch"), "sglang-router==0.3.2"),
+    Gateway("smg", _peer("smg", "launch"), "smg"),
+    Gateway("vllm-router", _peer("vllm-router"), "vllm-router==0.1.17"),
+)
+
+
+def install() -> None:
+    """Install the peers that are not installed yet."""
+    for gateway in GATEWAYS:
+        if not gateway.is_installed:
+            folder = PEERS / gateway.name
+            venv.create(folder, with_pip=True)
+            subprocess.run([folder / "bin" / "pip", "install", "--quiet", gateway.requirement], check=True)  # noqa: S603
+
+
+def versions() -> dict[str, str]:
+    """The installed peers' versions, by name."""
+    found = {}
+    for gateway in GATEWAYS:
+        if gateway.requirement and gateway.is_installed:
+            code = f"import importlib.metadata as m; print(m.version({gateway.name!r}))"
+            command = [str(PEERS / gateway.name / "bin" / "python"), "-c", code]
+            found[gateway.name] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
+    return found
+
+
+@contextmanager
+def process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server, stopped at the end of the context. What it says goes to `log`."""
+    with log.open("ab") as out:
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)  # noqa: S603
+    try:
+        yield server
+    finally:
+        server.terminate()
+        try:
+            server.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()

@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--install-peers", action="store_true", help="install the peers first")
     names = [gateway.name for gateway in GATEWAYS]
     parser.add_argument("--gateway", action="append", choices=names, help="only this one (default: all installed)")
+    parser.add_argument("--engines", type=int, action="append", help="only fleets of so many (default: 2 and 4)")
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="only this one")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
     arguments = parser.parse_args()
@@ -44,6 +45,7 @@ def main() -> None:
     wanted = arguments.case or (QUICK if arguments.quick else [case.name for case in CASES])
     cases = [case for case in CASES if case.name in wanted]
     fleets, calls = (QUICK_FLEETS, QUICK_CALLS) if arguments.quick else (FLEETS, CALLS)
+    fleets = arguments.engines or fleets
     results = asyncio.run(_measure_all(cases, fleets, gateways, calls, arguments.json))
     held = list(claims(results))
     for claim in held:

@@ -18,8 +18,8 @@ PEERS: Final = Path(__file__).parents[2] / ".venv-peers"
 STOP_S: Final = 2.0
 """smg goes on for 5 s after SIGTERM, for load balancers to notice."""
 
-Command = Callable[[int, Sequence[str], Path], list[str]]
-"""From a port, the engines' URLs and a folder for files."""
+Command = Callable[[Sequence[int], Sequence[str], Path], list[str]]
+"""From two ports, the second for metrics, the engines' URLs and a folder for files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Gateway:
         return not self.requirement or _script(self.name).exists()
 
 
-def _plait(port: int, urls: Sequence[str], folder: Path) -> list[str]:
-    lines = [f"[server]\nport = {port}", '[log]\nlevel = "warning"']
+def _plait(ports: Sequence[int], urls: Sequence[str], folder: Path) -> list[str]:
+    lines = [f"[server]\nport = {ports[0]}", '[log]\nlevel = "warning"']
     lines += [f'[[engines]]\nname = "e{number}"\nurl = "{url}"' for number, url in enumerate(urls)]
     path = folder / "plait.toml"
     path.write_text("\n".join(lines) + "\n")
@@ -45,8 +45,8 @@ def _plait(port: int, urls: Sequence[str], folder: Path) -> list[str]:
 
 
 def _peer(name: str, *words: str) -> Command:
-    def command(port: int, urls: Sequence[str], _folder: Path) -> list[str]:
-        where = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(port + 1)]
+    def command(ports: Sequence[int], urls: Sequence[str], _folder: Path) -> list[str]:
+        where = ["--host", "127.0.0.1", "--port", str(ports[0]), "--prometheus-port", str(ports[1])]
         return [str(_script(name)), *words, *where, "--log-level", "error", "--worker-urls", *urls]
 
     return command

@@ -60,12 +60,12 @@ async def measure(case: Case, engines: int, gateway: Gateway, calls: int) -> Res
     port = ports[-2]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-faults-")))
-        stack.enter_context(process(_engines_command(fleet), folder / "engines.log"))
+        stack.enter_context(process(engines_command(fleet), folder / "engines.log"))
         await _until_engine(fleet[0])
         stack.enter_context(
-            process(gateway.command(port, [engine.url for engine in fleet], folder), folder / "gateway.log")
+            process(gateway.command(ports[-2:], [engine.url for engine in fleet], folder), folder / "gateway.log")
         )
-        await _until_ready(port, folder / "gateway.log", engines)
+        await until_ready(port, folder / "gateway.log", engines)
         return await _run(case, fleet, gateway, port, calls)
 
 
@@ -132,7 +132,8 @@ def _out_s(sign: Sign, stats: dict[str, Any], hurt_s: Sequence[float], presence:
     return presence.out_after_s(stats[arrived_s[sign]]) if sign in arrived_s else None
 
 
-def _engines_command(fleet: Sequence[ScriptedEngine]) -> list[str]:
+def engines_command(fleet: Sequence[ScriptedEngine]) -> list[str]:
+    """The command of one process with these engines."""
     command = [sys.executable, "-m", "e2e.faults.scripted_engine", "--first-s", str(FIRST_S), "--token-s", str(TOKEN_S)]
     for engine in fleet:
         command += ["--name", engine.name, "--model", MODEL]
@@ -149,7 +150,7 @@ async def _until_engine(engine: ScriptedEngine) -> None:
     raise RuntimeError("the engines do not start")
 
 
-async def _until_ready(port: int, log: Path, engines: int) -> None:
+async def until_ready(port: int, log: Path, engines: int) -> None:
     """Until several calls in a row get good answers, so that all engines are known."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Ready?"}], "max_tokens": 2}
     good, ends_s = 0, time.monotonic() + READY_S

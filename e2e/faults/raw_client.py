@@ -57,6 +57,10 @@ class Client:
         """A GET."""
         return await self._send(f"GET {path} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
 
+    async def delete(self, path: str) -> Answer:
+        """A DELETE."""
+        return await self._send(f"DELETE {path} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
+
     async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
         """A POST of a JSON body."""
         return await self._send(_request("POST", path, body, headers))

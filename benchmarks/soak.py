@@ -1,0 +1,161 @@
+"""A mixed load on engines that are killed, stopped and misbehave: `python -m benchmarks soak --minutes 60`.
+
+Every call is answered or fails cleanly. At the end the books are at zero, and the gateway holds no more descriptors,
+threads and tasks than after its warm-up. Its memory is flat: that is claimed of runs long enough to fill its caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.faulting.footprint import Footprint, footprint
+from benchmarks.faulting.gateways import PLAIT, process
+from benchmarks.faulting.measurement import engines_command, until_ready
+from benchmarks.faulting.mixed_calls import MODEL, MixedCalls
+from benchmarks.faulting.trouble import Trouble, TroubledEngine
+from e2e.faults.fleet import ScriptedEngine, free_ports
+from e2e.faults.raw_client import Client
+
+ENGINES: Final = 4
+WORKERS: Final = 24
+CALL_TIMEOUT_S: Final = 60.0
+SAMPLE_S: Final = 5.0
+WARM_SHARE, WARM_MOST_S = 0.1, 300.0
+QUIET_S: Final = 8.0
+"""The pause in which the gateway closes what it needs no more: its idle connections to clients live for 5 s."""
+SLACK: Final = 12
+"""Descriptors and tasks that may be more or fewer: pools of idle connections to engines are not always full."""
+RSS_FROM_S: Final = 1200.0
+RSS_GROWTH: Final = 1.15
+
+
+@dataclass
+class Soak:
+    """What was seen. `warm` and `end` are the quiet footprints after the warm-up and at the end."""
+
+    minutes: float
+    seed: int
+    fates: dict[str, int] = field(default_factory=dict)
+    troubles: dict[str, int] = field(default_factory=dict)
+    unclean: list[str] = field(default_factory=list)
+    worst_s: float = 0.0
+    outstanding: float = -1.0
+    held: float = -1.0
+    warm: Footprint | None = None
+    end: Footprint | None = None
+    samples: list[Footprint] = field(default_factory=list)
+
+    def claims(self) -> Iterator[dict[str, Any]]:
+        """Fixed targets."""
+        assert self.warm is not None
+        assert self.end is not None
+        calls, good = sum(self.fates.values()), self.fates.get("good", 0)
+        yield _claim("calls that did not end cleanly", self.fates.get("unclean", 0), 0)
+        yield _claim("share of calls that did not succeed", 1 - good / calls, 0.05)
+        yield _claim("calls left on the books", self.outstanding, 0)
+        yield _claim("held calls left", self.held, 0)
+        yield _claim("longest call (s)", self.worst_s, CALL_TIMEOUT_S)
+        yield _claim("descriptors", self.end.descriptors, self.warm.descriptors + SLACK)
+        yield _claim("threads", self.end.threads, self.warm.threads)
+        if self.end.tasks is not None and self.warm.tasks is not None:
+            yield _claim("tasks", self.end.tasks, self.warm.tasks + SLACK)
+        if 60 * self.minutes >= RSS_FROM_S:
+            growth = median(_rss(self.samples, 4)) / median(_rss(self.samples, 1))
+            yield _claim("memory, last fifth / second fifth", growth, RSS_GROWTH)
+
+
+def main() -> None:
+    """Soak, print, and say whether the targets hold."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks soak")
+    parser.add_argument("--minutes", type=float, default=60.0, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=19, help="of the troubles and the calls (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
+    arguments = parser.parse_args()
+    soak = Soak(arguments.minutes, arguments.seed)
+    asyncio.run(_run(soak))
+    claims = list(soak.claims())
+    print(f"calls {soak.fates}\ntroubles {soak.troubles}\nwarm {soak.warm}\nend  {soak.end}")
+    for line in soak.unclean[:5]:
+        print(f"unclean: {line}")
+    for claim in claims:
+        print(f"{'holds' if claim['holds'] else 'FAILS'}: {claim['name']} = {claim['value']}, wanted {claim['target']}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({**asdict(soak), "claims": claims}, indent=2))
+    sys.exit(not all(claim["holds"] for claim in claims))
+
+
+async def _run(soak: Soak) -> None:
+    ports = free_ports(2 * ENGINES + 2)
+    fleet = [ScriptedEngine(f"e{n}", [MODEL], ports[2 * n], ports[2 * n + 1]) for n in range(ENGINES)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-soak-")))
+        engines = [TroubledEngine(one, engines_command([one]), folder / f"{one.name}.log") for one in fleet]
+        for engine in engines:
+            engine.start()
+            stack.callback(engine.end)
+        command = PLAIT.command(ports[-2:], [engine.url for engine in fleet], folder)
+        gateway = stack.enter_context(process(command, folder / "gateway.log"))
+        await until_ready(ports[-2], folder / "gateway.log", ENGINES)
+        await _soak(soak, engines, gateway, ports[-2])
+
+
+async def _soak(soak: Soak, engines: Sequence[TroubledEngine], gateway: subprocess.Popen[bytes], port: int) -> None:
+    dice, began_s, length_s = random.Random(soak.seed), time.monotonic(), 60 * soak.minutes
+    calls, trouble = MixedCalls(port, WORKERS, dice, CALL_TIMEOUT_S), Trouble(engines, dice)
+
+    async def look() -> tuple[Footprint, str]:
+        async with Client(port) as client:
+            metrics = (await client.get("/metrics")).body.decode()
+        return footprint(gateway.pid, time.monotonic() - began_s, metrics), metrics
+
+    warm_s = min(WARM_MOST_S, WARM_SHARE * length_s)
+    metrics = ""
+    for phase_s in (warm_s, length_s - warm_s):
+        ends_s = time.monotonic() + phase_s
+        troubling = asyncio.create_task(trouble.run())
+        calls.start()
+        while time.monotonic() < ends_s:
+            soak.samples.append((await look())[0])
+            await asyncio.sleep(min(SAMPLE_S, max(0.0, ends_s - time.monotonic())))
+        troubling.cancel()
+        with suppress(asyncio.CancelledError):
+            await troubling
+        await calls.stop()
+        await asyncio.sleep(QUIET_S)
+        quiet, metrics = await look()
+        soak.warm, soak.end = soak.warm or quiet, quiet
+    soak.fates, soak.troubles, soak.unclean = dict(calls.fates), dict(trouble.counts), calls.unclean
+    soak.worst_s = calls.worst_s
+    soak.outstanding, soak.held = _sum(metrics, "plait_engine_outstanding_calls"), _sum(metrics, "plait_held_calls")
+
+
+def _sum(metrics: str, name: str) -> float:
+    lines = [line for line in metrics.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    assert lines, name
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def _rss(samples: Sequence[Footprint], fifth: int) -> list[int]:
+    size = len(samples) // 5
+    return [sample.rss_bytes for sample in samples[fifth * size : (fifth + 1) * size]]
+
+
+def _claim(name: str, value: float, most: float) -> dict[str, Any]:
+    return {"name": name, "value": round(value, 4), "target": f"<= {most:g}", "holds": value <= most}
+
+
+if __name__ == "__main__":
+    main()

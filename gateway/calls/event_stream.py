@@ -27,6 +27,7 @@ MAX_EVENT_BYTES = 16 * 2**20
 _END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
 _USAGE_KEY = b'"usage":'
 _ERROR_KEY = b'"error":'
+_DONE = b"[DONE]"
 _FINISH_KEY = b'"finish_reason":'
 _UNFINISHED = b'"finish_reason":null'
 
@@ -50,7 +51,7 @@ class EventStream:
         self._pieces: list[bytes] = []  # of the event that is not whole yet
         self._rest_bytes = 0
         self._tail = b""  # the end of those pieces, in which an end of event may have begun
-        self._last = b""
+        self._is_done = False
 
     def feed(self, chunk: bytes) -> bytes:
         """Take a chunk and return the events that are complete now. So a stream can be ended between two events.
@@ -60,8 +61,8 @@ class EventStream:
         whole = self._whole_events(chunk)
         if not whole:
             return b""
-        self._last = whole[-64:]
-        if _USAGE_KEY in whole or _ERROR_KEY in whole or whole.count(_FINISH_KEY) != whole.count(_UNFINISHED):
+        says_more = _USAGE_KEY in whole or _DONE in whole or _ERROR_KEY in whole
+        if says_more or whole.count(_FINISH_KEY) != whole.count(_UNFINISHED):
             return b"".join(map(self._pass, _events(whole)))
         return whole
 
@@ -69,10 +70,7 @@ class EventStream:
         """End the stream; returns the bytes behind its last whole event."""
         rest = b"".join(self._pieces)
         self._pieces.clear()
-        self._last = (self._last + rest)[-64:]
-        if rest:
-            self._read(rest)
-        return rest
+        return self._pass(rest) if rest else b""
 
     @property
     def problem(self) -> EngineError | str | None:
@@ -80,7 +78,7 @@ class EventStream:
         if self.error is not None:
             return self.error
         missing = ending_problem(self._engine_id, self._ended.values(), self._choices)
-        if missing is None and not self._last.rstrip().endswith((b"data: [DONE]", b"data:[DONE]")):
+        if missing is None and not self._is_done:
             missing = EngineBrokenError(f"engine {self._engine_id} ended its stream without [DONE]")
         return missing
 
@@ -110,7 +108,13 @@ class EventStream:
             raise EngineGarbledError(message)
 
     def _pass(self, event: bytes) -> bytes:
-        """The bytes of an event that go to the client."""
+        """The bytes of an event that go to the client.
+
+        The end of a stream without endings is withheld: clients do not read what comes after it, and it is an error.
+        """
+        if event.partition(b"data:")[2].strip() == _DONE:
+            self._is_done = True
+            return b"" if self.error is None and self.problem is not None else event
         body = self._read(event)
         if body is None or not (self._withhold and body.only_usage):
             return event

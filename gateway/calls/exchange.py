@@ -5,11 +5,19 @@ Nothing goes to the client before the engine has sent a byte of an answer. Until
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from starlette.types import Send
 
-from plait.backends.errors import CallerError, EngineBrokenError, EngineError, EngineStatusError, PlaitError
+from plait.backends.errors import (
+    CallerError,
+    EngineBrokenError,
+    EngineError,
+    EngineStatusError,
+    EngineTimeoutError,
+    PlaitError,
+)
 from plait.backends.http.client import Response
 from plait.backends.protocol.cache_state import EngineKind
 from plait.gateway.asgi import send_whole
@@ -36,8 +44,11 @@ from plait.gateway.timer import loop_time_s
 MAX_ANSWER_BYTES = 256 * 2**20
 """The longest answer that is not streamed. It is held in memory until it is whole."""
 
-_TOO_EARLY = frozenset((408, 425, 429))
-_NO_ACCESS = frozenset((401, 403))
+TOO_EARLY = frozenset((408, 425, 429))
+"""Statuses below 500 that are not the caller's fault."""
+
+NO_ACCESS = frozenset((401, 403))
+"""Statuses that are the gateway's fault if it sent its own key."""
 
 
 @dataclass(slots=True)
@@ -74,7 +85,16 @@ class Exchange:
         """
         delivery, call = self.delivery, self.booking.call
         body = delivery.body.for_engine(self.kind, call, self.booking.placement, loop_time_s() - delivery.arrived_s)
-        response = await self.link.client.post(delivery.path, self._request_headers(), body)
+        waiting = asyncio.timeout(None)
+        self.booking.give_up = lambda: waiting.reschedule(0.0)
+        try:
+            async with waiting:
+                return await self._send_on(body, send)
+        except TimeoutError:
+            raise EngineTimeoutError(f"engine {self.engine_id} serves later calls and has forgotten this one") from None
+
+    async def _send_on(self, body: bytes, send: Send) -> str | None:
+        response = await self.link.client.post(self.delivery.path, self._request_headers(), body)
         try:
             if response.status == 200 and _is_event_stream(response):
                 return await self._stream(response, send)
@@ -107,7 +127,7 @@ class Exchange:
         text = self.delivery.text
         if text is not None:
             text.whole(answer)
-        self.told = True
+        self._tell()
         await send_whole(send, response.status, self._response_headers(response), answer)
         return problem if text is None or problem is not None else text.problem
 
@@ -122,7 +142,7 @@ class Exchange:
         try:
             events = await self._first_events(stream, response)
             self.router.first_token(self.booking, loop_time_s())
-            self.told = True
+            self._tell()
             headers = self._response_headers(response)
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._pass_on(stream, events, response, send)
@@ -181,8 +201,8 @@ class Exchange:
     async def _refusal(self, response: Response, answer: bytes, send: Send) -> str:
         """Pass on an error that is the caller's fault. Raises `EngineStatusError` for every other."""
         status, (is_openai, said) = response.status, error_text(answer)
-        ours = status in _NO_ACCESS and self.link.authorization is not None
-        if not 400 <= status < 500 or status in _TOO_EARLY or ours:
+        ours = status in NO_ACCESS and self.link.authorization is not None
+        if not 400 <= status < 500 or status in TOO_EARLY or ours:
             shown = 502 if ours or not 429 <= status < 600 else status
             raise EngineStatusError(
                 f"engine {self.engine_id} answered with status {status}{said and f': {said}'}",
@@ -195,9 +215,14 @@ class Exchange:
             answer = error.body()
             headers = [item for item in headers if item[0] not in (b"content-type", b"content-encoding")]
             headers.append((b"content-type", b"application/json"))
-        self.ended, self.told = "refused", True
+        self.ended = "refused"
+        self._tell()
         await send_whole(send, status, headers, answer)
         return f"refused with status {status}{said and f': {said}'}"
+
+    def _tell(self) -> None:
+        """From now on the client has something of this answer, so that the call stays here."""
+        self.told, self.booking.give_up = True, None
 
     def _bounds(self) -> UsageBounds:
         """The most tokens that this call can have used."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container
+from email.utils import parsedate_to_datetime
 
 from plait.gateway.asgi import Headers
 
@@ -43,8 +45,11 @@ def _passed(headers: Headers, refused: Container[bytes]) -> list[tuple[bytes, by
 
 
 def retry_after_s(headers: Headers) -> float | None:
-    """The seconds that the sender asks to be left alone; None if it does not ask, or names a date."""
-    for name, value in headers:
-        if name == b"retry-after" and value.strip().isdigit() and len(value) < 10:
-            return float(value)
-    return None
+    """The seconds that the sender asks to be left alone; None if it does not ask. It may name a date."""
+    given = next((value.strip() for name, value in headers if name == b"retry-after"), b"")
+    if given.isdigit():
+        return float(given[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(given.decode("latin-1")).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None

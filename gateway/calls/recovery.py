@@ -16,6 +16,7 @@ import structlog
 from plait.backends.errors import EngineError, EngineStatusError, EngineTimeoutError
 from plait.gateway.calls.completion_body import decode, ending_problem, endings, garbled
 from plait.gateway.calls.engine_link import EngineLink
+from plait.gateway.calls.exchange import NO_ACCESS, TOO_EARLY
 from plait.gateway.calls.passed_headers import retry_after_s
 from plait.gateway.fleet.booking import Failure
 from plait.gateway.fleet.health import HealthState
@@ -60,9 +61,9 @@ class Recovery:
         if change is None:
             return
         self._metrics.changed(change)
-        if HealthState.DOWN not in (change.before, change.after) and change.before is not HealthState.UNTRIED:
-            say = log.info if change.after is HealthState.UP else log.warning  # the monitor tells the others
-            say("engine health", engine=change.engine_id, was=change.before, now=change.after, cause=change.cause)
+        say = log.info if change.after is HealthState.UP else log.warning
+        event = f"engine {change.after}"
+        say(event, engine=change.engine_id, was=change.before, cause=change.cause or None)
         if change.aborts is not Aborts.NONE:
             link = self._links[change.engine_id]
             link.client.lose(change.cause, waiting_only=change.aborts is Aborts.WAITING)
@@ -75,6 +76,9 @@ class Recovery:
             await asyncio.sleep(HANG_CHECK_S)
             for change in self._router.health.hung(loop_time_s()):
                 self.on_change(change)
+            for booking in self._router.health.forgotten(loop_time_s()):
+                if booking.give_up is not None:
+                    booking.give_up()
 
     async def _try_until_up(self, engine_id: str) -> None:
         """Try an engine until it is up, or down: then the monitor finds out when it is back."""
@@ -112,7 +116,8 @@ class Recovery:
             answer = await response.read(MAX_TRIAL_BYTES)
         finally:
             response.abort()
-        if response.status == 429 or response.status >= 500:
+        ours = response.status in NO_ACCESS and link.authorization is not None
+        if response.status in TOO_EARLY or response.status >= 500 or ours:
             message = f"engine {engine_id} answered with status {response.status}"
             raise EngineStatusError(message, response.status, retry_after_s=retry_after_s(response.headers))
         if response.status == 200:

@@ -88,9 +88,10 @@ class Relay:
                         if journey.failures:
                             return self._given_up(journey)
                         raise
+                    journey.failures.append((exchange.engine_id, error))
+                    self._tell_of_failure(journey, error)
                     if exchange.told:
                         return Outcome(exchange.engine_id, error)
-                    journey.failures.append((exchange.engine_id, error))
                     if not self._may_retry(journey, error):
                         return self._given_up(journey)
                 else:
@@ -98,7 +99,7 @@ class Relay:
                     return Outcome(journey.exchange.engine_id, problem)
         finally:
             if journey.charged:
-                self._router.retries.give_back()
+                self._router.retries.give_back(journey.delivery.call.model)
             self._finish(journey)
 
     async def _attempt(self, journey: _Journey, send: Send) -> str | None:
@@ -151,11 +152,16 @@ class Relay:
         health = self._router.engines[exchange.engine_id].health
         is_free = health.state not in TAKES_CALLS or not health.counts(exchange.booking.booked_s)
         if not is_free and not journey.charged:
-            journey.charged = self._router.retries.take(self._router.active_calls + 1)
+            journey.charged = self._router.retries.take(model)
             if not journey.charged:
                 self._metrics.not_retried(model, "budget")
                 return False
         self._metrics.retried(model, exchange.engine_id, error.cause)
+        return True
+
+    def _tell_of_failure(self, journey: _Journey, error: EngineError) -> None:
+        exchange = journey.exchange
+        assert exchange is not None
         log.warning(
             "engine failed a call",
             request_id=journey.delivery.call.call_id,
@@ -163,8 +169,8 @@ class Relay:
             cause=error.cause,
             error=error.message,
             detail=error.__cause__ and str(error.__cause__),
+            in_mid_stream=exchange.told,
         )
-        return True
 
     def _given_up(self, journey: _Journey) -> Outcome:
         """The outcome of a call that no engine answered: the most useful of its errors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -40,8 +41,9 @@ class Booking:
 
     `taken_tokens` were subtracted from the engine's free tokens; its latest report was then number `report_number`.
     `work` is the call's share of the engine's outstanding work. `victims` are the prefixes that the call is expected to
-    evict. The prompt is expected to take `prefill_s`, and the first byte of the answer is due at `due_s`.
-    `client_is_slow` is True while a piece of the answer waits for the client to read.
+    evict. The prompt is expected to take `prefill_s`. The first byte of the answer is late from `late_s` and due at
+    `due_s`. `client_is_slow` is True while a piece of the answer waits for the client to read. `overtaken` counts later
+    calls that were served first although they are about as large. `give_up` ends the wait for the first byte.
     """
 
     call: Call
@@ -56,8 +58,11 @@ class Booking:
     state: BookingState = BookingState.BOOKED
     first_token_s: float | None = None
     prefill_s: float = 0.0
+    late_s: float = inf
     due_s: float = inf
     client_is_slow: bool = False
+    overtaken: int = 0
+    give_up: Callable[[], None] | None = None
 
     def enter(self, state: BookingState) -> None:
         """Change the state. Raises `BookingTransitionError` if the life cycle has no such step."""

@@ -76,6 +76,7 @@ class FleetEngine:
         booking.enter(BookingState.SETTLED)
         cached = booking.placement.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
         self.view.ledger.settle(booking.entry, max(0, usage.prompt_tokens - cached), usage.output_tokens)
+        self.progress.answered(booking, now_s)
         self._leave(booking, now_s, stored=True)
 
     def fail(self, booking: Booking, now_s: float) -> None:

@@ -88,6 +88,10 @@ class FleetHealth:
         ]
         return [change for change in changes if change is not None]
 
+    def forgotten(self, now_s: float) -> list[Booking]:
+        """The calls that their engines have forgotten, while they serve others."""
+        return [booking for engine in self._engines.values() for booking in engine.progress.forgotten(now_s)]
+
     # Calls.
 
     def booked(self, engine: FleetEngine, booking: Booking) -> None:

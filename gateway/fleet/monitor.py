@@ -17,13 +17,13 @@ import structlog
 
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.config import EngineConfig, UpstreamConfig
-from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.health_change import HealthChange
 from plait.gateway.fleet.router import Router
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
 
 AGE_INTERVAL_S = 1.0
+TELL_INTERVAL_S = 60.0
 
 MIN_REPORT_INTERVAL_S = 0.02
 """The pause between two reports of an engine: at most 50 a second. A busy engine has news at every iteration."""
@@ -59,6 +59,7 @@ class Monitor:
         self._engines = engines
         self._supervisor = supervisor
         self._on_change = on_change
+        self._told: dict[str, tuple[str, float]] = {}
 
     def open(self) -> None:
         """Start to probe and poll."""
@@ -86,19 +87,21 @@ class Monitor:
         try:
             await self._probe(engine, http)
         except httpx.TimeoutException:
-            change = self._router.health.silent(engine.name, loop_time_s())
-            if change is None and self._router.engines[engine.name].health.state is HealthState.DOWN:
-                log.info("engine still down", engine=engine.name, url=engine.url, error="silent")
-            self._on_change(change)
+            self._on_change(self._router.health.silent(engine.name, loop_time_s()))
+            self._tell(engine, "silent")
         except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self._unreachable(engine, error)
 
     def _unreachable(self, engine: EngineConfig, error: Exception) -> None:
-        change = self._router.health.unreachable(engine.name)
-        say = log.info if change is None else log.warning
-        state = "engine still down" if change is None else "engine down"
-        say(state, engine=engine.name, url=engine.url, error=_reason(error))
-        self._on_change(change)
+        self._on_change(self._router.health.unreachable(engine.name))
+        self._tell(engine, _reason(error))
+
+    def _tell(self, engine: EngineConfig, reason: str) -> None:
+        """Log why a probe failed: at once if the reason is new, then once a minute."""
+        now_s, (said, said_s) = loop_time_s(), self._told.get(engine.name, ("", 0.0))
+        if reason != said or now_s - said_s > TELL_INTERVAL_S:
+            self._told[engine.name] = reason, now_s
+            log.info("probe failed", engine=engine.name, url=engine.url, error=reason)
 
     async def _follow(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
         """Probe, then poll for as long as the engine answers."""
@@ -123,7 +126,8 @@ class Monitor:
     def _answered(self, engine: EngineConfig, models: Mapping[str, int | None]) -> None:
         change = self._router.health.answered(engine.name, models)
         if change is not None:
-            log.info("engine up", engine=engine.name, url=engine.url, models=sorted(models))
+            self._told.pop(engine.name, None)
+            log.info("probe answered", engine=engine.name, url=engine.url, models=sorted(models))
         self._on_change(change)
 
     async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient) -> bool:

@@ -1,7 +1,8 @@
 """How one engine's answers come along: which calls wait for their first byte, and when the last byte came.
 
 An engine is hung if it owes bytes and none come. Its queue and its prompts are not held against it: a call's first byte
-is due only `PATIENCE` times as late as predicted.
+is due only `PATIENCE` times as late as predicted. A call is forgotten if its first byte is late and the engine
+goes on to serve later calls that are about as large.
 """
 
 from __future__ import annotations
@@ -17,24 +18,37 @@ PATIENCE = 3.0
 """A first byte is due after this many times its predicted time, which may rest on the wrong profile."""
 
 
+LATE_S = 2.0
+"""A first byte that is later than patience allows by this much is late: from then on the call can be overtaken."""
+
+OVERTAKEN_CALLS = 3
+"""A late call that so many others overtook is forgotten. Short or urgent calls do not count: a scheduler may favour
+them.
+"""
+
+
 class Progress:
-    """One engine's progress. `byte_s` is when it last sent a byte of an answer, or reported something new."""
+    """One engine's progress. `byte_s` is when it last sent a byte of an answer, or reported something new.
+
+    `waiting` has the calls without a byte of their answer, the oldest first.
+    """
 
     def __init__(self, hang_s: float = DEFAULT_HANG_S) -> None:
         self.byte_s = -inf
         self._hang_s = hang_s
-        self._waiting: dict[Booking, None] = {}
+        self.waiting: dict[Booking, None] = {}
         self._streaming: dict[Booking, None] = {}
         self._prefill_s = 0.0  # of the calls that wait
 
     def book(self, booking: Booking, prefill_s: float, answer_s: float) -> None:
         """A call was placed here. Its prompt takes `prefill_s`; a call that is not streamed takes `answer_s` more."""
-        if not self._waiting:
+        if not self.waiting:
             self._prefill_s = 0.0  # rounding ends with the calls
-        self._waiting[booking] = None
+        self.waiting[booking] = None
         self._prefill_s += prefill_s
         booking.prefill_s = prefill_s
-        booking.due_s = booking.booked_s + self._hang_s + PATIENCE * (self._prefill_s + answer_s)
+        booking.late_s = booking.booked_s + PATIENCE * (self._prefill_s + answer_s) + min(LATE_S, self._hang_s)
+        booking.due_s = booking.late_s + self._hang_s - min(LATE_S, self._hang_s)
 
     def byte(self, now_s: float) -> None:
         """Something came."""
@@ -42,14 +56,29 @@ class Progress:
 
     def first_byte(self, booking: Booking, now_s: float) -> None:
         """A call has its first byte. It streams from now on."""
-        self.byte(now_s)
-        self.leave(booking)
+        self.answered(booking, now_s)
         self._streaming[booking] = None
+
+    def answered(self, booking: Booking, now_s: float) -> None:
+        """A call has its first byte, or its whole answer. Calls that wait past their time were overtaken."""
+        self.byte(now_s)
+        was_waiting = booking in self.waiting
+        self.leave(booking)
+        if not was_waiting:
+            return
+        for waiting in self.waiting:
+            if waiting.late_s >= now_s:
+                break  # calls are late about in the order in which they came
+            waiting.overtaken += _overtakes(booking, waiting)
+
+    def forgotten(self, now_s: float) -> list[Booking]:
+        """The calls that the engine has forgotten."""
+        return [b for b in self.waiting if b.overtaken >= OVERTAKEN_CALLS and b.late_s < now_s]
 
     def leave(self, booking: Booking) -> None:
         """A call has ended, or has its first byte."""
-        if booking in self._waiting:
-            del self._waiting[booking]
+        if booking in self.waiting:
+            del self.waiting[booking]
             self._prefill_s -= booking.prefill_s
         self._streaming.pop(booking, None)
 
@@ -64,11 +93,24 @@ class Progress:
         """
         if self.silent_s(now_s) <= self._hang_s:
             return False
-        if self._waiting:
-            return any(booking.due_s < now_s for booking in self._waiting)
+        if self.waiting:
+            return any(booking.due_s < now_s for booking in self.waiting)
         return any(not booking.client_is_slow for booking in self._streaming)
 
     def check(self, bookings: int) -> None:
         """Assert the invariants for an engine with this many calls; for tests."""
-        assert len(self._waiting) + len(self._streaming) == bookings
-        assert abs(self._prefill_s - sum(booking.prefill_s for booking in self._waiting)) < 1e-6 or not self._waiting
+        assert len(self.waiting) + len(self._streaming) == bookings
+        assert abs(self._prefill_s - sum(booking.prefill_s for booking in self.waiting)) < 1e-6 or not self.waiting
+
+
+def _overtakes(booking: Booking, waiting: Booking) -> bool:
+    """Whether no scheduler has a reason to serve `booking` before `waiting`, which came first."""
+    late, early = booking.call, waiting.call
+    return (
+        booking.booked_s > waiting.booked_s
+        and late.streamed == early.streamed
+        and (late.streamed or (late.output_limit or 0) >= (early.output_limit or inf))
+        and 2 * booking.placement.missed_tokens >= waiting.placement.missed_tokens
+        and late.priority >= early.priority
+        and (late.slo, late.objective) == (early.slo, early.objective)
+    )

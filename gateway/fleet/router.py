@@ -17,7 +17,7 @@ from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
 from plait.gateway.fleet.health import Health
 from plait.gateway.fleet.health_change import HealthChange
 from plait.gateway.fleet.progress import DEFAULT_HANG_S, Progress
-from plait.gateway.fleet.retry_budget import RetryBudget
+from plait.gateway.fleet.retry_budget import RetryBudgets
 from plait.gateway.fleet.served_models import ServedModels
 from plait.policy.cost_model import CostModel
 from plait.policy.placement.continuation import continue_on
@@ -55,7 +55,7 @@ class Router:
         self.models = ServedModels(self.engines, expected_models)
         self.health = FleetHealth(self.engines, self.models, self._fleet_changed, jitter)
         self.reservations = Reservations(window_s)
-        self.retries = RetryBudget()
+        self.retries = RetryBudgets()
         self._select = POLICIES[policy]
         self._window_s = window_s
         self._prior_output_tokens = prior_output_tokens
@@ -92,6 +92,7 @@ class Router:
         engine = self.engines[placement.engine_id]
         booking = engine.book(call, placement, leaf, now_s)
         self.health.booked(engine, booking)
+        self.retries.begin(call.model)
         self._placed[call.model] += 1
         self.reservations.book(call, placement, now_s)
         return booking
@@ -131,11 +132,6 @@ class Router:
         engine.fail(booking, now_s)
         self._left(booking)
         return None if failure is None else self.health.failed(engine, booking, failure, now_s)
-
-    @property
-    def active_calls(self) -> int:
-        """The calls on engines."""
-        return sum(engine.view.outstanding for engine in self.engines.values())
 
     # The fleet.
 
@@ -181,11 +177,14 @@ class Router:
         for engine in self.engines.values():
             engine.check()
         self.reservations.check()
-        assert self.reservations.running <= sum(engine.view.outstanding for engine in self.engines.values())
+        outstanding = sum(engine.view.outstanding for engine in self.engines.values())
+        assert self.reservations.running <= outstanding
+        self.retries.check(outstanding)
 
     def _left(self, booking: Booking) -> None:
         """The call is on no engine any more."""
         self.reservations.leave(booking.call)
+        self.retries.end(booking.call.model)
         self.health.left(booking)
 
     def _fleet_changed(self) -> None:

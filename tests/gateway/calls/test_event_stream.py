@@ -84,7 +84,7 @@ def test_chunks_change_nothing(
     stream: tuple[bytes, bytes, CallUsage | None], places: list[int], withhold: bool
 ) -> None:
     sent, kept, usage = stream
-    tap = EventStream("a", withhold=withhold)
+    tap = EventStream("a", withhold=withhold, choices=0)
     out = [tap.feed(chunk) for chunk in cut(sent, places)]
     assert b"".join(out) + tap.end() == (kept if withhold else sent)
     assert tap.usage == usage
@@ -93,7 +93,7 @@ def test_chunks_change_nothing(
 @given(streams())
 def test_byte_by_byte(stream: tuple[bytes, bytes, CallUsage | None]) -> None:
     sent, kept, usage = stream
-    tap = EventStream("a", withhold=True)
+    tap = EventStream("a", withhold=True, choices=0)
     out = b"".join(tap.feed(sent[place : place + 1]) for place in range(len(sent)))
     assert (out + tap.end(), tap.usage) == (kept, usage)
 
@@ -165,11 +165,12 @@ DONE = b"data: [DONE]\n\n"
 )
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_a_whole_answer_has_its_endings(stream: bytes, choices: int, problem: str | None, size: int) -> None:
-    tap = EventStream("a", withhold=True, choices=choices)
+    tap, out = EventStream("a", withhold=True, choices=choices), b""
     for start in range(0, len(stream), size):
-        tap.feed(stream[start : start + size])
-    tap.end()
+        out += tap.feed(stream[start : start + size])
+    out += tap.end()
     found = tap.problem
+    assert (b"[DONE]" in out) == (b"[DONE]" in stream and (problem is None or b"dead" in out))
     assert (None if found is None else isinstance(found, EngineError) and found.message) == problem
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 
 import msgspec
@@ -21,6 +22,7 @@ from tests.gateway.calls.scripted_engines import (
     Exchange,
     FakeHttp,
     gateway,
+    until_stuck,
 )
 from tests.gateway.exposed import samples
 
@@ -176,7 +178,7 @@ async def test_a_call_that_an_engine_fails_before_the_first_byte_goes_to_another
         assert (client.status, client.body, client.headers[b"plait-engine"]) == (200, WHOLE, b"b")
         assert made.outcomes() == {("a", "failed"): 1, ("b", "ok"): 1}
         assert made.router.engines["a"].health.state is HealthState.SUSPECT
-        assert made.router.retries.retrying == 0
+        made.router.retries.check(0)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ async def test_retries_beyond_the_budget_are_refused() -> None:
     sick, well = FakeHttp(LOST), FakeHttp()
     async with gateway(sick, well) as made:
         for _ in range(3):
-            assert made.router.retries.take(1)
+            assert made.router.retries.take("m")
         with pytest.raises(EngineError):
             await made.deliver(Client())
         assert samples(made.registry)['plait_retries_refused_total{model="m",why="budget"}'] == 1
@@ -250,3 +252,18 @@ async def test_an_engine_lost_in_mid_stream_becomes_an_error_event_between_event
         assert client.ended
         assert made.outcomes() == {("a", "failed"): 1}
         assert made.router.engines["a"].health.state is HealthState.SUSPECT
+
+
+@pytest.mark.parametrize("pieces", [None, [None]], ids=["no head", "no body"])
+async def test_a_call_that_its_engine_has_forgotten_goes_to_another(pieces: list[None] | None) -> None:
+    forgotten = None if pieces is None else Exchange(pieces=pieces)
+    client = Client()
+    async with gateway(FakeHttp(forgotten), FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        task = asyncio.create_task(made.deliver(client))
+        await until_stuck()
+        (booking,) = made.router.engines["a"].progress.waiting
+        assert booking.give_up is not None
+        booking.give_up()
+        await task
+        assert (client.headers[b"plait-engine"], booking.give_up is None) == (b"b", False)
+        assert made.outcomes() == {("a", "failed"): 1, ("b", "ok"): 1}

@@ -152,8 +152,8 @@ async def test_an_engine_that_goes_away_is_down_until_it_answers_again(monkeypat
             fake.reachable = True
             await until(lambda: is_up(router))
             await until(lambda: fake.polls[-1].get("since") == "1")
-    events = [entry["event"] for entry in logs if entry["event"] != "engine still down"]
-    assert events == ["engine up", "engine down", "engine up"]
+    events = [entry["event"] for entry in logs]
+    assert events == ["probe answered", "probe failed", "probe answered"], "each reason is said once"
 
 
 async def test_an_answer_to_a_poll_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ async def test_an_engine_without_reports_is_probed_and_estimated(monkeypatch: py
             fake.reports = [report(1)]
             await until(lambda: router.engines["a"].reports is True)
     events = [entry["event"] for entry in logs]
-    assert events == ["engine up", "engine has no cache-state report: its cache is estimated"], "said once"
+    assert events == ["probe answered", "engine has no cache-state report: its cache is estimated"], "said once"
 
 
 @pytest.mark.parametrize("bad", [report(1, granularity=96), httpx.Response(200, content=b"<html>")])
@@ -189,7 +189,7 @@ async def test_a_report_that_cannot_be_used_is_refused_once(
         async with watching(monkeypatch, fake) as router:
             await until(lambda: len(fake.polls) == 3)
             assert (is_up(router), router.engines["a"].reports) == (True, False)
-    assert [entry["event"] for entry in logs] == ["engine up", "cache-state report refused"]
+    assert [entry["event"] for entry in logs] == ["probe answered", "cache-state report refused"]
 
 
 @pytest.mark.parametrize("models", [{"data": "none"}, [], {"models": ["m"]}])
@@ -213,7 +213,7 @@ async def test_an_engine_whose_report_fails_is_estimated_and_stays_up(
         async with watching(monkeypatch, fake) as router:
             await until(lambda: len(fake.polls) == 3)
             assert (is_up(router), router.engines["a"].reports) == (True, False)
-    assert [entry["event"] for entry in logs] == ["engine up", "cache-state report refused"]
+    assert [entry["event"] for entry in logs] == ["probe answered", "cache-state report refused"]
 
 
 async def test_an_engine_that_misses_two_probes_is_down_and_one_that_streams_is_not(

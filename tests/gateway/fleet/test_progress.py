@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from plait.gateway.fleet.booking import Booking
+from plait.gateway.fleet.booking import Booking, CallUsage, Failure
 from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.types import Call
+from plait.policy.types import Call, Objective, Slo
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 HANG_S = 8.0
@@ -79,3 +81,55 @@ def test_the_only_engine_is_waited_for(router: Router) -> None:
     assert [change.after.value for change in router.health.hung(30.0)] == ["suspect"]
     assert router.health.hung(31.0) == []
     assert router.models.serving("m") == 1
+
+
+def overtake(router: Router, now_s: float, *, tokens: int = 100, **more: Any) -> None:
+    """A later call is served."""
+    call = Call("late", "m", tokens, 64, [], **more)
+    booking = router.book(call, router.select(call, prefer="a"), now_s)
+    if call.streamed:
+        router.first_token(booking, now_s)
+    router.settle(booking, CallUsage(tokens, 1), now_s)
+
+
+def test_a_call_that_many_as_large_overtake_is_forgotten(router: Router) -> None:
+    early = booked(router, 0.0)
+    for number in range(3):
+        assert router.health.forgotten(100.0) == []
+        overtake(router, 10.0 + number)
+    assert router.health.forgotten(100.0) == [early]
+    router.fail(early, Failure("timeout"), 100.0)
+    assert router.health.forgotten(100.0) == []
+
+
+def test_before_it_is_late_a_call_may_be_overtaken(router: Router) -> None:
+    booked(router, 0.0)
+    for _ in range(20):
+        overtake(router, 2.2)
+    assert router.health.forgotten(100.0) == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tokens": 49},
+        {"priority": -1},
+        {"objective": Objective.LATENCY},
+        {"slo": Slo(ttft_s=1.0)},
+        {"streamed": False, "output_limit": 10},
+    ],
+    ids=["shorter", "more urgent", "for latency", "with an SLO", "not streamed"],
+)
+def test_what_a_scheduler_favours_does_not_count(router: Router, more: dict[str, Any]) -> None:
+    booked(router, 0.0)
+    for number in range(20):
+        overtake(router, 10.0 + number, **more)
+    assert router.health.forgotten(100.0) == []
+
+
+@pytest.mark.parametrize(("limit", "forgotten"), [(10, 1), (50, 1), (5, 0), (None, 0)])
+def test_a_whole_answer_is_overtaken_by_ones_as_long(router: Router, limit: int | None, forgotten: int) -> None:
+    booked(router, 0.0, streamed=False, limit=10)
+    for number in range(3):
+        overtake(router, 10.0 + number, streamed=False, output_limit=limit)
+    assert len(router.health.forgotten(100.0)) == forgotten

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from plait.gateway.fleet.retry_budget import RetryBudgets
+
+
+def granted(budgets: RetryBudgets, model: str) -> int:
+    """How many retries are granted until one is not."""
+    count = 0
+    while budgets.take(model):
+        count += 1
+    return count
+
+
+def test_a_fifth_of_the_active_calls_may_be_retried_and_always_three() -> None:
+    budgets = RetryBudgets()
+    assert granted(budgets, "m") == 3
+    for _ in range(3):
+        budgets.give_back("m")
+    for _ in range(99):
+        budgets.begin("m")
+    assert granted(budgets, "m") == 20, "the call that asks has left its engine, and counts"
+    assert granted(budgets, "other") == 3, "each model has a budget of its own"
+    budgets.give_back("m")
+    assert granted(budgets, "m") == 1
+    budgets.check(99)

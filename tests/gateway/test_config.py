@@ -259,7 +259,7 @@ def test_the_example_fits_the_demo() -> None:
 
 def test_the_example_states_the_defaults() -> None:
     config, defaults = load_config(EXAMPLE), Config()
-    for name in ("server", "log", "placement", "upstream"):
+    for name in ("server", "log", "placement", "upstream", "sessions"):
         assert getattr(config, name) == getattr(defaults, name)
 
 

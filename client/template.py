@@ -52,7 +52,7 @@ class Template:
         An input with several variables becomes several places, with `separator` between them. An input without
         variables is empty.
         """
-        own = set(self.outputs) | set(self.inputs)
+        names = self._free_names(inputs)
         turns: list[tuple[str | None, list[str]]] = [(None, [])]
         ids: dict[str, str] = {}
         for piece in self.pieces:
@@ -60,26 +60,34 @@ class Template:
                 turns.append((piece.name, []))
             elif isinstance(piece, str):
                 turns[-1][1].append(piece)
-            elif piece.is_output or len(inputs[piece.name]) == 1:
-                name = self._free_name(piece.name, ())
-                turns[-1][1].append(f"{{{{{name}}}}}")
-                ids.update({} if piece.is_output else {name: inputs[piece.name][0]})
             else:
-                names = [self._free_name(f"{piece.name}_{n}", own) for n in range(1, len(inputs[piece.name]) + 1)]
-                turns[-1][1].append(separator.join(f"{{{{{name}}}}}" for name in names))
-                ids.update(zip(names, inputs[piece.name], strict=True))
+                places = names[piece.name]
+                turns[-1][1].append(separator.join(f"{{{{{name}}}}}" for name in places))
+                ids.update({} if piece.is_output else zip(places, inputs[piece.name], strict=True))
         said = tuple((role, "".join(text)) for role, text in turns if role is not None or len(turns) == 1)
-        return RenderedPrompt(said, ids, tuple(self._free_name(name, ()) for name in self.outputs))
+        return RenderedPrompt(said, ids, tuple(names[name][0] for name in self.outputs))
 
     def _places(self) -> Iterator[Place]:
         return (piece for piece in self.pieces if isinstance(piece, Place))
 
-    def _free_name(self, name: str, taken: Collection[str]) -> str:
-        """A name for a place, made from `name`: not in `taken`, and not a placeholder in the template's own text."""
+    def _free_names(self, inputs: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """The names under which each place is sent. No two are equal, and none is in the template's own text.
+
+        A name is made from the place's own name. An input has a name for each of its variables.
+        """
         constant = "".join(piece if isinstance(piece, str) else "\0" for piece in self.pieces)
-        while name in taken or re.search(rf"\{{\{{\s*{name}\s*\}}\}}", constant):
-            name += "_"
-        return name
+        taken = {place.name for place in self._places()}
+        names: dict[str, list[str]] = {}
+        for place in self._places():
+            if place.name not in names:
+                count = 1 if place.is_output else len(inputs[place.name])
+                taken -= {place.name} if count == 1 else set()
+                wanted = [place.name] if count == 1 else [f"{place.name}_{n}" for n in range(1, count + 1)]
+                names[place.name] = []
+                for name in wanted:
+                    names[place.name].append(_free_name(name, taken, constant))
+                    taken.add(names[place.name][-1])
+        return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,13 @@ class RenderedPrompt:
     turns: tuple[tuple[str | None, str], ...]
     inputs: Mapping[str, str]
     outputs: tuple[str, ...]
+
+
+def _free_name(name: str, taken: Collection[str], constant: str) -> str:
+    """A name made from `name` that is not in `taken`, and is not a placeholder in the text `constant`."""
+    while name in taken or re.search(rf"\{{\{{\s*{name}\s*\}}\}}", constant):
+        name += "_"
+    return name
 
 
 def parse_template(text: str, parameters: Collection[str], system: str | None = None) -> Template:

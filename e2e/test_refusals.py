@@ -34,7 +34,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"messages": "hello"}, openai.BadRequestError, None, "messages"),
         ({"max_tokens": "many"}, openai.BadRequestError, None, "max_tokens"),
         ({"max_tokens": 0}, openai.BadRequestError, None, "max_tokens"),
-        ({"max_completion_tokens": -1}, openai.BadRequestError, None, "max_tokens"),
+        ({"max_completion_tokens": -1}, openai.BadRequestError, None, "max_completion_tokens"),
         ({"n": 0}, openai.BadRequestError, None, "n"),
         ({"n": 1.5}, openai.BadRequestError, None, "n"),
         ({"stop": 5}, openai.BadRequestError, None, "stop"),

@@ -16,7 +16,7 @@ from plait.backends.embedded.generation import Generation, Piece
 from plait.backends.embedded.responses import ChatFormat, Format, Json, TextFormat, Usage
 from plait.backends.embedded.text import EmulatedToken, TextSource
 from plait.backends.embedded.tool_text import called_tool, example_arguments
-from plait.backends.errors import ContextLengthError, ModelNotFoundError
+from plait.backends.errors import CallerError, ContextLengthError, ModelNotFoundError
 from plait.backends.protocol.call_annotations import UNANNOTATED, EngineAnnotations
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
 from plait.backends.tokenization.tokenizer import Tokenizer
@@ -196,16 +196,22 @@ def _output(
 
 
 def _output_limit(request: Request, target: Target, prompt_tokens: int) -> int:
-    """The most tokens of a completion. A request that exceeds the model's context gets vLLM's error message."""
+    """The most tokens of a completion. Raises `CallerError` for an empty prompt.
+
+    A request that exceeds the model's context gets vLLM's error message.
+    """
+    param = "messages" if isinstance(request, ChatRequest) else "prompt"
+    if prompt_tokens < 1:
+        raise CallerError("The prompt is empty; it must have at least one token.", param=param)
     context_tokens = target.model.max_context_tokens
     room = context_tokens - prompt_tokens
     asked = request.output_limit or 0
-    if prompt_tokens < 1 or room < max(1, asked):
+    if room < max(1, asked):
         raise ContextLengthError(
             f"This model's maximum context length is {context_tokens} tokens. However, you requested "
             f"{prompt_tokens + asked} tokens ({prompt_tokens} in the messages, {asked} in the completion). "
             "Please reduce the length of the messages or completion.",
-            param="messages" if isinstance(request, ChatRequest) else "prompt",
+            param=param,
         )
     limit = asked or room
     assert target.clock.engine.fits(prompt_tokens, limit), "the context is at most the KV cache"

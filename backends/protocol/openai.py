@@ -46,6 +46,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_tokens
 
     @property
+    def output_limit_field(self) -> str:
+        """The name of the field that `output_limit` comes from."""
+        return "max_tokens"
+
+    @property
     def single_prompt(self) -> bool:
         """Whether the request has exactly one prompt."""
         return True
@@ -73,6 +78,11 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     def output_limit(self) -> int | None:
         """`max_completion_tokens`, or its predecessor `max_tokens`."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def output_limit_field(self) -> str:
+        """The name of the field that `output_limit` comes from."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
 
 class CompletionRequest(Request, frozen=True, kw_only=True):
@@ -136,7 +146,8 @@ def _check(request: Request) -> None:
     if request.choices < 1 or request.choices > 128:
         raise CallerError(f"'n' must be between 1 and 128, not {request.n}", param="n")
     if request.output_limit is not None and request.output_limit < 1:
-        raise CallerError(f"'max_tokens' must be at least 1, not {request.output_limit}", param="max_tokens")
+        field = request.output_limit_field
+        raise CallerError(f"'{field}' must be at least 1, not {request.output_limit}", param=field)
     if isinstance(request, ChatRequest) and not request.messages:
         raise CallerError("'messages' must hold at least one message", param="messages")
     if request.stream_options is not None and not request.stream:

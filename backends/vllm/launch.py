@@ -66,5 +66,7 @@ def _with_settings(served: list[str], settings: dict[str, str]) -> list[str]:
             raise LaunchError(f"--additional-config is not JSON: {error}") from error
         if not isinstance(given, dict):
             raise LaunchError("--additional-config is not a JSON object")
+        if not isinstance(given.get("plait", {}), dict):
+            raise LaunchError("--additional-config: plait is not a JSON object")
     given["plait"] = {**given.get("plait", {}), **settings}
     return [*kept, "--additional-config", json.dumps(given)]

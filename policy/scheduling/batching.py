@@ -108,8 +108,7 @@ class Batch:
         self.budget.take(tokens, candidate.context_tokens)
         self.floor_tokens = max(0, self.floor_tokens - tokens)
         self.picks[candidate.call] = tokens
-        if candidate.due_s is not None and tokens == candidate.tokens:
-            self.limit(candidate.due_s)
+        self._limit_to_due(candidate, tokens)
 
     def add_decodes(self, decodes: Sequence[Candidate], tokens: int, blocks: int) -> None:
         """Compute all `decodes`, which take `tokens` and `blocks` in all."""
@@ -126,7 +125,7 @@ class Batch:
         self.budget.give_back(tokens, candidate.context_tokens)
 
     def extend(self, candidate: Candidate) -> None:
-        """Compute more tokens of a truncated call, as many as fit."""
+        """Compute more tokens of a truncated call, as many as fit. With all its tokens, it limits the iteration."""
         self._changes += 1
         given = self.picks[candidate.call]
         self.budget.give_back(given, candidate.context_tokens)
@@ -138,6 +137,7 @@ class Batch:
             self.free_blocks -= blocks
         self.budget.take(tokens, candidate.context_tokens)
         self.picks[candidate.call] = tokens
+        self._limit_to_due(candidate, tokens)
 
     def preempt(self, call: LocalCall) -> None:
         """Preempt a running call, which frees its blocks and its sequence slot."""
@@ -157,6 +157,10 @@ class Batch:
         """End the iteration within `slo_s`, but allow up to `tokens` more of the tokens that fit now."""
         self.floor_tokens = max(self.floor_tokens, min(tokens, self.left_tokens))
         self.budget.limit_s = min(self.budget.limit_s, slo_s)
+
+    def _limit_to_due(self, candidate: Candidate, tokens: int) -> None:
+        if candidate.due_s is not None and tokens == candidate.tokens:
+            self.limit(candidate.due_s)
 
     def _room(self, wanted_tokens: int, context_tokens: int) -> int:
         room = self.budget.room(wanted_tokens, context_tokens)

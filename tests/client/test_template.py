@@ -82,3 +82,19 @@ def test_text_that_reads_like_a_place_is_not_taken_for_one() -> None:
     rendered = template.rendered({"x": ["v"]}, "")
     assert rendered.turns == ((None, "Write {{ x }} as it is: {{x_}}{{y}}"),)
     assert rendered.inputs == {"x_": "v"}
+
+
+def test_a_renamed_place_takes_no_other_places_name() -> None:
+    template = Template(("Write {{x}} and {{x__}}: ", Place("x"), Place("x_"), Place("y", is_output=True)))
+    rendered = template.rendered({"x": ["v"], "x_": ["w"]}, "")
+    assert rendered.turns == ((None, "Write {{x}} and {{x__}}: {{x___}}{{x_}}{{y}}"),)
+    assert rendered.inputs == {"x___": "v", "x_": "w"}
+    several = template.rendered({"x": ["v"], "x_": ["a", "b"]}, "|")
+    assert several.inputs == {"x___": "v", "x__1": "a", "x__2": "b"}
+
+
+def test_two_places_are_never_renamed_alike() -> None:
+    template = Template(("{{x}}{{x_}} ", Place("x"), Place("x_"), Place("x"), Place("y", is_output=True)))
+    rendered = template.rendered({"x": ["v"], "x_": ["w"]}, "")
+    assert rendered.inputs == {"x__": "v", "x___": "w"}
+    assert rendered.turns == ((None, "{{x}}{{x_}} {{x__}}{{x___}}{{x__}}{{y}}"),)

@@ -259,9 +259,12 @@ HI = [{"role": "user", "content": "hi"}]
         ("completions", {"prompt": "x" * 5_000}, (400, "context_length_exceeded", "prompt")),
         ("completions", {"prompt": "x", "max_tokens": 4_000}, (400, "context_length_exceeded", "prompt")),
         ("completions", {"prompt": ["x", "x" * 5_000]}, (400, "context_length_exceeded", "prompt")),
-        ("completions", {"prompt": ""}, (400, "context_length_exceeded", "prompt")),
+        ("completions", {"prompt": ""}, (400, None, "prompt")),
         ("chat/completions", {"messages": HI, "max_tokens": 4_000}, (400, "context_length_exceeded", "messages")),
         ("chat/completions", {"messages": HI, "n": 0}, (400, None, "n")),
+        ("chat/completions", {"messages": HI, "max_tokens": 0}, (400, None, "max_tokens")),
+        ("chat/completions", {"messages": HI, "max_completion_tokens": 0}, (400, None, "max_completion_tokens")),
+        ("completions", {"prompt": "x", "max_tokens": 0}, (400, None, "max_tokens")),
         ("chat/completions", {"messages": HI, "tool_choice": "required"}, (400, None, "tool_choice")),
         ("chat/completions", {"messages": HI, "tools": [TOOL], "tool_choice": "look"}, (400, None, "tool_choice")),
         (
@@ -280,6 +283,11 @@ async def test_what_it_refuses_as_openai_would(
     assert error["type"] == "invalid_request_error"
     assert error["message"]
     assert served.server.engine.counters.calls == 0
+
+
+async def test_an_empty_prompt_is_called_empty(served: Served) -> None:
+    response = await served.post("/v1/completions", prompt="")
+    assert response.json()["error"]["message"] == "The prompt is empty; it must have at least one token."
 
 
 async def test_a_key_guards_all_but_health_and_metrics() -> None:

@@ -55,6 +55,7 @@ def test_without_settings_of_ours_vllms_are_left_alone() -> None:
         (["--", "model", "--scheduler_cls=mine"], "leave it out"),
         (["--name", "a", "--", "model", "--additional-config", "{"], "not JSON"),
         (["--name", "a", "--", "model", "--additional-config", "[]"], "not a JSON object"),
+        (["--name", "a", "--", "model", "--additional-config", '{"plait": 3}'], "plait is not a JSON object"),
         (["--name", "a", "--", "model", "--additional-config"], "needs a value"),
     ],
 )

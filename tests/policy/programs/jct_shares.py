@@ -16,7 +16,7 @@ def jct_shares(
     its value; empty if no call is to produce it (docs/design/clocks.md). O(calls + edges) upstream.
 
     `predicted_s` is how long a call takes, or for a running one how long it takes yet. A call is due when what follows
-    it on the longest way to the variable just fits into the rest: `left_s` is divided in proportion to predicted times
+    it on the longest path to the variable just fits into the rest: `left_s` is divided in proportion to predicted times
     on the critical path, and calls beside it get the slack that they have. A call's share begins when the last of its
     producers is due, so on no path do the shares add up to more than `left_s`, and none is under the call's proportion.
     """

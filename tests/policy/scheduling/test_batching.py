@@ -118,6 +118,20 @@ def test_the_reserve_is_left_and_can_extend_a_cut_prompt_later() -> None:
     assert filled.free_blocks == engine.free_blocks - 25
 
 
+def test_a_cut_prompt_that_is_completed_later_binds_the_iteration() -> None:
+    engine = FakeEngine()
+    filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)
+    filled.reserve_tokens = 950
+    first, second = candidates(100, 500)
+    first.due_s = 0.04  # 10 ms + 0.1 ms n: 300 tokens
+    select_in_order(filled, [first])
+    assert picked(filled) == [("0", 50)]
+    filled.reserve_tokens = 0
+    filled.extend(first)
+    select_in_order(filled, [second])
+    assert picked(filled) == [("0", 100), ("1", 200)]
+
+
 def test_the_floor_goes_beyond_the_limit_but_not_the_maximum() -> None:
     engine = FakeEngine()
     filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)

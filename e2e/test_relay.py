@@ -167,7 +167,7 @@ def test_unknown_fields_reach_the_engine_in_place(
 def test_what_the_sdk_sends_reaches_the_engine(stub: StubEngine, gateway: Server) -> None:
     stub.script = Script([*HELLO, DONE])
     extra = {"plait": {"objective": "latency"}, "ignore_eos": True, "vllm_xargs": {"k": "v"}}
-    fields = {name: value for name, value in VENDOR_FIELDS.items() if name not in {"guided_regex", "vendor"}}
+    fields = {name: value for name, value in VENDOR_FIELDS.items() if name not in {"guided_regex", "vendor", "n"}}
     request: dict[str, Any] = asking("Hello.", stream=True, extra_body=extra, **fields)
     with sync_client(gateway) as client:
         assert [chunk.choices[0].delta.content for chunk in client.chat.completions.create(**request)] == [

@@ -30,8 +30,11 @@ class Iterations:
         return self._durations_s[-1] if self._durations_s else 0.0
 
     def admitted(self, queued_s: float) -> None:
-        """A call was scheduled for the first time, after `queued_s` in the queue."""
-        self._queued_s.append(queued_s)
+        """A call was scheduled for the first time, after `queued_s` in the queue.
+
+        An emulated iteration may begin a moment before the call came: that is no time in the queue.
+        """
+        self._queued_s.append(max(0.0, queued_s))
 
     def computes(self, tokens: Iterable[int]) -> None:
         """An iteration computes these `tokens`, one number for each call. A number above 1 is a prompt chunk."""

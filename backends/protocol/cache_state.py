@@ -30,6 +30,8 @@ MAX_BLOCKS = 2**31
 
 MAX_COUNT = 2**53
 MAX_TIME_S = 1e9
+ROUNDING_S = 1e-3
+"""A mean that is kept up by adding and subtracting may end below zero by less than this."""
 
 SLACK = 4
 """A report may list so many times the blocks that fit the cache: changes pile up between two polls."""
@@ -110,7 +112,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
                 blocks * self.granularity_tokens > SLACK * kv.total_blocks * self.block_tokens
             ),
             "a count is negative or too large": not all(0 <= count <= MAX_COUNT for count in counts),
-            "a time is negative or not finite": not all(0 <= time_s < MAX_TIME_S for time_s in times_s),
+            "a time is negative or not finite": not all(-ROUNDING_S <= time_s < MAX_TIME_S for time_s in times_s),
         }
         found = [problem for problem, holds in problems.items() if holds]
         if found:

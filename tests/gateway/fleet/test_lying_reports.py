@@ -109,6 +109,7 @@ def test_a_report_that_contradicts_itself_is_refused_and_residency_reset(runs: l
         ({"cursor": -1}, "a count"),
         ({"queue": QueueState(waiting=-3)}, "a count"),
         ({"queue": QueueState(mean_queue_s=float("nan"))}, "a time"),
+        ({"queue": QueueState(mean_queue_s=-1.0)}, "a time"),
         ({"iteration": IterationState(mean_s=float("inf"))}, "a time"),
     ],
 )

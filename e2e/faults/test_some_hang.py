@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import pytest
 
 from e2e.faults.fleet import ScriptedServer
 from e2e.faults.raw_client import CHAT, Client
@@ -16,13 +17,14 @@ from e2e.faults.verdicts import is_good
 from e2e.servers import Launcher
 from plait.gateway.config import UpstreamConfig
 
-LOAD_S: Final = 18.0
+LOAD_S: Final = 15.0
 WORKERS: Final = 16
 SHARE: Final = 0.02
 WITHIN_S: Final = 13.0
 
 
-async def test_no_call_waits_because_others_are_answered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("some_stream", [False, True], ids=["whole", "mixed"])
+async def test_no_call_waits_because_others_are_answered(tmp_path: Path, some_stream: bool) -> None:
     """The calls that the engine forgets are answered elsewhere, while it goes on with others."""
     scripted = ScriptedServer("engines", {"a": ["demo"], "b": ["demo"]}, tmp_path, "--first-s", "0.05")
     times_s: list[float] = []
@@ -45,6 +47,7 @@ async def test_no_call_waits_because_others_are_answered(tmp_path: Path) -> None
                     number += 1
                     messages = [{"role": "user", "content": f"Question {number} of {worker}?"}]
                     body: dict[str, Any] = {"model": "demo", "messages": messages, "max_tokens": 8}
+                    body["stream"] = some_stream and number % 2 == 0
                     answer = await client.post(CHAT, body)
                     assert is_good(body, answer)
                     times_s.append(answer.time_s)

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,8 @@ SLACK: Final = 12
 """Descriptors and tasks that may be more or fewer: pools of idle connections to engines are not always full."""
 RSS_FROM_S: Final = 1200.0
 RSS_GROWTH: Final = 1.15
+_NOT_RETRIED: Final = re.compile(r'^plait_retries_refused_total{.*why="(\w+)".*} ([0-9.e+]+)$', re.MULTILINE)
+"""Why failed calls were not tried again, and how many."""
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Soak:
     troubles: dict[str, int] = field(default_factory=dict)
     unclean: list[str] = field(default_factory=list)
     worst_s: float = 0.0
+    not_retried: dict[str, float] = field(default_factory=dict)
     outstanding: float = -1.0
     held: float = -1.0
     warm: Footprint | None = None
@@ -87,7 +91,8 @@ def main() -> None:
     soak = Soak(arguments.minutes, arguments.seed)
     asyncio.run(_run(soak))
     claims = list(soak.claims())
-    print(f"calls {soak.fates}\ntroubles {soak.troubles}\nwarm {soak.warm}\nend  {soak.end}")
+    print(f"calls {soak.fates}\nnot retried {soak.not_retried}\ntroubles {soak.troubles}")
+    print(f"warm {soak.warm}\nend  {soak.end}")
     for line in soak.unclean[:5]:
         print(f"unclean: {line}")
     for claim in claims:
@@ -139,6 +144,7 @@ async def _soak(soak: Soak, engines: Sequence[TroubledEngine], gateway: subproce
         soak.warm, soak.end = soak.warm or quiet, quiet
     soak.fates, soak.troubles, soak.unclean = dict(calls.fates), dict(trouble.counts), calls.unclean
     soak.worst_s = calls.worst_s
+    soak.not_retried = {why: float(value) for why, value in _NOT_RETRIED.findall(metrics)}
     soak.outstanding, soak.held = _sum(metrics, "plait_engine_outstanding_calls"), _sum(metrics, "plait_held_calls")
 
 

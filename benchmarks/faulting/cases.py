@@ -9,7 +9,10 @@ from typing import Final
 
 
 class Sign(StrEnum):
-    """What shows that an engine is out: no calls or connections arrive there, or no call is slow or fails."""
+    """What shows that an engine is out: no calls or connections arrive there, or no call waits for it any more.
+
+    An engine that hangs gets few calls anyway, since those that it has do not end; so arrivals do not show it.
+    """
 
     CALLS = "calls"
     CONNECTIONS = "connections"
@@ -35,7 +38,7 @@ CASES: Final = (
     Case("close at accept", ["accept_close"], Sign.CONNECTIONS),
     Case("reset mid-head", ["head_reset"]),
     Case("hang at connect", ["hang_backlog"], Sign.SLOW_CALLS),
-    Case("hang after head", ["hang_head_whole", "hang_head_stream"], out_within_s=12.0),
+    Case("hang after head", ["hang_head_whole", "hang_head_stream"], Sign.SLOW_CALLS, out_within_s=12.0),
     Case("garbage", ["not_http"]),
     Case("wrong usage", ["usage_huge"], Sign.STAYS),
     Case("wrong cache_state", ["report_cyclic_runs"], Sign.STAYS),

@@ -27,7 +27,8 @@ SLOW_S = 1.2
 class Outcome:
     """Times in seconds, by the machine's monotonic clock.
 
-    `begun_s` are those of all calls, in order. `hurt_s` are those of the measured calls that failed or were slow.
+    `begun_s` are those of all calls, in order. `hurt_s` are the ends of the measured calls that failed
+    or were slow, `abandoned` counts those that the client gave up.
     """
 
     began_s: float
@@ -37,6 +38,7 @@ class Outcome:
     times_s: list[float] = field(default_factory=list)
     begun_s: list[float] = field(default_factory=list)
     hurt_s: list[float] = field(default_factory=list)
+    abandoned: int = 0
     wrong: dict[str, int] = field(default_factory=dict)
 
 
@@ -73,7 +75,8 @@ class Load:
         outcome.good += is_good
         outcome.times_s.append(answer.time_s)
         if not is_good or answer.time_s > SLOW_S:
-            outcome.hurt_s.append(answer.began_s)
+            outcome.hurt_s.append(answer.ended_s)
+        outcome.abandoned += answer.broken.startswith("no end")
         if not is_good:
             self._wrong[answer.broken or f"status {answer.status}"] += 1
         if outcome.calls == self._calls:

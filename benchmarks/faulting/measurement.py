@@ -96,7 +96,7 @@ async def _run(case: Case, fleet: Sequence[ScriptedEngine], gateway: Gateway, po
     if outcome is None:
         return Result(case.name, len(fleet), gateway.name, 0, 0.0, None, back_s, 0.0, 0.0, {"not done in time": 1})
     presence = Presence(outcome["began_s"], healed_s, len(fleet), begun_s)
-    out_s = _out_s(case.sign, stats, outcome["hurt_s"], presence)
+    out_s = _out_s(case.sign, stats, outcome, presence)
     spread = Spread.of(outcome["times_s"])
     return Result(
         case.name, len(fleet), gateway.name, outcome["calls"], outcome["good"] / outcome["calls"],
@@ -124,10 +124,10 @@ async def _back_s(faulty: ScriptedEngine, healed_s: float) -> float | None:
     return None
 
 
-def _out_s(sign: Sign, stats: dict[str, Any], hurt_s: Sequence[float], presence: Presence) -> float | None:
+def _out_s(sign: Sign, stats: dict[str, Any], outcome: dict[str, Any], presence: Presence) -> float | None:
     """The time from the load's begin until the engine is out."""
     if sign is Sign.SLOW_CALLS:
-        return presence.unhurt_after_s(hurt_s)
+        return None if outcome["abandoned"] else presence.unhurt_after_s(outcome["hurt_s"])
     arrived_s = {Sign.CALLS: "arrivals_s", Sign.CONNECTIONS: "accepted_s"}
     return presence.out_after_s(stats[arrived_s[sign]]) if sign in arrived_s else None
 

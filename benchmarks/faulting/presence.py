@@ -27,15 +27,13 @@ class Presence:
             least = max(1.0, LEAST_SHARE * self._within(self.sent_s, bucket) / self.engines)
             if self._within(arrived_s, bucket) > least:
                 last = bucket + 1
-        return self._if_before_healing(last * BUCKET_S)
+        out_s = last * BUCKET_S
+        return out_s if self.began_s + out_s < self.healed_s - 2 * BUCKET_S else None
 
-    def unhurt_after_s(self, hurt_s: Sequence[float]) -> float | None:
-        """The same by the times of the calls that failed or were slow."""
-        return self._if_before_healing(max(hurt_s, default=self.began_s) - self.began_s)
+    def unhurt_after_s(self, hurt_s: Sequence[float]) -> float:
+        """The time from the begin until the last call ended that failed or was slow."""
+        return max(hurt_s, default=self.began_s) - self.began_s
 
     def _within(self, times_s: Sequence[float], bucket: int) -> int:
         from_s = self.began_s + bucket * BUCKET_S
         return sum(from_s <= at_s < from_s + BUCKET_S for at_s in times_s)
-
-    def _if_before_healing(self, out_s: float) -> float | None:
-        return out_s if self.began_s + out_s < self.healed_s - 2 * BUCKET_S else None

@@ -11,6 +11,8 @@ from e2e.faults.completions import Body, completion_of
 from e2e.faults.modes import INTERNAL_URL
 from e2e.faults.raw_client import Answer
 
+_LONGEST_ERROR_BYTES = 10_000
+"""A client may see a part of what the engine said, and the chain of causes of a program."""
 _ONCE = ("plait-engine", "plait-placement", "plait-cached-tokens", "x-request-id", "content-type", "content-length")
 
 
@@ -54,8 +56,8 @@ def complaints(answer: Answer, engine_ports: frozenset[int]) -> Iterator[str]:
         yield "HTML"
     if INTERNAL_URL.encode() in shown or any(b"127.0.0.1:%d" % port in shown for port in engine_ports):
         yield "an engine's address"
-    if b"long long" in shown:
-        yield "an engine's long body"
+    if answer.status != 200 and len(answer.body) > _LONGEST_ERROR_BYTES:
+        yield f"an error of {len(answer.body)} bytes"
     yield from _header_complaints(answer)
     if answer.broken:
         yield f"an answer that breaks off ({answer.broken}) with status {answer.status}"

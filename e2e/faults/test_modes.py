@@ -27,6 +27,8 @@ AT_ONCE, APART_S = 8, 0.3
 SUCCESS_SHARE = 0.995
 HANG_ANSWER_S = 13.0
 """The longest that a call takes whose first engine hangs: 12 s until the engine is given up, and the call itself."""
+ON_PROBATION = 2
+"""Calls that an engine may fail again: one whose streams break passes the call that tries it, which is not streamed."""
 CALL_TIMEOUT_S = 20.0
 
 PORTS: set[int] = set()
@@ -92,7 +94,9 @@ def test_the_engine_is_given_up_if_it_is_at_fault(findings: dict[str, Finding], 
         assert not finding.was_out
     else:
         assert finding.out_s is not None, f"still {finding.state}"
-        assert not [asked for asked in finding.while_out if not asked.is_good]
+        wrong = [asked for asked in finding.while_out if not asked.is_good]
+        assert not [asked for asked in wrong if mode.succeeds.has(streamed=asked.is_streamed)], _shown(wrong)
+        assert len(wrong) <= ON_PROBATION, _shown(wrong)
 
 
 @all_modes

@@ -94,7 +94,9 @@ class Exchange:
             raise EngineTimeoutError(f"engine {self.engine_id} serves later calls and has forgotten this one") from None
 
     async def _send_on(self, body: bytes, send: Send) -> str | None:
-        response = await self.link.client.post(self.delivery.path, self._request_headers(), body)
+        response = await self.link.client.post(
+            self.delivery.path, _request_headers(self.delivery, self.link, sends_client_key=self.sends_client_key), body
+        )
         try:
             if response.status == 200 and _is_event_stream(response):
                 return await self._stream(response, send)
@@ -128,7 +130,9 @@ class Exchange:
         if text is not None:
             text.whole(answer)
         self._tell()
-        await send_whole(send, response.status, self._response_headers(response), answer)
+        await send_whole(
+            send, response.status, _response_headers(response, self.booking, self.delivery.session), answer
+        )
         return problem if text is None or problem is not None else text.problem
 
     async def _stream(self, response: Response, send: Send) -> str | None:
@@ -143,7 +147,7 @@ class Exchange:
             events = await self._first_events(stream, response)
             self.router.first_token(self.booking, loop_time_s())
             self._tell()
-            headers = self._response_headers(response)
+            headers = _response_headers(response, self.booking, self.delivery.session)
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._pass_on(stream, events, response, send)
             problem = stream.problem
@@ -209,7 +213,7 @@ class Exchange:
                 shown,
                 retry_after_s=retry_after_s(response.headers),
             )
-        headers = self._response_headers(response)
+        headers = _response_headers(response, self.booking, self.delivery.session)
         if not is_openai:
             error = CallerError(said or f"The engine refused the request with status {status}.")
             answer = error.body()
@@ -229,29 +233,32 @@ class Exchange:
         delivery, context_tokens = self.delivery, self.delivery.context_tokens
         if context_tokens is None:
             return UNKNOWN
-        return UsageBounds(context_tokens * delivery.prompts, context_tokens * delivery.choices)
+        limit = self.booking.call.output_limit
+        each = context_tokens if limit is None else min(context_tokens, limit)
+        return UsageBounds(context_tokens * delivery.prompts, each * delivery.choices)
 
-    def _request_headers(self) -> list[tuple[bytes, bytes]]:
-        delivery = self.delivery
-        headers = to_engine(delivery.headers)
-        headers.append((b"x-request-id", delivery.call.call_id.encode("latin-1")))
-        if self.link.authorization is not None:
-            headers.append((b"authorization", self.link.authorization))
-        elif self.sends_client_key:
-            headers += [item for item in delivery.headers if item[0] == b"authorization"]
-        return headers
 
-    def _response_headers(self, response: Response) -> list[tuple[bytes, bytes]]:
-        placement, session = self.booking.placement, self.delivery.session
-        echoed = [] if session is None else [(b"plait-session", session.encode("latin-1"))]
-        return [
-            *to_client(response.headers),
-            (b"x-request-id", self.booking.call.call_id.encode("latin-1")),
-            (b"plait-engine", placement.engine_id.encode("latin-1")),
-            (b"plait-placement", placement.reason.value.encode()),
-            (b"plait-cached-tokens", str(placement.cached_tokens).encode()),
-            *echoed,
-        ]
+def _request_headers(delivery: Delivery, link: EngineLink, *, sends_client_key: bool) -> list[tuple[bytes, bytes]]:
+    headers = to_engine(delivery.headers)
+    headers.append((b"x-request-id", delivery.call.call_id.encode("latin-1")))
+    if link.authorization is not None:
+        headers.append((b"authorization", link.authorization))
+    elif sends_client_key:
+        headers += [item for item in delivery.headers if item[0] == b"authorization"]
+    return headers
+
+
+def _response_headers(response: Response, booking: Booking, session: str | None) -> list[tuple[bytes, bytes]]:
+    placement = booking.placement
+    echoed = [] if session is None else [(b"plait-session", session.encode("latin-1"))]
+    return [
+        *to_client(response.headers),
+        (b"x-request-id", booking.call.call_id.encode("latin-1")),
+        (b"plait-engine", placement.engine_id.encode("latin-1")),
+        (b"plait-placement", placement.reason.value.encode()),
+        (b"plait-cached-tokens", str(placement.cached_tokens).encode()),
+        *echoed,
+    ]
 
 
 def _is_event_stream(response: Response) -> bool:

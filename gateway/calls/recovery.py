@@ -16,6 +16,7 @@ import structlog
 from plait.backends.errors import EngineError, EngineStatusError, EngineTimeoutError
 from plait.gateway.calls.completion_body import decode, ending_problem, endings, garbled
 from plait.gateway.calls.engine_link import EngineLink
+from plait.gateway.calls.event_stream import EventStream
 from plait.gateway.calls.exchange import NO_ACCESS, TOO_EARLY
 from plait.gateway.calls.passed_headers import retry_after_s
 from plait.gateway.fleet.booking import Failure
@@ -106,12 +107,14 @@ class Recovery:
         return None
 
     async def _one_token(self, engine_id: str) -> None:
-        link, model = self._links[engine_id], min(self._router.engines[engine_id].models, default="")
+        """Ask for one token: in a whole answer first, and on probation as a stream."""
+        link, engine = self._links[engine_id], self._router.engines[engine_id]
         headers = [(b"content-type", b"application/json"), (b"x-request-id", b"plait-trial")]
         if link.authorization is not None:
             headers.append((b"authorization", link.authorization))
-        body = msgspec.json.encode({"model": model, "prompt": "Hello", "max_tokens": 1})
-        response = await link.client.post("/v1/completions", headers, body)
+        streamed = engine.health.state is HealthState.PROBATION
+        asked = {"model": min(engine.models, default=""), "prompt": "Hello", "max_tokens": 1, "stream": streamed}
+        response = await link.client.post("/v1/completions", headers, msgspec.json.encode(asked))
         try:
             answer = await response.read(MAX_TRIAL_BYTES)
         finally:
@@ -120,10 +123,19 @@ class Recovery:
         if response.status in TOO_EARLY or response.status >= 500 or ours:
             message = f"engine {engine_id} answered with status {response.status}"
             raise EngineStatusError(message, response.status, retry_after_s=retry_after_s(response.headers))
-        if response.status == 200:
-            decoded = decode(answer)
-            if decoded is None or not decoded.choices:
-                raise garbled(engine_id, "an answer without choices")
-            missing = ending_problem(engine_id, [reason for _, reason in endings(decoded)], 1)
-            if missing is not None:
-                raise missing
+        problem = _problem(engine_id, answer, streamed=streamed) if response.status == 200 else None
+        if isinstance(problem, EngineError):
+            raise problem
+
+
+def _problem(engine_id: str, answer: bytes, *, streamed: bool) -> EngineError | str | None:
+    """Why the answer to a trial is not a whole completion."""
+    if streamed:
+        stream = EventStream(engine_id, withhold=False)
+        stream.feed(answer)
+        stream.end()
+        return stream.problem
+    body = decode(answer)
+    if body is None or not body.choices:
+        return garbled(engine_id, "an answer without choices")
+    return ending_problem(engine_id, [reason for _, reason in endings(body)], 1)

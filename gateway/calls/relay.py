@@ -130,7 +130,8 @@ class Relay:
         """Settle, release or fail the booking, and tell those who look after the engines."""
         booking, now_s, change = exchange.booking, loop_time_s(), None
         if outcome == "ok":
-            change = self._router.settle(booking, exchange.usage, now_s)
+            usage = None if exchange.usage_corrected else exchange.usage  # the prediction is better than a wrong count
+            change = self._router.settle(booking, usage, now_s)
         elif error is None:
             self._router.release(booking, now_s, delivered=outcome == "client_gone" and exchange.told)
         elif isinstance(error, EngineLostError):

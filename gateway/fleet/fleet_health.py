@@ -76,7 +76,7 @@ class FleetHealth:
         if failure is None:
             engine.health.try_passed(now_s)
         else:
-            engine.health.try_failed(begun_s, now_s, self._jitter(), failure.retry_after_s)
+            engine.health.try_failed(failure.cause, begun_s, now_s, self._jitter(), failure.retry_after_s)
         return self._change(engine, before)
 
     def hung(self, now_s: float) -> list[HealthChange]:

@@ -172,10 +172,12 @@ class Health:
         self._failed_probes = 0
         return True
 
-    def try_failed(self, begun_s: float, now_s: float, jitter: float, retry_after_s: float | None = None) -> None:
+    def try_failed(
+        self, cause: str, begun_s: float, now_s: float, jitter: float, retry_after_s: float | None = None
+    ) -> None:
         """A one-token call that began at `begun_s` failed. The next one comes after the pause."""
         self._failed_probes += 1
-        self.on(HealthEvent.TRIPPED, self.cause)
+        self.on(HealthEvent.TRIPPED, cause)
         pause_s = self.probe_after_s * (1 - JITTER_SHARE * jitter)
         asked_s = min(self.limits.max_retry_after_s, retry_after_s or 0.0)
         self.next_probe_s = max(now_s, begun_s + pause_s, now_s + asked_s)

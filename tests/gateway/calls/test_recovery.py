@@ -10,6 +10,8 @@ import pytest
 from plait.backends.errors import EngineError, EngineTimeoutError
 from plait.gateway.fleet.health import HealthLimits, HealthState
 from tests.gateway.calls.scripted_engines import (
+    DONE,
+    FINISH,
     JSON,
     LOST,
     WHOLE,
@@ -35,6 +37,10 @@ def whole() -> Exchange:
     return Exchange(headers=JSON, pieces=[WHOLE])
 
 
+def streamed() -> Exchange:
+    return Exchange(pieces=[FINISH + DONE])
+
+
 async def until_up(made: Gateway) -> None:
     async with asyncio.timeout(2):
         while made.router.engines["a"].health.state is not HealthState.UP:  # noqa: ASYNC110 - of the trial's task
@@ -55,13 +61,13 @@ async def until_up(made: Gateway) -> None:
     ids=["lost", "timeout", "hung", "500", "429", "garbled", "no ending"],
 )
 async def test_trials_go_on_until_one_passes_twice(bad: EngineError | Exchange | None) -> None:
-    sick, well = FakeHttp(LOST, LOST, LOST, bad, whole(), whole()), FakeHttp(*(whole() for _ in range(3)))
+    sick, well = FakeHttp(LOST, LOST, LOST, bad, whole(), streamed()), FakeHttp(*(whole() for _ in range(3)))
     async with gateway(sick, well, key=b"Bearer k") as made:
         await eject(made)
         await until_up(made)
         path, headers, body = sick.requests[-1]
         assert (path, headers[b"authorization"]) == ("/v1/completions", b"Bearer k")
-        assert json.loads(body) == {"model": "m", "prompt": "Hello", "max_tokens": 1}
+        assert json.loads(body) == {"model": "m", "prompt": "Hello", "max_tokens": 1, "stream": True}
         assert (len(sick.requests), sick.answers) == (6, [])
         changes = {name: n for name, n in samples(made.registry).items() if "health_changes" in name and n}
         assert {name.split('"')[5] for name in changes} == {"suspect", "ejected", "probation", "up"}
@@ -82,3 +88,13 @@ async def test_an_engine_that_goes_down_is_left_to_the_monitor() -> None:
         await asyncio.sleep(0.01)
         assert [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("trial")] == []
         assert made.router.engines["a"].health.state is HealthState.DOWN
+
+
+async def test_an_engine_whose_streams_break_is_not_up() -> None:
+    """Its whole answers are good, so that the first trial passes."""
+    trials = [whole(), Exchange(pieces=[FINISH]), whole(), streamed()]
+    async with gateway(FakeHttp(LOST, LOST, LOST, *trials), FakeHttp(*(whole() for _ in range(3)))) as made:
+        await eject(made)
+        await until_up(made)
+        changes = samples(made.registry)
+        assert changes['plait_engine_health_changes_total{cause="broken",engine="a",state="ejected"}'] == 1

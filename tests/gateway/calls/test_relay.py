@@ -267,3 +267,13 @@ async def test_a_call_that_its_engine_has_forgotten_goes_to_another(pieces: list
         await task
         assert (client.headers[b"plait-engine"], booking.give_up is None) == (b"b", False)
         assert made.outcomes() == {("a", "failed"): 1, ("b", "ok"): 1}
+
+
+async def test_a_usage_that_cannot_be_leaves_the_prediction() -> None:
+    wrong = WHOLE.replace(b'"completion_tokens":9', b'"completion_tokens":1e14')
+    async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[wrong]))) as made:
+        await made.deliver(Client())
+        assert made.router.engines["a"].view.ledger.mean_output_tokens == 128
+        found = samples(made.registry)
+        assert found['plait_usage_corrected_total{engine="a",model="m"}'] == 1
+        assert found['plait_output_tokens_total{engine="a",model="m"}'] == 2**24

@@ -134,11 +134,11 @@ def test_failed_trials_grow_apart_counted_from_their_begin() -> None:
     health, pauses = ejected(), []
     for _ in range(4):
         begun_s = health.next_probe_s
-        health.try_failed(begun_s, begun_s + 0.4, 0.0)
+        health.try_failed("closed", begun_s, begun_s + 0.4, 0.0)
         pauses.append(health.next_probe_s - begun_s)
     assert pauses == [1.0, 2.0, 3.0, 3.0]
     begun_s = health.next_probe_s
-    health.try_failed(begun_s, begun_s + 4.0, 0.0)
+    health.try_failed("closed", begun_s, begun_s + 4.0, 0.0)
     assert health.next_probe_s == begun_s + 4.0, "one that took longer than the pause is followed at once"
     assert health.state is HealthState.EJECTED
 

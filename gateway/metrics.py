@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from importlib.metadata import version
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, disable_created_metrics, generate_latest
-from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 
@@ -18,9 +19,24 @@ def new_registry() -> CollectorRegistry:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
+    registry.register(TaskCollector())
     build = Info("plait_build", "The version of Plait and of Python", registry=registry)
     build.info({"version": version("plait"), "python": platform.python_version()})
     return registry
+
+
+class TaskCollector(Collector):
+    """The tasks of the event loop that serves the scrape. A number that grows without load is a leak."""
+
+    def collect(self) -> Iterator[Metric]:
+        """One gauge; nothing outside an event loop."""
+        try:
+            tasks = len(asyncio.all_tasks())
+        except RuntimeError:
+            return
+        gauge = GaugeMetricFamily("plait_tasks", "Tasks of the event loop")
+        gauge.add_metric([], tasks)
+        yield gauge
 
 
 def exposition(registry: CollectorRegistry) -> bytes:

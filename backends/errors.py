@@ -144,6 +144,13 @@ class LimitError(CallerError):
     kind = "rate_limit_error"
 
 
+class OverloadedError(LimitError):
+    """More waits for the model than may: the call is refused, and may be sent again when the queue is shorter."""
+
+    kind = "overloaded_error"
+    default_code = "overloaded"
+
+
 class ContextLengthError(CallerError):
     """The prompt, alone or with the requested output, exceeds the model's context."""
 

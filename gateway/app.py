@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -15,6 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from plait.backends.errors import NotFoundError, PlaitError
 from plait.backends.http.client import HttpClient, Timeouts
 from plait.backends.profiles import load_profile
+from plait.gateway.admission.admission import Admission
+from plait.gateway.admission.metrics import AdmissionCollector
+from plait.gateway.admission.tenant_limits import TenantLimits
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.metrics import RefusalMetrics
 from plait.gateway.api.openai_api import CompletionApi
@@ -23,6 +27,7 @@ from plait.gateway.api.semantic_api import SemanticApi
 from plait.gateway.asgi import ClientGoneError, error_headers
 from plait.gateway.calls.call_reader import KINDS, CallReader
 from plait.gateway.calls.engine_link import EngineLink
+from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.relay import Relay
@@ -64,6 +69,7 @@ class Gateway:
             self.router,
             self._links,
             self._recovery,
+            self._new_gate(reader),
             CallMetrics(self._registry),
             max_attempts=config.upstream.max_attempts,
             forward_client_key=self._keys.is_open,
@@ -88,6 +94,18 @@ class Gateway:
         )
         rest.state.refusals = refusals
         return rest
+
+    def _new_gate(self, reader: CallReader) -> Gate:
+        settings, router = self.config.admission, self.router
+        limits = TenantLimits(
+            settings.calls_per_s or inf,
+            settings.tokens_per_s or inf,
+            settings.max_running or inf,
+            settings.max_waiting or inf,
+        )
+        admission = Admission(router.has_room, settings.max_wait_s, lambda _: limits)
+        self._registry.register(AdmissionCollector(admission))
+        return Gate(admission, reader.predicted_s, self._supervisor)
 
     def _new_recovery(self) -> Recovery:
         return Recovery(
@@ -134,6 +152,7 @@ def build_router(config: Config) -> Router:
         window_s=placement.window_s,
         prior_output_tokens=placement.prior_output_tokens,
         jitter=random.random,
+        engine_backlog_s=config.admission.engine_backlog_s,
         expected_models=[*(model.name for model in config.models), *(m for e in config.engines for m in e.models)],
     )
     for engine in config.engines:

@@ -11,7 +11,7 @@ from tests.source_tree import SHIPPED, imports, module_file, path_of, sources
 
 ROOMS = {
     "policy": (
-        {"placement", "scheduling", "programs"},
+        {"admission", "placement", "scheduling", "programs"},
         {"prefix"},
         {"types", "cost_model"},
     ),
@@ -28,7 +28,7 @@ ROOMS = {
         {"api"},
         {"programs"},
         {"calls"},
-        {"fleet", "transforms"},
+        {"admission", "fleet", "transforms"},
         {"asgi", "config_file", "log", "metrics", "supervision", "timer"},
         {"config"},
     ),

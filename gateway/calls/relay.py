@@ -17,12 +17,14 @@ from plait.gateway.asgi import unless_gone
 from plait.gateway.calls.delivery import Delivery, Outcome
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.exchange import Exchange
+from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.fleet.booking import Failure
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import loop_time_s
+from plait.policy.admission.fair_queue import Ticket
 
 BUSY = frozenset((429, 503))
 """Statuses of an engine that has too many calls. The calls that it has taken may go on."""
@@ -35,6 +37,7 @@ class _Journey:
     """A call's attempts so far. `charged` is True once a retry was taken from the budget."""
 
     delivery: Delivery
+    ticket: Ticket
     failures: list[tuple[str, EngineError]] = field(default_factory=list)
     exchange: Exchange | None = None
     charged: bool = False
@@ -57,6 +60,7 @@ class Relay:
         router: Router,
         links: Mapping[str, EngineLink],
         recovery: Recovery,
+        gate: Gate,
         metrics: CallMetrics,
         *,
         max_attempts: int,
@@ -65,6 +69,7 @@ class Relay:
         self._router = router
         self._links = links
         self._recovery = recovery
+        self._gate = gate
         self._metrics = metrics
         self._max_attempts = max_attempts
         self._forward_client_key = forward_client_key
@@ -77,7 +82,7 @@ class Relay:
 
     async def run(self, delivery: Delivery, send: Send) -> Outcome:
         """As `deliver`, but the call does not end when a client goes. Raises `PlaitError` if no engine can take it."""
-        journey = _Journey(delivery)
+        journey = _Journey(delivery, await self._gate.enter(delivery))
         try:
             while True:
                 try:
@@ -98,6 +103,7 @@ class Relay:
                     assert journey.exchange is not None
                     return Outcome(journey.exchange.engine_id, problem)
         finally:
+            self._gate.left(journey.ticket, None if journey.exchange is None else journey.exchange.usage)
             if journey.charged:
                 self._router.retries.give_back(journey.delivery.call.model)
             self._finish(journey)
@@ -111,6 +117,7 @@ class Relay:
             raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")
         link = self._links[placement.engine_id]
         booking = self._router.book(delivery.call, placement, loop_time_s())
+        self._gate.placed(journey.ticket)
         self._metrics.placed(booking)
         gaps = self._metrics.gaps.of(delivery.call.model, placement.engine_id)
         exchange = journey.exchange = Exchange(

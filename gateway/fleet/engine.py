@@ -14,6 +14,7 @@ import msgspec
 
 from plait.backends.protocol.cache_state import CacheState, EngineKind
 from plait.gateway.fleet.booking import Booking, BookingState, CallUsage
+from plait.gateway.fleet.engine_queue import EngineQueue
 from plait.gateway.fleet.health import Health
 from plait.gateway.fleet.progress import Progress
 from plait.policy.placement.engine_view import EngineView
@@ -36,6 +37,7 @@ class FleetEngine:
     kv_tokens: int | None
     models: Mapping[str, int | None] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
+    queue: EngineQueue = field(default_factory=EngineQueue)
     epoch: str | None = None
     cursor: int | None = None
     reports: bool | None = None
@@ -61,6 +63,7 @@ class FleetEngine:
             victims = view.residency.expect_eviction(ceil((missed_tokens - taken_tokens) / self.block_tokens))
         booking = Booking(call, placement, leaf, entry, work, now_s, taken_tokens, self.report_number, victims)
         self.progress.book(booking, entry.prefill_s, self._answer_s(call))
+        self.queue.book(booking, entry.prefill_s)
         return booking
 
     def first_token(self, booking: Booking, now_s: float) -> None:
@@ -69,6 +72,7 @@ class FleetEngine:
         booking.first_token_s = now_s
         booking.work = self.view.work.prefilled(booking.work)
         self.progress.first_byte(booking, now_s)
+        self.queue.first_byte(booking, now_s)
         self._end_expectation(booking)
 
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
@@ -158,6 +162,7 @@ class FleetEngine:
         self.view.work.check()
         assert self.view.outstanding == self.view.work.calls >= 0
         self.progress.check(self.view.outstanding)
+        self.queue.check()
 
     def _leave(self, booking: Booking, now_s: float, *, stored: bool) -> None:
         """Remove an ended call. Stored blocks of an engine that reports stay expected until a later report."""
@@ -165,6 +170,7 @@ class FleetEngine:
         view.outstanding -= 1
         view.work.remove(booking.work)
         self.progress.leave(booking)
+        self.queue.leave(booking)
         self._end_expectation(booking)
         if not stored:
             view.residency.unbook(booking.leaf)

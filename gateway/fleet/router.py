@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from math import inf
 
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.booking import Booking, CallUsage, Failure
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
+from plait.gateway.fleet.full_engines import FullEngines
 from plait.gateway.fleet.health import Health
 from plait.gateway.fleet.health_change import HealthChange
 from plait.gateway.fleet.progress import DEFAULT_HANG_S, Progress
@@ -35,7 +37,8 @@ class Router:
     """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`.
 
     `models` knows which models the fleet serves. `expected_models` count as models of the fleet from the start.
-    `health` takes the news of the engines' health. `jitter` varies the pauses before probes.
+    `health` takes the news of the engines' health. `jitter` varies the pauses before probes. An engine in which a new
+    call would wait `engine_backlog_s` is `full`: other engines are preferred to it.
     """
 
     def __init__(
@@ -47,12 +50,14 @@ class Router:
         prior_output_tokens: float = DEFAULT_PRIOR_OUTPUT_TOKENS,
         expected_models: Collection[str] = (),
         jitter: Jitter = lambda: 0.0,
+        engine_backlog_s: float = inf,
     ) -> None:
         self.policy = policy
         self.block_tokens = block_tokens
         self.tree = PrefixTree()
         self.engines: dict[str, FleetEngine] = {}
         self.models = ServedModels(self.engines, expected_models)
+        self.full = FullEngines(self.engines, engine_backlog_s)
         self.health = FleetHealth(self.engines, self.models, self._fleet_changed, jitter)
         self.reservations = Reservations(window_s)
         self.retries = RetryBudgets()
@@ -77,10 +82,17 @@ class Router:
             view = next((view for view in engines if view.engine_id == prefer), None)
             if view is not None:
                 return continue_on(view, call, Situation(path, engines, turn, reservation))
+        if reservation is None:  # a task group has chosen its places
+            engines = list(self.full.with_room(engines))
         if avoid:
             engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
             reservation = None
         return self._select(call, Situation(path, engines, turn, reservation))
+
+    def has_room(self, model: str, now_s: float) -> bool:
+        """Whether a call for `model` should be placed now: an engine is not full, or none takes calls at all."""
+        engines = self.models.able(model)
+        return not engines or self.full.have_room(engines, now_s)
 
     def book(self, call: Call, placement: Placement, now_s: float) -> Booking:
         """Record a placement.
@@ -93,13 +105,16 @@ class Router:
         booking = engine.book(call, placement, leaf, now_s)
         self.health.booked(engine, booking)
         self.retries.begin(call.model)
+        self.full.note(engine, now_s)
         self._placed[call.model] += 1
         self.reservations.book(call, placement, now_s)
         return booking
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The engine answered: the prompt has been computed."""
-        self.engines[booking.placement.engine_id].first_token(booking, now_s)
+        engine = self.engines[booking.placement.engine_id]
+        engine.first_token(booking, now_s)
+        self.full.note(engine, now_s)
 
     def received(self, booking: Booking, now_s: float) -> None:
         """A further piece of the call's answer came."""
@@ -112,7 +127,7 @@ class Router:
             engine.release(booking, now_s, delivered=True)
         else:
             engine.settle(booking, usage, now_s)
-        self._left(booking)
+        self._left(booking, now_s)
         return self.health.succeeded(engine, booking, now_s)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool) -> None:
@@ -121,7 +136,7 @@ class Router:
         The booking of a call that was not delivered is undone.
         """
         self.engines[booking.placement.engine_id].release(booking, now_s, delivered=delivered)
-        self._left(booking)
+        self._left(booking, now_s)
 
     def fail(self, booking: Booking, failure: Failure | None, now_s: float) -> HealthChange | None:
         """The engine failed the call. Its cost stays in the engine's window. The engine may be ejected for it.
@@ -130,7 +145,7 @@ class Router:
         """
         engine = self.engines[booking.placement.engine_id]
         engine.fail(booking, now_s)
-        self._left(booking)
+        self._left(booking, now_s)
         return None if failure is None else self.health.failed(engine, booking, failure, now_s)
 
     # The fleet.
@@ -181,8 +196,9 @@ class Router:
         assert self.reservations.running <= outstanding
         self.retries.check(outstanding)
 
-    def _left(self, booking: Booking) -> None:
+    def _left(self, booking: Booking, now_s: float) -> None:
         """The call is on no engine any more."""
+        self.full.note(self.engines[booking.placement.engine_id], now_s)
         self.reservations.leave(booking.call)
         self.retries.end(booking.call.model)
         self.health.left(booking)

@@ -47,6 +47,10 @@ class ServedModels:
         self.check(model)
         return self._eligible[model]
 
+    def able(self, model: str) -> list[EngineView]:
+        """As `eligible`, but empty if there is none."""
+        return self._eligible.get(model, [])
+
     def eligible_ids(self) -> dict[str, list[str]]:
         """For each model, the engines that take calls for it."""
         return {model: [view.engine_id for view in views] for model, views in self._eligible.items()}

@@ -11,9 +11,12 @@ from plait.backends.errors import EngineError, PlaitError
 from plait.backends.http.client import HttpClient
 from plait.backends.http.response import Response
 from plait.backends.protocol.openai import CompletionRequest, parse_request
+from plait.gateway.admission.admission import Admission
+from plait.gateway.admission.tenant_limits import UNLIMITED
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.engine_link import EngineLink
+from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.calls.recovery import Recovery
@@ -137,10 +140,13 @@ class Gateway:
         self.supervisor = Supervisor(self.registry)
         health_metrics = HealthMetrics(self.registry)
         self.recovery = Recovery(self.router, links, self.supervisor, health_metrics, trial_timeout_s=0.1)
+        admission = Admission(self.router.has_room, 120.0, lambda _: UNLIMITED)
+        self.gate = Gate(admission, lambda *_: 0.1, self.supervisor)
         self.relay = Relay(
             self.router,
             links,
             self.recovery,
+            self.gate,
             CallMetrics(self.registry),
             max_attempts=3,
             forward_client_key=forward_client_key,

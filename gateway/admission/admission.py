@@ -1,0 +1,176 @@
+"""Admission: a call is placed at once while an engine has room for it. Else it waits here, and the tenants take turns.
+
+A synchronous core; each event carries its time. What waits is placed when it leaves the queue, by what is known then.
+See docs/design/admission.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from plait.backends.errors import LimitError, OverloadedError
+from plait.gateway.admission.drain_rate import DrainRate
+from plait.gateway.admission.tenant_limits import TenantLimits, TenantUse
+from plait.policy.admission.fair_queue import FairQueue, Ticket
+
+HasRoom = Callable[[str, float], bool]
+"""Whether some engine of a model has room for one more call at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The calls that may go now, and those that are given up for more urgent ones, with their errors."""
+
+    admitted: tuple[Ticket, ...] = ()
+    shed: tuple[tuple[Ticket, OverloadedError], ...] = ()
+
+
+@dataclass(slots=True)
+class _Line:
+    """The calls of one model that wait, and how fast they go. `placing` has left the queue and is not placed yet."""
+
+    queue: FairQueue
+    rate: DrainRate = field(default_factory=DrainRate)
+    placing: Ticket | None = None
+
+
+class Admission:
+    """The calls that wait in the gateway. At most `max_wait_s` seconds of predicted work wait for each model.
+
+    `limits` returns the limits of a tenant.
+    """
+
+    def __init__(
+        self,
+        has_room: HasRoom,
+        max_wait_s: float,
+        limits: Callable[[str], TenantLimits],
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self._has_room = has_room
+        self._max_wait_s = max_wait_s
+        self._limits = limits
+        self._weights = weights or {}
+        self._lines: dict[str, _Line] = {}
+        self._uses: dict[str, TenantUse] = {}
+
+    def waiting(self, model: str) -> int:
+        """How many calls wait for a model."""
+        return len(self._lines[model].queue) if model in self._lines else 0
+
+    @property
+    def lines(self) -> list[str]:
+        """The models that calls have waited for so far, or were admitted to."""
+        return list(self._lines)
+
+    @property
+    def models(self) -> list[str]:
+        """The models that calls wait for."""
+        return [model for model, line in self._lines.items() if len(line.queue)]
+
+    def wait_s(self, model: str) -> float:
+        """The predicted seconds until all that waits for a model has been placed."""
+        line = self._lines.get(model)
+        return 0.0 if line is None else line.rate.seconds(line.queue.work_s)
+
+    def use(self, tenant: str) -> TenantUse:
+        """What a tenant uses now."""
+        return self._uses.setdefault(tenant, TenantUse())
+
+    def enter(self, ticket: Ticket, now_s: float) -> Turns:
+        """A call arrives. It is among the admitted ones, or it waits.
+
+        Raises `LimitError` beyond its tenant's limits, and `OverloadedError` if too much waits for its model.
+        """
+        limits, use = self._limits(ticket.tenant), self.use(ticket.tenant)
+        use.check_rate(limits, ticket.tokens, now_s)
+        line = self._lines.setdefault(ticket.model, _Line(FairQueue(self._weights)))
+        free = use.running < limits.max_running
+        if free and not len(line.queue) and self._has_room(ticket.model, now_s):
+            use.enter(ticket.tokens)
+            use.running += 1
+            return Turns((ticket,))
+        if line.queue.waiting(ticket.tenant) >= limits.max_waiting:
+            raise LimitError(
+                f"{limits.max_waiting} calls of this API key wait already, the most that may.",
+                code="too_many_waiting", retry_after_s=max(1.0, line.rate.seconds(line.queue.work_s)),
+            )  # fmt: skip
+        shed = self._make_room(line, ticket)
+        use.enter(ticket.tokens)
+        ticket.arrived_s = now_s
+        line.queue.push(ticket)
+        return Turns(self.poll(ticket.model, now_s).admitted, shed)
+
+    def poll(self, model: str, now_s: float) -> Turns:
+        """Room may have come up: the next call goes. It takes room when it is placed; until then no other goes."""
+        line = self._lines.get(model)
+        if line is None or not len(line.queue):
+            return Turns()
+        if line.placing is not None or not self._has_room(model, now_s):
+            return Turns()
+        ticket = line.queue.pop(lambda tenant: self.use(tenant).running < self._limits(tenant).max_running)
+        if ticket is None:
+            return Turns()
+        self.use(ticket.tenant).running += 1
+        line.placing = ticket
+        line.rate.left(ticket.work_s, now_s)
+        if not len(line.queue):
+            line.rate.pause()
+        return Turns((ticket,))
+
+    def placed(self, ticket: Ticket, now_s: float) -> Turns:
+        """An admitted call was placed. The next one may go, if there is room left."""
+        line = self._lines[ticket.model]
+        if line.placing is ticket:
+            line.placing = None
+        return self.poll(ticket.model, now_s)
+
+    def left(self, ticket: Ticket, used_tokens: int | None) -> None:
+        """An admitted call has ended. `used_tokens` replaces its predicted tokens in its tenant's share, if known."""
+        self.use(ticket.tenant).running -= 1
+        line = self._lines[ticket.model]
+        if line.placing is ticket:
+            line.placing = None
+        if used_tokens is not None:
+            line.queue.charge(ticket.tenant, used_tokens - ticket.tokens)
+
+    def give_up(self, ticket: Ticket) -> None:
+        """A waiting call's client has gone; no effect if it does not wait any more."""
+        line = self._lines.get(ticket.model)
+        if line is not None:
+            line.queue.remove(ticket)
+
+    def check(self, running: Iterable[Ticket]) -> None:
+        """Assert the invariants; for tests."""
+        for line in self._lines.values():
+            line.queue.check()
+        tickets = list(running)
+        for name, use in self._uses.items():
+            assert use.running == sum(ticket.tenant == name for ticket in tickets)
+
+    def _make_room(self, line: _Line, ticket: Ticket) -> tuple[tuple[Ticket, OverloadedError], ...]:
+        """Refuse the call, or give up calls for throughput in its favour, if more than the bound would wait."""
+        queue, shed = line.queue, list[tuple[Ticket, OverloadedError]]()
+        can_go_s = 0.0 if ticket.for_throughput else queue.throughput_s
+        has_only_those = not ticket.for_throughput and queue.work_s <= can_go_s
+        if not has_only_those and self._is_too_much(line, ticket.work_s - can_go_s):
+            raise self._overloaded(line)
+        while self._is_too_much(line, ticket.work_s):
+            victim = queue.cheapest_to_shed()
+            if victim is None:
+                break
+            queue.remove(victim)
+            shed.append((victim, self._overloaded(line)))
+        return tuple(shed)
+
+    def _is_too_much(self, line: _Line, more_s: float) -> bool:
+        """Whether `more_s` of work on top of what waits is beyond the bound. One call may always wait."""
+        return len(line.queue) > 0 and line.rate.seconds(line.queue.work_s + more_s) > self._max_wait_s
+
+    def _overloaded(self, line: _Line) -> OverloadedError:
+        wait_s = line.rate.seconds(line.queue.work_s)
+        return OverloadedError(
+            f"{len(line.queue)} calls wait for this model, about {wait_s:.0f} s of work; send the call again later.",
+            retry_after_s=max(1.0, wait_s),
+        )

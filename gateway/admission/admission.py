@@ -20,7 +20,7 @@ HasRoom = Callable[[str, float], bool]
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The calls that may go now, and those that are given up for more urgent ones, with their errors."""
+    """The calls that may go now, and those that are given up because too much waits, with their errors."""
 
     admitted: tuple[Ticket, ...] = ()
     shed: tuple[tuple[Ticket, OverloadedError], ...] = ()
@@ -79,9 +79,9 @@ class Admission:
         return self._uses.setdefault(tenant, TenantUse())
 
     def enter(self, ticket: Ticket, now_s: float) -> Turns:
-        """A call arrives. It is among the admitted ones, or it waits.
+        """A call arrives. It is among the admitted ones, or it waits, or it is given up.
 
-        Raises `LimitError` beyond its tenant's limits, and `OverloadedError` if too much waits for its model.
+        Raises `LimitError` beyond its tenant's limits.
         """
         limits, use = self._limits(ticket.tenant), self.use(ticket.tenant)
         use.check_rate(limits, ticket.tokens, now_s)
@@ -96,10 +96,9 @@ class Admission:
                 f"{limits.max_waiting} calls of this API key wait already, the most that may.",
                 code="too_many_waiting", retry_after_s=max(1.0, line.rate.seconds(line.queue.work_s)),
             )  # fmt: skip
-        shed = self._make_room(line, ticket)
         use.enter(ticket.tokens)
-        ticket.arrived_s = now_s
         line.queue.push(ticket)
+        shed = self._shed(line)
         return Turns(self.poll(ticket.model, now_s).admitted, shed)
 
     def poll(self, model: str, now_s: float) -> Turns:
@@ -149,24 +148,15 @@ class Admission:
         for name, use in self._uses.items():
             assert use.running == sum(ticket.tenant == name for ticket in tickets)
 
-    def _make_room(self, line: _Line, ticket: Ticket) -> tuple[tuple[Ticket, OverloadedError], ...]:
-        """Refuse the call, or give up calls for throughput in its favour, if more than the bound would wait."""
-        queue, shed = line.queue, list[tuple[Ticket, OverloadedError]]()
-        can_go_s = 0.0 if ticket.for_throughput else queue.throughput_s
-        has_only_those = not ticket.for_throughput and queue.work_s <= can_go_s
-        if not has_only_those and self._is_too_much(line, ticket.work_s - can_go_s):
-            raise self._overloaded(line)
-        while self._is_too_much(line, ticket.work_s):
-            victim = queue.cheapest_to_shed()
-            if victim is None:
-                break
-            queue.remove(victim)
+    def _shed(self, line: _Line) -> tuple[tuple[Ticket, OverloadedError], ...]:
+        """Give up calls until no more waits than the bound. One call may always wait."""
+        shed: list[tuple[Ticket, OverloadedError]] = []
+        while len(line.queue) > 1 and line.rate.seconds(line.queue.work_s) > self._max_wait_s:
+            victim = line.queue.victim()
+            assert victim is not None
+            line.queue.remove(victim)
             shed.append((victim, self._overloaded(line)))
         return tuple(shed)
-
-    def _is_too_much(self, line: _Line, more_s: float) -> bool:
-        """Whether `more_s` of work on top of what waits is beyond the bound. One call may always wait."""
-        return len(line.queue) > 0 and line.rate.seconds(line.queue.work_s + more_s) > self._max_wait_s
 
     def _overloaded(self, line: _Line) -> OverloadedError:
         wait_s = line.rate.seconds(line.queue.work_s)

@@ -43,6 +43,10 @@ class Gate:
         turns = self.admission.enter(ticket, loop_time_s())
         if turns.admitted == (ticket,):
             return ticket
+        for one, error in turns.shed:
+            if one is ticket:
+                self._tell(Turns(turns.admitted, tuple(other for other in turns.shed if other[0] is not ticket)))
+                raise error
         waiter = self._waiting[ticket] = asyncio.get_running_loop().create_future()
         self._tell(turns)
         self._poll_while_waiting()

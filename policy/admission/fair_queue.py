@@ -21,7 +21,7 @@ from itertools import count
 class Ticket:
     """A call that wants to be placed. `tokens` is its prompt and expected output. `work_s` is the engine time of both.
 
-    `session` is empty for a call without one.
+    `session` is empty for a call without one. `number` is its place among all calls that waited.
     """
 
     tenant: str
@@ -30,7 +30,7 @@ class Ticket:
     work_s: float = 0.0
     session: str = ""
     for_throughput: bool = False
-    arrived_s: float = 0.0
+    number: int = 0
 
 
 Sessions = OrderedDict[str, deque[Ticket]]
@@ -44,6 +44,7 @@ class _Tenant:
     urgent: Sessions = field(default_factory=OrderedDict)
     throughput: Sessions = field(default_factory=OrderedDict)
     waiting: int = 0
+    work_s: float = 0.0
 
     def of(self, ticket: Ticket) -> Sessions:
         return self.throughput if ticket.for_throughput else self.urgent
@@ -52,12 +53,11 @@ class _Tenant:
 class FairQueue:
     """The waiting calls of one model. `weights` are the tenants' shares (default 1).
 
-    `work_s` is the sum of the calls' work, and `throughput_s` that of the calls for throughput.
+    `work_s` is the sum of the calls' work.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self.work_s = 0.0
-        self.throughput_s = 0.0
         self._weights = weights or {}
         self._tenants: dict[str, _Tenant] = {}
         self._order: list[tuple[float, int, str]] = []  # a heap of the tenants that wait; stale entries are skipped
@@ -84,9 +84,9 @@ class FairQueue:
         if tenant.waiting == 0:
             tenant.served = max(tenant.served, self._now)
             self._enter(ticket.tenant, tenant)
-        tenant.waiting += 1
+        ticket.number = next(self._turn)
         tenant.of(ticket).setdefault(ticket.session, deque()).append(ticket)
-        self._count(ticket, 1)
+        self._count(tenant, ticket, 1)
 
     def pop(self, may_go: Callable[[str], bool] = lambda _: True) -> Ticket | None:
         """The call that goes next, of the tenants that `may_go`; None if none does."""
@@ -116,8 +116,7 @@ class FairQueue:
         tickets.remove(ticket)
         if not tickets:
             del sessions[ticket.session]
-        tenant.waiting -= 1
-        self._count(ticket, -1)
+        self._count(tenant, ticket, -1)
         return True
 
     def charge(self, name: str, tokens: float) -> None:
@@ -131,13 +130,20 @@ class FairQueue:
         elif tenant.served <= self._now:
             del self._tenants[name]  # as good as new
 
-    def cheapest_to_shed(self) -> Ticket | None:
-        """The call to give up first: the latest one for throughput, of the tenant with the most calls; None without."""
-        tenants = [tenant for tenant in self._tenants.values() if tenant.throughput]
-        if not tenants:
+    def victim(self) -> Ticket | None:
+        """The call to give up first if too much waits; None if none waits.
+
+        Calls for throughput go before others. Among the tenants that have such calls, or else among all, it is the
+        latest call of the one with the most waiting work for its weight. So a tenant within its share loses nothing to
+        another's queue.
+        """
+        those = [item for item in self._tenants.items() if item[1].throughput]
+        those = those or [item for item in self._tenants.items() if item[1].waiting]
+        if not those:
             return None
-        longest = max(tenants, key=lambda tenant: tenant.waiting)
-        return max((tickets[-1] for tickets in longest.throughput.values()), key=lambda ticket: ticket.arrived_s)
+        _, heaviest = max(those, key=lambda item: item[1].work_s / self._weights.get(item[0], 1.0))
+        sessions = heaviest.throughput or heaviest.urgent
+        return max((tickets[-1] for tickets in sessions.values()), key=lambda ticket: ticket.number)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
@@ -152,8 +158,7 @@ class FairQueue:
     def _serve(self, name: str, tenant: _Tenant) -> Ticket:
         self._now = max(self._now, tenant.served)
         ticket = self._take(tenant)
-        tenant.waiting -= 1
-        self._count(ticket, -1)
+        self._count(tenant, ticket, -1)
         self.charge(name, ticket.tokens)
         return ticket
 
@@ -171,8 +176,8 @@ class FairQueue:
             del sessions[session]
         return ticket
 
-    def _count(self, ticket: Ticket, sign: int) -> None:
+    def _count(self, tenant: _Tenant, ticket: Ticket, sign: int) -> None:
+        tenant.waiting += sign
+        tenant.work_s = tenant.work_s + sign * ticket.work_s if tenant.waiting else 0.0
         self._length += sign
         self.work_s = self.work_s + sign * ticket.work_s if self._length else 0.0  # rounding ends with the calls
-        if ticket.for_throughput:
-            self.throughput_s = self.throughput_s + sign * ticket.work_s if self._length else 0.0

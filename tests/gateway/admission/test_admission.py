@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from plait.backends.errors import LimitError, OverloadedError
+from plait.backends.errors import LimitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.drain_rate import DrainRate
 from plait.gateway.admission.tenant_limits import UNLIMITED, TenantLimits, TenantUse
@@ -86,22 +86,32 @@ def test_beyond_the_bound_calls_are_refused_with_the_time_to_come_back() -> None
     made = admission(Fleet(), max_wait_s=2.5)
     made.enter(ticket(), 0.0)
     made.enter(ticket(), 0.0)
-    with pytest.raises(OverloadedError, match="2 calls wait for this model, about 2 s of work") as caught:
-        made.enter(ticket(), 0.0)
-    assert (caught.value.status, caught.value.retry_after_s, made.waiting("m")) == (429, 2.0, 2)
-    assert admission(Fleet(), max_wait_s=0.5).enter(ticket(), 0.0).admitted == (), "one call may always wait"
+    third = ticket()
+    ((refused, error),) = made.enter(third, 0.0).shed
+    assert refused is third
+    assert error.message.startswith("2 calls wait for this model, about 2 s of work")
+    assert (error.status, error.retry_after_s, made.waiting("m")) == (429, 2.0, 2)
+    assert admission(Fleet(), max_wait_s=0.5).enter(ticket(), 0.0).shed == (), "one call may always wait"
 
 
 def test_calls_for_throughput_are_shed_first() -> None:
     made = admission(Fleet(), max_wait_s=2.5)
     batch = [ticket("b", throughput=True) for _ in range(2)]
-    for number, one in enumerate(batch):
-        made.enter(one, float(number))
-    shed = made.enter(ticket("a"), 2.0).shed
-    assert [one for one, _ in shed] == [batch[1]]
-    assert shed[0][1].status == 429
-    with pytest.raises(OverloadedError):
-        made.enter(ticket("b", throughput=True), 3.0)
+    for one in batch:
+        made.enter(one, 0.0)
+    assert [one for one, _ in made.enter(ticket("a"), 2.0).shed] == [batch[1]]
+    late = ticket("b", throughput=True)
+    assert [one for one, _ in made.enter(late, 3.0).shed] == [late]
+
+
+def test_a_tenant_within_its_share_loses_nothing_to_anothers_queue() -> None:
+    made = admission(Fleet(), max_wait_s=10.0)
+    for _ in range(30):
+        made.enter(ticket("greedy"), 0.0)
+    assert made.waiting("m") == 10
+    for number in range(4):
+        ((refused, _),) = made.enter(ticket("b"), float(number)).shed
+        assert refused.tenant == "greedy"
 
 
 def test_a_tenant_at_its_limit_waits_while_others_go() -> None:
@@ -193,7 +203,6 @@ class Machine(RuleBasedStateMachine):
             return
         self.waiting.append(one)
         for victim, _ in turns.shed:
-            assert victim.for_throughput
             self.waiting.remove(victim)
         self.apply(turns.admitted)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from plait.policy.admission.fair_queue import FairQueue, Ticket
 
 
-def ticket(tenant: str, tokens: int = 100, *, session: str = "", throughput: bool = False, at: float = 0.0) -> Ticket:
-    return Ticket(tenant, "m", tokens, tokens / 1000, session, throughput, at)
+def ticket(tenant: str, tokens: int = 100, *, session: str = "", throughput: bool = False) -> Ticket:
+    return Ticket(tenant, "m", tokens, tokens / 1000, session, throughput)
 
 
 def popped(queue: FairQueue, calls: int) -> list[Ticket]:
@@ -86,16 +86,24 @@ def test_what_a_call_did_not_need_is_given_back() -> None:
     assert Counter(one.tenant for one in popped(queue, 3))[first] == 2
 
 
-def test_the_latest_call_for_throughput_of_the_longest_line_is_shed_first() -> None:
+def test_calls_for_throughput_are_given_up_first_and_the_latest_of_the_heaviest_tenant() -> None:
     queue = FairQueue()
-    queue.push(ticket("a"))
-    assert queue.cheapest_to_shed() is None
-    early, late = ticket("b", throughput=True, at=1.0), ticket("b", throughput=True, session="s", at=2.0)
-    for one in (early, late, ticket("c", throughput=True, at=9.0)):
+    assert queue.victim() is None
+    tickets = [ticket("a", 9_000), ticket("b", throughput=True), ticket("b", throughput=True, session="s"), ticket("c")]
+    for one in tickets:
         queue.push(one)
-    assert queue.cheapest_to_shed() is late
-    assert (queue.remove(late), queue.remove(late)) == (True, False)
+    assert queue.victim() is tickets[2]
+    assert (queue.remove(tickets[2]), queue.remove(tickets[2])) == (True, False)
+    queue.remove(tickets[1])
+    assert queue.victim() is tickets[0], "the heaviest tenant's, not the latest to come"
     queue.check()
+
+
+def test_weights_count_for_who_is_heaviest() -> None:
+    queue, light = FairQueue({"a": 10.0}), ticket("b", 200)
+    queue.push(ticket("a", 1_000))
+    queue.push(light)
+    assert queue.victim() is light
 
 
 CALLS = st.builds(

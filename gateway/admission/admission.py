@@ -28,15 +28,36 @@ class Turns:
 
 @dataclass(slots=True)
 class _Line:
-    """The calls of one model that wait, and how fast they go. `placing` has left the queue and is not placed yet."""
+    """The calls of one model that wait, and how fast they go, in all and by tenant.
+
+    `placing` has left the queue and is not placed yet.
+    """
+
+    def tenant_wait_s(self, tenant: str) -> float:
+        """How long a tenant's calls take to leave. Before its own rate is known, it has an equal part of the whole."""
+        work_s, own = self.queue.waiting_s(tenant), self.rates.get(tenant)
+        if own is not None and own.is_measured:
+            return own.seconds(work_s)
+        return self.rate.seconds(work_s * max(1, self.queue.tenants))
+
+    def left(self, ticket: Ticket, now_s: float) -> None:
+        """A call has left the queue to be placed."""
+        own = self.rates.setdefault(ticket.tenant, DrainRate())
+        for rate in (self.rate, own):
+            rate.left(ticket.work_s, now_s)
+        if not self.queue.waiting(ticket.tenant):
+            own.pause()
+        if not len(self.queue):
+            self.rate.pause()
 
     queue: FairQueue
     rate: DrainRate = field(default_factory=DrainRate)
+    rates: dict[str, DrainRate] = field(default_factory=dict)
     placing: Ticket | None = None
 
 
 class Admission:
-    """The calls that wait in the gateway. At most `max_wait_s` seconds of predicted work wait for each model.
+    """The calls that wait in the gateway. No call is to wait longer than `max_wait_s`, as predicted.
 
     `limits` returns the limits of a tenant.
     """
@@ -98,7 +119,7 @@ class Admission:
             )  # fmt: skip
         use.enter(ticket.tokens)
         line.queue.push(ticket)
-        shed = self._shed(line)
+        shed = self._shed(line, ticket.tenant)
         return Turns(self.poll(ticket.model, now_s).admitted, shed)
 
     def poll(self, model: str, now_s: float) -> Turns:
@@ -113,9 +134,7 @@ class Admission:
             return Turns()
         self.use(ticket.tenant).running += 1
         line.placing = ticket
-        line.rate.left(ticket.work_s, now_s)
-        if not len(line.queue):
-            line.rate.pause()
+        line.left(ticket, now_s)
         return Turns((ticket,))
 
     def placed(self, ticket: Ticket, now_s: float) -> Turns:
@@ -148,19 +167,27 @@ class Admission:
         for name, use in self._uses.items():
             assert use.running == sum(ticket.tenant == name for ticket in tickets)
 
-    def _shed(self, line: _Line) -> tuple[tuple[Ticket, OverloadedError], ...]:
-        """Give up calls until no more waits than the bound. One call may always wait."""
-        shed: list[tuple[Ticket, OverloadedError]] = []
-        while len(line.queue) > 1 and line.rate.seconds(line.queue.work_s) > self._max_wait_s:
-            victim = line.queue.victim()
+    def _shed(self, line: _Line, tenant: str) -> tuple[tuple[Ticket, OverloadedError], ...]:
+        """Give up calls until nobody waits longer than the bound. One call of a tenant may always wait.
+
+        The calls of one tenant may take longer than all together would, because others overtake them.
+        """
+        shed, queue = list[tuple[Ticket, OverloadedError]](), line.queue
+        while queue.waiting(tenant) > 1 and line.tenant_wait_s(tenant) > self._max_wait_s:
+            shed.append(self._give_up(line, queue.latest_of(tenant)))
+        while len(queue) > queue.tenants and line.rate.seconds(queue.work_s) > self._max_wait_s:
+            victim = queue.victim()
             assert victim is not None
-            line.queue.remove(victim)
-            shed.append((victim, self._overloaded(line)))
+            shed.append(self._give_up(line, victim))
         return tuple(shed)
 
-    def _overloaded(self, line: _Line) -> OverloadedError:
-        wait_s = line.rate.seconds(line.queue.work_s)
+    def _give_up(self, line: _Line, victim: Ticket) -> tuple[Ticket, OverloadedError]:
+        line.queue.remove(victim)
+        return victim, self._overloaded(line, victim.tenant)
+
+    def _overloaded(self, line: _Line, tenant: str) -> OverloadedError:
+        calls, wait_s = line.queue.waiting(tenant), line.tenant_wait_s(tenant)
         return OverloadedError(
-            f"{len(line.queue)} calls wait for this model, about {wait_s:.0f} s of work; send the call again later.",
+            f"{calls} calls of this API key wait for this model, about {wait_s:.0f} s; send the call again later.",
             retry_after_s=max(1.0, wait_s),
         )

@@ -11,7 +11,7 @@ class DrainRate:
 
     def __init__(self) -> None:
         self._rate = 1.0
-        self._is_measured = False
+        self.is_measured = False
         self._work_s = 0.0
         self._since_s: float | None = None
 
@@ -23,8 +23,8 @@ class DrainRate:
         self._work_s += work_s
         elapsed_s = now_s - self._since_s
         if elapsed_s >= 0.5:
-            share = min(1.0, elapsed_s / SMOOTHING_S) if self._is_measured else 1.0
-            self._is_measured = True
+            share = min(1.0, elapsed_s / SMOOTHING_S) if self.is_measured else 1.0
+            self.is_measured = True
             self._rate += share * (self._work_s / elapsed_s - self._rate)
             self._since_s, self._work_s = now_s, 0.0
 

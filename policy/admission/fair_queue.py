@@ -78,6 +78,15 @@ class FairQueue:
         """How many calls of a tenant wait."""
         return self._tenants[tenant].waiting if tenant in self._tenants else 0
 
+    def waiting_s(self, tenant: str) -> float:
+        """The work of a tenant's waiting calls."""
+        return self._tenants[tenant].work_s if tenant in self._tenants else 0.0
+
+    @property
+    def tenants(self) -> int:
+        """How many tenants have waiting calls."""
+        return sum(tenant.waiting > 0 for tenant in self._tenants.values())
+
     def push(self, ticket: Ticket) -> None:
         """A call waits."""
         tenant = self._tenants.setdefault(ticket.tenant, _Tenant())
@@ -130,6 +139,12 @@ class FairQueue:
         elif tenant.served <= self._now:
             del self._tenants[name]  # as good as new
 
+    def latest_of(self, name: str) -> Ticket:
+        """The call to give up first of a tenant that has waiting calls."""
+        tenant = self._tenants[name]
+        sessions = tenant.throughput or tenant.urgent
+        return max((tickets[-1] for tickets in sessions.values()), key=lambda ticket: ticket.number)
+
     def victim(self) -> Ticket | None:
         """The call to give up first if too much waits; None if none waits.
 
@@ -141,9 +156,8 @@ class FairQueue:
         those = those or [item for item in self._tenants.items() if item[1].waiting]
         if not those:
             return None
-        _, heaviest = max(those, key=lambda item: item[1].work_s / self._weights.get(item[0], 1.0))
-        sessions = heaviest.throughput or heaviest.urgent
-        return max((tickets[-1] for tickets in sessions.values()), key=lambda ticket: ticket.number)
+        heaviest, _ = max(those, key=lambda item: item[1].work_s / self._weights.get(item[0], 1.0))
+        return self.latest_of(heaviest)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

@@ -89,7 +89,7 @@ def test_beyond_the_bound_calls_are_refused_with_the_time_to_come_back() -> None
     third = ticket()
     ((refused, error),) = made.enter(third, 0.0).shed
     assert refused is third
-    assert error.message.startswith("2 calls wait for this model, about 2 s of work")
+    assert error.message.startswith("2 calls of this API key wait for this model, about 2 s")
     assert (error.status, error.retry_after_s, made.waiting("m")) == (429, 2.0, 2)
     assert admission(Fleet(), max_wait_s=0.5).enter(ticket(), 0.0).shed == (), "one call may always wait"
 
@@ -112,6 +112,24 @@ def test_a_tenant_within_its_share_loses_nothing_to_anothers_queue() -> None:
     for number in range(4):
         ((refused, _),) = made.enter(ticket("b"), float(number)).shed
         assert refused.tenant == "greedy"
+
+
+def test_a_tenant_that_others_overtake_may_have_less_waiting() -> None:
+    """All together leave within the bound, but the greedy tenant gets only a part of the rate."""
+    fleet = Fleet()
+    made = admission(fleet, max_wait_s=10.0)
+    for _ in range(10):
+        made.enter(ticket("greedy"), 0.0)
+    fleet.room = 1
+    now_s = 0.0
+    for number in range(40):
+        now_s += 0.5  # two calls a second leave, one of them a light tenant's
+        made.enter(ticket("light"), now_s)
+        for one in made.poll("m", now_s).admitted:
+            made.left(one, None)
+        if number % 2:
+            made.enter(ticket("greedy"), now_s)
+    assert made.waiting("m") <= 12
 
 
 def test_a_tenant_at_its_limit_waits_while_others_go() -> None:

@@ -24,7 +24,7 @@ from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
-from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.session import Session
 from plait.policy.types import Slo
 
 TARGET_MS: Final = 1.0

@@ -12,6 +12,9 @@ from plait.backends.errors import BodyTooLargeError, CallerError, MethodNotAllow
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+RETRY_AFTER_S = {429: 1.0, 503: 1.0}
+"""What a client is asked to wait after these statuses if the error does not say. Nothing predicts a better time."""
+
 T = TypeVar("T")
 
 
@@ -92,8 +95,9 @@ async def send_error(send: Send, error: PlaitError, request_id: str) -> None:
 def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
     """The headers of an error's response."""
     headers = [(b"content-type", b"application/json")]
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+    retry_after_s = RETRY_AFTER_S.get(error.status) if error.retry_after_s is None else error.retry_after_s
+    if retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
     if isinstance(error, MethodNotAllowedError):
         headers.append((b"allow", b"POST"))
     if not isinstance(error, CallerError) or error.status == 409:  # the SDK would retry these by itself

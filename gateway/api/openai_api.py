@@ -61,6 +61,6 @@ class CompletionApi:
             await self.chained.serve(incoming, request, annotations, receive, send)
             return
         if annotations.session is not None:
-            self.chained.executor.sessions.open(incoming.tenant, annotations.session, incoming.arrived_s)
+            self.chained.executor.sessions.label(incoming.tenant, annotations.session, incoming.arrived_s)
         delivery = await self.calls.read(incoming, request, annotations)
         await self.relay.deliver(delivery, receive, send)

@@ -25,7 +25,7 @@ from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.prompt_outline import outline_of
-from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.session import Session
 from plait.gateway.programs.submission import SessionId, Submission, VariableName
 from plait.gateway.programs.submitted_call import SubmittedCall
 from plait.gateway.timer import loop_time_s
@@ -114,7 +114,7 @@ class SemanticApi:
         tenant = self._keys.check(request.scope["headers"])
         session = self._executor.sessions.find(tenant, request.path_params["session_id"], loop_time_s())
         if request.method == "DELETE":
-            self._executor.end(session, "was deleted")
+            self._executor.delete(session, loop_time_s())
             return _json({"id": session.session_id, "object": "session.deleted", "deleted": True})
         view = session.graph.view
         counts = {"waiting": view.waiting_calls, "ready": view.ready_calls, "running": view.running_calls}

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+from plait.gateway.programs.growing_text import GrowingText
+
 
 class TextChangedError(Exception):
     """The text differs from the text that was shown."""
 
 
 class ShownText:
-    """The text of one stream. A text that begins again must first repeat the text that was shown."""
+    """How much of a text one stream has shown. It holds no copy of the text while the text only grows.
+
+    A text that begins again must first repeat the text that was shown.
+    """
 
     def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._shown = ""  # the text that must be repeated
-        self._repeated = 0  # how many of its characters have been repeated
+        self._text = GrowingText()
+        self._shown = 0  # characters
+        self._repeats = ""  # what the text still has to repeat
+        self._repeated = 0  # characters of the text that were compared
 
-    def begin_anew(self) -> None:
-        """The text begins again."""
-        self._shown = "".join(self._pieces)
-        self._repeated = 0
-
-    def news(self, text: str) -> str:
-        """The part of the next piece `text` that has not been shown. Raises `TextChangedError`."""
-        due = self._shown[self._repeated : self._repeated + len(text)]
-        if not text.startswith(due):
-            raise TextChangedError
-        self._repeated += len(due)
-        news = text[len(due) :]
-        if news:
-            self._pieces.append(news)
+    def news(self, text: GrowingText) -> str:
+        """The part of the text so far that has not been shown. Raises `TextChangedError`."""
+        if text is not self._text:
+            if not self._repeats:
+                self._repeats = str(self._text)[: self._shown]
+            self._text, self._repeated = text, 0
+        if self._repeats:
+            come = text.since(self._repeated)
+            due = self._repeats[self._repeated : self._repeated + len(come)]
+            if not come.startswith(due):
+                raise TextChangedError
+            self._repeated += len(due)
+            if self._repeated < len(self._repeats):
+                return ""
+            self._repeats = ""
+        news = text.since(self._shown)
+        self._shown += len(news)
         return news
 
     def rest(self, value: str) -> str:
         """The part of the whole text `value` that has not been shown. Raises `TextChangedError`."""
-        shown = "".join(self._pieces)
-        if not value.startswith(shown):
+        if not value.startswith(self._repeats or str(self._text)[: self._shown]):
             raise TextChangedError
-        return value[len(shown) :]
+        return value[self._shown :]

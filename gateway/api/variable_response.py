@@ -14,9 +14,10 @@ from plait.gateway.api.shown_text import ShownText, TextChangedError
 from plait.gateway.asgi import ClientGoneError, send_whole, unless_gone
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.getter import Getter
+from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.programs.recorded_answer import KEEP_ALIVE
+from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import text_changed, variable_failed
-from plait.gateway.programs.sessions import Session
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph_state import Cause
 
@@ -41,10 +42,11 @@ class VariableResponse(Response):
         self._session = session
         self._timeout_s = timeout_s
         self._keep_alive_s = keep_alive_s  # None: not streamed
-        self._deltas: asyncio.Queue[str | None] = asyncio.Queue()  # None: the text begins again; "": the end
+        self._changed = asyncio.Event()
+        self._text = GrowingText()
         self._value: str | None = None
         self._error: PlaitError | None = None
-        on_delta = None if keep_alive_s is None else self._deltas.put_nowait
+        on_delta = None if keep_alive_s is None else self._on_delta
         self._getter = Getter(variable, self._on_value, self._on_failed, mark, on_delta)
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,18 +60,26 @@ class VariableResponse(Response):
         finally:
             self._executor.variables.release(self._session, self._getter, now_s())
 
+    def _on_delta(self, text: GrowingText) -> None:
+        self._text = text
+        self._changed.set()
+
     def _on_value(self, value: str) -> None:
         self._value = value
-        self._deltas.put_nowait("")
+        self._changed.set()
 
     def _on_failed(self, error: PlaitError) -> None:
         self._error = error
-        self._deltas.put_nowait("")
+        self._changed.set()
+
+    @property
+    def _is_answered(self) -> bool:
+        return self._value is not None or self._error is not None
 
     async def _whole(self, send: Send) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._deltas.get()
+                await self._changed.wait()
         except TimeoutError:
             raise self._timeout() from None
         if self._error is not None:
@@ -95,24 +105,26 @@ class VariableResponse(Response):
         await send({"type": "http.response.body", "body": last})
 
     async def _send_deltas(self, send: Send) -> None:
-        """Send the text as it is generated, then the part of the value that was not sent yet."""
+        """Send the text as it is generated, then the part of the value that was not sent yet.
+
+        A client that reads slowly gets all that has come meanwhile at once. Nothing is queued for it.
+        """
         shown = ShownText()
-        while (delta := await self._next_delta(send)) != "":
-            if delta is None:
-                shown.begin_anew()
-            else:
-                await self._send_delta(send, shown.news(delta))
+        while not self._is_answered:
+            await self._change(send)
+            await self._send_delta(send, shown.news(self._text))
         if self._value is not None:
             await self._send_delta(send, shown.rest(self._value))
 
-    async def _next_delta(self, send: Send) -> str | None:
-        """The next delta. Sends a comment whenever none has come for `keep_alive_s`."""
-        while True:
+    async def _change(self, send: Send) -> None:
+        """Wait for more text or the end. Sends a comment whenever neither has come for `keep_alive_s`."""
+        while not self._changed.is_set():
             try:
                 async with asyncio.timeout(self._keep_alive_s):
-                    return await self._deltas.get()
+                    await self._changed.wait()
             except TimeoutError:
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        self._changed.clear()
 
     async def _send_delta(self, send: Send, text: str) -> None:
         if text:

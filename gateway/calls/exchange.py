@@ -148,6 +148,7 @@ class Exchange:
             self.router.first_token(self.booking, loop_time_s())
             self._tell()
             headers = _response_headers(response, self.booking, self.delivery.session)
+            self.booking.client_is_slow = True
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._pass_on(stream, events, response, send)
             problem = stream.problem
@@ -192,6 +193,7 @@ class Exchange:
                 booking.client_is_slow = False
             piece = await response.read_chunk()
             if not piece:
+                booking.client_is_slow = True  # the engine has sent all, whatever the client still has to read
                 break
             now_s = loop_time_s()
             router.received(booking, now_s)

@@ -21,7 +21,7 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
-from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.session import Session
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import TransformError
 
@@ -96,10 +96,12 @@ class ChainedCall(ABC):
     async def generate(self, delivery: Delivery, send: Send) -> Generated:
         """Deliver a call whose text becomes the next output's value. Raises `BrokenCallError` or `PlaitError`."""
         engine_id = await self.deliver(delivery, send)
-        output, text = self.call.output, self.call.text
+        output, text = self.call.output, str(self.call.text)
         assert output is not None, "a step is run for each output"
         if self._was_cut and output.must_be_whole:
             raise BrokenCallError(FailureCause(engine=engine_id, message="the text was cut at its length limit"))
+        if self.call.text_problem is not None:
+            raise BrokenCallError(FailureCause(engine=engine_id, message=self.call.text_problem.message))
         try:
             off_loop = output.transform is not None and len(text) > OFF_LOOP_BYTES
             value = await asyncio.to_thread(output.value, text) if off_loop else output.value(text)

@@ -22,13 +22,14 @@ from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.calls.relay import Relay
+from plait.gateway.programs.answer_bytes import AnswerBytes
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.prompt_outline import outline_of
 from plait.gateway.programs.recorded_answer import RecordedAnswer
-from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.session import Session
 from plait.gateway.programs.substitution import fill_in
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
@@ -50,7 +51,8 @@ class AnsweredCall(ChainedCall):
 
     def __init__(self, runner: CallRunner, session: Session, asked: HeldRequest) -> None:
         super().__init__(runner, session)
-        self.answer = RecordedAnswer()
+        may_repeat = asked.annotations.output is not None
+        self.answer = RecordedAnswer(AnswerBytes(runner.executor.sessions, session), keeps=may_repeat)
         self._asked: HeldRequest | None = asked
 
     async def run(self, ready: ReadyCall) -> None:
@@ -65,7 +67,6 @@ class AnsweredCall(ChainedCall):
         runner.executor.start(call, loop_time_s())
         if call.outputs:
             await self.generate(delivery, self.answer.send)
-            self._keep_answer()
         else:
             await self.deliver(delivery, self.answer.send)
 
@@ -76,11 +77,6 @@ class AnsweredCall(ChainedCall):
     def on_failed(self, error: PlaitError) -> None:
         """Send the error to the clients."""
         self.answer.fail(error)
-
-    def _keep_answer(self) -> None:
-        """Keep the answer for a repeated request if the tenant's limits allow it; otherwise drop it."""
-        if not self.runner.executor.keeps(self.session, self.answer.size_bytes):
-            self.answer.drop()
 
 
 class ChainedCalls:
@@ -135,7 +131,7 @@ class ChainedCalls:
             return owner
         assert isinstance(first.owner, AnsweredCall), "fingerprints tell routes apart"
         if not first.owner.answer.kept:
-            message = "This call has already run, and its answer was not kept; get the value of its output instead."
+            message = "This call was sent before, and its answer was not kept; get the value of its output instead."
             raise ConflictError(message, code="double_producer", param="plait-output")
         first.clients += 1
         return first.owner

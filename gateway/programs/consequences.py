@@ -11,8 +11,8 @@ from plait.gateway.programs.gathering import Gathering
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.promises import promised
+from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import cancelled, input_failed, variable_failed
-from plait.gateway.programs.sessions import Session
 from plait.gateway.timer import At
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph_effects import Effects
@@ -54,7 +54,6 @@ class Consequences:
 
     def apply(self, session: Session, effects: Effects, now_s: float) -> None:
         """Bring the session up to date with the graph, then notify getters and call owners."""
-        session.touched_s = now_s
         changed = session.deductions.apply(effects)
         added = session.calls.get(effects.added or "")
         if added is not None and added.objective is not None:
@@ -106,7 +105,7 @@ class Consequences:
         session = self.homes.pop(call)
         del session.calls[call.call_id]
         session.account(-call.held_bytes)
-        call.pieces.clear()
+        session.hold(-call.forget_text())
         call.outline = NO_OUTLINE
         self._gathering.drop(call)
 
@@ -114,6 +113,7 @@ class Consequences:
         """Forget calls that ended with their session."""
         for call in calls:
             del self.homes[call]
+            call.forget_text()
             self._gathering.drop(call)
 
     def _answer_getters(self, session: Session, effects: Effects, now_s: float) -> None:
@@ -128,6 +128,7 @@ class Consequences:
         for variable, cause in effects.variables_failed:
             getters = session.getters.pop(variable, ())
             told += [(getter, variable_failed(variable, cause)) for getter in getters]
+        session.touch(now_s)
         for getter, answer in told:
             if isinstance(answer, str):
                 getter.on_value(answer)

@@ -14,9 +14,11 @@ from plait.backends.errors import SessionEndedError
 from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction
 from plait.gateway.programs.failure_cause import FailureCause
+from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall, Made
+from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import input_failed, refused
-from plait.gateway.programs.sessions import Session, Sessions
+from plait.gateway.programs.sessions import Sessions
 from plait.gateway.programs.variables import Variables
 from plait.gateway.timer import At
 from plait.policy.programs.request_graph_state import Cause, GraphError
@@ -77,15 +79,29 @@ class Executor:
             self._after.apply(session, session.graph.start(call.call_id), now_s)
 
     def generated(self, call: HeldCall, text: str) -> None:
-        """More text of the call's current output. Streaming getters receive it, unless the output has a transform."""
-        call.pieces.append(text)
-        self._show(call, text)
+        """More text of the call's current output. Streaming getters receive it, unless the output has a transform.
+
+        A text beyond the limits is given up: the variable will fail, and the call's client still gets its answer.
+        """
+        session = self._after.homes.get(call)
+        if session is None or call.text_problem is not None:
+            return
+        size_bytes = utf8_bytes(text)
+        call.text_problem = self.sessions.check_size(session, call.text.size_bytes + size_bytes, size_bytes)
+        if call.text_problem is not None:
+            session.hold(-call.forget_text())
+            return
+        call.text.add(text)
+        session.hold(size_bytes)
+        self._show(call)
 
     def begin_anew(self, call: HeldCall) -> None:
         """Discard the text of the call's current output: it will be generated again."""
-        if call.pieces:
-            call.pieces.clear()
-            self._show(call, None)
+        session = self._after.homes.get(call)
+        if session is not None:
+            call.text_problem = None
+            session.hold(-call.forget_text())
+            self._show(call)
 
     def produce(self, call: HeldCall, value: str, now_s: float, *, was_cut: bool = False) -> None:
         """Set a running call's current output to its value. Raises `ValueTooLargeError`.
@@ -96,7 +112,9 @@ class Executor:
         if session is None:
             return
         assert output is not None, "the graph and the call have the same outputs"
-        size_bytes, problem = self.sessions.check_value(session, value)
+        session.hold(-call.forget_text())
+        size_bytes = utf8_bytes(value)
+        problem = call.text_problem or self.sessions.check_size(session, size_bytes, size_bytes)
         if problem is not None:
             raise problem
         effects = session.graph.produce(call.call_id, output.variable)
@@ -105,7 +123,6 @@ class Executor:
         session.made[output.variable] = Made(min((call.arrived_s, *begun_s)), was_cut)
         session.account(size_bytes)
         call.produced += 1
-        call.pieces.clear()
         self._after.apply(session, effects, now_s)
 
     def finish(self, call: HeldCall, now_s: float) -> None:
@@ -122,22 +139,17 @@ class Executor:
             self._after.drop(call)
             self._after.apply(session, effects, now_s)
 
-    def keeps(self, session: Session, size_bytes: int) -> bool:
-        """Whether an answer of this size may be kept for a repeated request. If so, the tenant's held bytes grow by it.
-
-        An answer is kept only if the tenant's sessions then hold at most half of `max_held_bytes`.
-        """
-        if session.ended or session.tenant.held_bytes + size_bytes > self.sessions.limits.max_held_bytes // 2:
-            return False
-        session.account(size_bytes)
-        return True
-
     def leave(self, call: HeldCall, now_s: float) -> None:
         """One of a call's clients has gone. Cancel the call if nobody else waits for it."""
         call.clients -= 1
         self._after.cancel_unwanted([call], now_s)
 
     # Sessions.
+
+    def delete(self, session: Session, now_s: float) -> None:
+        """End a session for its client. Its id is refused for another time to live (`SessionEndedError`)."""
+        self.sessions.deleted.add(session.tenant.name, session.session_id, now_s, now_s + session.ttl_s)
+        self.end(session, "was deleted")
 
     def end(self, session: Session, why: str) -> None:
         """End a session: fail its calls and getters, and free its memory."""
@@ -163,13 +175,10 @@ class Executor:
         self.sessions.check()
         assert self._after.homes == {call: session for session in self.sessions for call in session.calls.values()}
 
-    def _show(self, call: HeldCall, text: str | None) -> None:
-        """Stream text to the getters of the current output, unless the output has a transform.
-
-        None tells them that the text begins again.
-        """
+    def _show(self, call: HeldCall) -> None:
+        """Show the text to the streaming getters of the current output, unless the output has a transform."""
         session = self._after.homes.get(call)
         if session is not None and call.output is not None and call.output.transform is None:
             for getter in session.getters.get(call.output.variable, ()):
                 if getter.on_delta is not None:
-                    getter.on_delta(text)
+                    getter.on_delta(call.text)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.session import Session
 from plait.gateway.timer import At
 from plait.policy.programs.objectives import NOTHING
 from plait.policy.types import Slo

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from plait.backends.errors import PlaitError
+from plait.gateway.programs.growing_text import GrowingText
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.types import Slo
 
@@ -15,15 +16,15 @@ class Getter:
     """One wait for one variable. `mark` is the objective that the client asks for (None: none).
 
     Either `on_value` or `on_failed` is called once, unless the getter is released first. `on_delta` receives the text
-    as it is generated, if the variable has no transform. It receives None when the text begins again. The JCT counts
-    from `since_s`, when the job began (None: it has not begun).
+    so far whenever it has grown, if the variable has no transform. It receives another text when it begins again.
+    The JCT counts from `since_s`, when the job began (None: it has not begun).
     """
 
     variable: str
     on_value: Callable[[str], None]
     on_failed: Callable[[PlaitError], None]
     mark: Mark | None = None
-    on_delta: Callable[[str | None], None] | None = None
+    on_delta: Callable[[GrowingText], None] | None = None
     since_s: float | None = None
 
     @property

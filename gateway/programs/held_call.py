@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from plait.backends.errors import PlaitError
+from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.transforms import Transform
 from plait.policy.programs.variable_prefix import NO_OUTLINE, Outline
 from plait.policy.types import Objective, Slo, TaskGroup
@@ -69,7 +70,8 @@ class HeldCall:
     `prompt_tokens` (without the inputs) is a guess and `output_tokens` is the output limit (None: no limit); they are
     used for `predicted_s`. `outline` is the outline of the prompt, kept until the call ends. `held_bytes` is the memory
     that the call holds. `fingerprint` is equal for a request and its repetition; None if the request may not be
-    repeated. `clients` counts the clients that wait for the call. `pieces` is the current output's text so far.
+    repeated. `clients` counts the clients that wait for the call. `text` is the current output's text so far. It is
+    given up if it cannot become a value, because of `text_problem`.
     """
 
     call_id: str
@@ -89,14 +91,15 @@ class HeldCall:
     ready_s: float | None = None
     predicted_s: float = 0.0
     produced: int = 0
-    pieces: list[str] = field(default_factory=list)
+    text: GrowingText = field(default_factory=GrowingText)
+    text_problem: PlaitError | None = None
 
     @property
     def output(self) -> Output | None:
         """The output that it produces now or next; None after the last."""
         return self.outputs[self.produced] if self.produced < len(self.outputs) else None
 
-    @property
-    def text(self) -> str:
-        """The current output's text so far."""
-        return "".join(self.pieces)
+    def forget_text(self) -> int:
+        """Forget the current output's text; returns its bytes. Getters that stream it may still read it."""
+        text, self.text = self.text, GrowingText()
+        return text.size_bytes

@@ -10,7 +10,7 @@ from functools import cache, partial
 
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
-from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.session import Session
 from plait.policy.programs.objectives_slo import slo_of
 from plait.policy.programs.objectives_stage import Stage
 from plait.policy.programs.variable_prefix import shared_segments

@@ -13,7 +13,7 @@ from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.held_call import ReadyCall
-from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.session import Session
 from plait.gateway.programs.submission import Submission
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import Slo

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from plait.gateway.programs.consequences import Consequences
 from plait.gateway.programs.getter import Getter
+from plait.gateway.programs.growing_text import utf8_bytes
+from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import refused, variable_failed
-from plait.gateway.programs.sessions import Session, Sessions
+from plait.gateway.programs.sessions import Sessions
 from plait.policy.programs.request_graph_state import GraphError
 
 
@@ -30,9 +32,10 @@ class Variables:
         """Set a variable's value for a client. Raises `ConflictError` if it has a producer, `LimitError` or
         `ValueTooLargeError` beyond the tenant's limits.
         """
-        size_bytes, problem = self._sessions.check_value(session, value)
+        size_bytes = utf8_bytes(value)
         new = variable not in session.outputs and session.graph.view.variable_state(variable) is None
-        problem = problem or self._sessions.check_room(session, variables=int(new))
+        problem = self._sessions.check_size(session, size_bytes, size_bytes)
+        problem = problem or self._sessions.make_room(session, variables=int(new))
         if problem is not None:
             raise problem
         session.forget_failed((), [variable])
@@ -47,7 +50,7 @@ class Variables:
 
     def get(self, session: Session, getter: Getter, now_s: float) -> None:
         """Add a getter. If the variable is set or failed, the getter is answered at once. It may be unknown so far."""
-        session.touched_s = now_s
+        session.touch(now_s)
         variable = getter.variable
         if variable in session.values:
             getter.on_value(session.values[variable])
@@ -57,10 +60,11 @@ class Variables:
             getter.on_failed(variable_failed(variable, cause))
             return
         session.getters.setdefault(variable, []).append(getter)
+        session.touch(now_s)
         if getter.mark is not None:
             self._after.marked(session, session.deductions.get(variable, getter.mark), now_s)
         call = session.outputs.get(variable)
-        if call is None or getter.on_delta is None or not call.pieces:
+        if call is None or getter.on_delta is None or not call.text.characters:
             return
         if call.output is not None and call.output.variable == variable and call.output.transform is None:
             getter.on_delta(call.text)
@@ -73,6 +77,7 @@ class Variables:
         getters.remove(getter)
         if not getters:
             del session.getters[getter.variable]
+            session.touch(now_s)
         if getter.mark is not None:
             session.deductions.release(getter.variable, getter.mark)
         call = session.outputs.get(getter.variable)

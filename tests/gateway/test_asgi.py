@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, NoEngineError
+from plait.backends.errors import BodyTooLargeError, CallerError, LimitError, MethodNotAllowedError, NoEngineError
 from plait.gateway.asgi import ClientGoneError, Headers, header, read_body, send_error
 
 
@@ -66,7 +66,8 @@ async def test_a_client_that_goes_away_in_the_middle_of_its_body() -> None:
         (MethodNotAllowedError("no"), 405, {b"allow": b"POST"}),
         (NoEngineError("no", retry_after_s=1.0), 503, {b"retry-after": b"1", b"x-should-retry": b"true"}),
         (NoEngineError("no", retry_after_s=0.2), 503, {b"retry-after": b"1", b"x-should-retry": b"true"}),
-        (NoEngineError("no"), 503, {b"x-should-retry": b"true"}),
+        (NoEngineError("no"), 503, {b"retry-after": b"1", b"x-should-retry": b"true"}),
+        (LimitError("no"), 429, {b"retry-after": b"1"}),
     ],
 )
 async def test_an_error_is_a_whole_response(error: CallerError, status: int, headers: dict[bytes, bytes]) -> None:

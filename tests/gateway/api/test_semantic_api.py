@@ -125,7 +125,9 @@ async def test_a_streamed_get_brings_the_text_as_it_grows(served: Served) -> Non
     await served.send("/v1/sessions", {"session_id": "s"})
     waiting = await served.get("code", stream=True)
     await served.chat("Write", output="code", stream=True)
-    await served.engine.answer("Write", "x = 1")
+    await served.engine.begin("Write", "x ")
+    await served.engine.begin("Write", "= 1")
+    await served.engine.answer("Write", "")
     *deltas, whole, done = events(waiting)
     assert [delta["delta"] for delta in deltas] == ["x ", "= 1"]
     assert {delta["object"] for delta in deltas} == {"semantic_variable.delta"}

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.gateway.api.shown_text import ShownText, TextChangedError
+from plait.gateway.programs.growing_text import GrowingText
 
 TEXTS = st.text("ab", max_size=6)
 
@@ -24,25 +25,33 @@ def test_what_is_shown_is_the_value_or_it_is_said_that_it_is_not(tellings: list[
     shown, seen, changed = ShownText(), "", False
     value = tellings[-1][0]
     try:
-        for number, (text, cuts) in enumerate(tellings):
-            if number:
-                shown.begin_anew()
+        for text, cuts in tellings:
+            growing = GrowingText()
             for piece in pieces(text, cuts):
-                seen += shown.news(piece)
+                growing.add(piece)
+                seen += shown.news(growing)
         seen += shown.rest(value)
     except TextChangedError:
         changed = True
-    told = [text for text, _ in tellings]
-    agree = all(one.startswith(other) or other.startswith(one) for one in told for other in told)
-    assert changed == (not agree or len(value) < max(map(len, told)))
+    texts = [text for text, _ in tellings]
+    agree = all(one.startswith(other) or other.startswith(one) for one in texts for other in texts)
+    assert changed == (not agree or len(value) < max(map(len, texts)))
     if not changed:
         assert seen == value
 
 
+def told(*pieces: str) -> GrowingText:
+    text = GrowingText()
+    for piece in pieces:
+        text.add(piece)
+    return text
+
+
 def test_a_text_that_comes_once_goes_through() -> None:
-    shown = ShownText()
-    assert [shown.news(piece) for piece in ("one", " two")] == ["one", " two"]
-    assert shown.rest("one two") == ""
+    shown, text = ShownText(), told("one")
+    assert shown.news(text) == "one"
+    text.add(" two")
+    assert (shown.news(text), shown.news(text), shown.rest("one two")) == (" two", "", "")
 
 
 def test_a_value_that_nothing_was_shown_of_is_all_news() -> None:
@@ -51,9 +60,8 @@ def test_a_value_that_nothing_was_shown_of_is_all_news() -> None:
 
 def test_a_text_that_has_changed_shows_nothing_of_it() -> None:
     shown = ShownText()
-    shown.news("one")
-    shown.begin_anew()
+    shown.news(told("one"))
     seen = ""
     with suppress(TextChangedError):
-        seen = shown.news("other")
+        seen = shown.news(told("other"))
     assert seen == ""

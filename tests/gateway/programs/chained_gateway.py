@@ -32,6 +32,7 @@ class Engine:
     def __init__(self) -> None:
         self.running: dict[str, tuple[Delivery, Send, asyncio.Future[Outcome]]] = {}
         self.delivered: list[str] = []
+        self.begun: set[str] = set()
         self.places: dict[str, str] = {}
         self.up = ["e", "f"]
 
@@ -49,6 +50,7 @@ class Engine:
             return await ended
         finally:
             del self.running[text]
+            self.begun.discard(text)
 
     async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
         await self.run(delivery, send)
@@ -68,6 +70,11 @@ class Engine:
             await send_whole(send, 200, [(b"plait-engine", self.places[prompt].encode())], body)
         await self._end(prompt, None)
 
+    async def begin(self, prompt: str, piece: str) -> None:
+        """A piece of a stream, and everything that it leads to."""
+        await self._stream(prompt, piece)
+        await settle()
+
     async def break_off(self, prompt: str, text: str) -> None:
         """A stream that ends in the middle."""
         await self._stream(prompt, text)
@@ -85,7 +92,9 @@ class Engine:
 
     async def _stream(self, prompt: str, *pieces: str) -> None:
         delivery, send, _ = self.running[prompt]
-        await send(STREAM_HEAD)
+        if prompt not in self.begun:
+            self.begun.add(prompt)
+            await send(STREAM_HEAD)
         for piece in pieces:
             event = b"data: " + json.dumps({"choices": [{"delta": {"content": piece}}]}).encode() + b"\n\n"
             if delivery.text is not None:

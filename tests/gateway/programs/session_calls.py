@@ -10,8 +10,9 @@ from plait.backends.errors import PlaitError
 from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.getter import Getter
+from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
-from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.session import Session
 from plait.gateway.timer import Event
 from plait.gateway.transforms import parse
 from plait.policy.programs.objectives_marks import Mark
@@ -45,7 +46,19 @@ class Waiting:
     deltas: list[str | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.getter = Getter(self.variable, self.told.append, self.told.append, self.mark, self.deltas.append)
+        self._text = GrowingText()
+        self._shown = 0
+        self.getter = Getter(self.variable, self.told.append, self.told.append, self.mark, self._on_delta)
+
+    def _on_delta(self, text: GrowingText) -> None:
+        """Note the news of the text; None where it begins again."""
+        if text is not self._text and self._shown:
+            self.deltas.append(None)
+        self._shown = self._shown if text is self._text else 0
+        self._text = text
+        if news := text.since(self._shown):
+            self.deltas.append(news)
+            self._shown += len(news)
 
 
 class Core:
@@ -74,7 +87,7 @@ class Core:
         for text in texts:
             self.executor.generated(call, text)
             assert call.output is not None
-            self.executor.produce(call, call.output.value(call.text), now_s)
+            self.executor.produce(call, call.output.value(str(call.text)), now_s)
         self.executor.finish(call, now_s)
 
     def elapse(self, now_s: float) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from plait.gateway.calls.delivery import Outcome
 from plait.gateway.programs.recorded_answer import KEEP_ALIVE
+from plait.gateway.timer import loop_time_s
 from plait.policy.types import Objective, Slo
 from tests.gateway.exposed import samples
 from tests.gateway.programs.chained_gateway import CHAT, Served, served_calls, settle
@@ -113,10 +114,12 @@ async def test_a_failed_call_may_be_sent_again(served: Served) -> None:
 
 
 async def test_an_answer_that_is_not_kept_cannot_be_repeated() -> None:
-    async with served_calls(max_held_bytes=400) as served:
+    async with served_calls(max_held_bytes=2_000) as served:
         first = await served.chat("Write", output="code")
         await served.engine.answer("Write", "x" * 150)
         assert first.text == "x" * 150
+        (tenant,) = served.executor.sessions.tenants.values()
+        assert (tenant.answer_bytes, tenant.held_bytes) == (0, 150)
         again = await served.chat("Write", output="code")
         assert again.refusal == (409, "double_producer")
         assert "not kept" in again.json["error"]["message"]
@@ -168,7 +171,21 @@ async def test_a_session_that_is_deleted_ends_what_runs_and_waits(served: Served
     assert deleted.json == {"id": "s", "object": "session.deleted", "deleted": True}
     assert running.refusal == waiting.refusal == (410, "session_ended")
     assert served.engine.running == {}
-    assert (await served.get("code")).refusal == (404, "session_not_found")
+    for late in (
+        served.get("code"),
+        served.value("code", "x"),
+        served.chat("Write", output="code"),
+        served.chat("Label"),
+        served.submit("Do {{code}}", "code"),
+        served.send("/v1/sessions", {"session_id": "s"}),
+        served.send("/v1/sessions/s", method="GET"),
+        served.send("/v1/sessions/s", method="DELETE"),
+        served.send("/v1/variables/s/code", method="GET"),
+    ):
+        assert (await late).refusal == (410, "session_ended")
+    assert (await served.send("/v1/sessions", {"session_id": "s"}, key="two")).status == 200
+    served.executor.expire(loop_time_s() + 3600.0)
+    assert (await served.send("/v1/sessions", {"session_id": "s"})).status == 200
 
 
 async def test_an_error_that_nobody_foresaw_still_ends_the_call(
@@ -255,7 +272,7 @@ async def test_tenants_do_not_meet(served: Served) -> None:
         served.send("/v1/variables/s/x", method="GET", key="two"),
         served.get("x", key="two"),
     ):
-        assert (await request).refusal == (404, "session_not_found")
+        assert (await request).refusal == (410, "session_ended")
     assert (await served.send("/v1/sessions/s", method="GET", key="three")).status == 401
     await mine.leave()
 
@@ -263,8 +280,13 @@ async def test_tenants_do_not_meet(served: Served) -> None:
 async def test_limits_are_proper_refusals() -> None:
     async with served_calls(max_waiting_calls=1, max_sessions=1) as served:
         await served.chat("{{x}}", inputs="x")
-        assert (await served.chat("{{x}} again", inputs="x")).refusal == (429, "too_many_waiting_calls")
-        assert (await served.chat("hi", session="other", output="y")).refusal == (429, "too_many_sessions")
+        for refused, code in (
+            (await served.chat("{{x}} again", inputs="x"), "too_many_waiting_calls"),
+            (await served.chat("hi", session="other", output="y"), "too_many_sessions"),
+            (await served.send("/v1/sessions", {"session_id": "third"}), "too_many_sessions"),
+        ):
+            assert refused.refusal == (429, code)
+            assert refused.headers[b"retry-after"] == b"1"
 
 
 async def test_a_text_that_was_cut_becomes_the_value_and_the_variable_tells(served: Served) -> None:

@@ -18,7 +18,7 @@ from plait.gateway.transforms import TransformError
 from plait.policy.programs.objectives_slo import GROUP_STRETCH, LATENCY_SLO
 from plait.policy.programs.request_graph_state import VariableState
 from plait.policy.types import Objective, Slo
-from tests.gateway.programs.session_calls import SECONDS_PER_TOKEN, Core, Owner, owner
+from tests.gateway.programs.session_calls import SECONDS_PER_TOKEN, Core, Owner, Waiting, owner
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_text_that_its_transform_refuses_is_a_failure_of_the_callers_choice(co
     core.executor.generated(call, "no JSON")
     assert call.output is not None
     with pytest.raises(TransformError):
-        call.output.value(call.text)
+        call.output.value(str(call.text))
 
 
 def test_a_second_producer_is_refused_and_changes_nothing(core: Core) -> None:
@@ -448,11 +448,11 @@ def test_many_short_sessions_leave_nothing_behind() -> None:
 def test_limits_are_each_tenants_and_name_themselves() -> None:
     core = Core(max_sessions=1, max_variables=3, max_waiting_calls=1, max_value_bytes=10, max_held_bytes=25)
     session = core.session()
+    waiting = core.add("A", "x", ["a"])
     with pytest.raises(LimitError) as caught:
         core.session("another")
     assert (caught.value.status, caught.value.code) == (429, "too_many_sessions")
     core.session(tenant="another")
-    waiting = core.add("A", "x", ["a"])
     with pytest.raises(LimitError) as caught:
         core.add("B", "x")
     assert caught.value.code == "too_many_waiting_calls"
@@ -478,4 +478,82 @@ def test_a_generated_value_that_is_too_large_is_refused_before_anything_changes(
     with pytest.raises(ValueTooLargeError):
         core.executor.produce(call, "ééé", 1.0)
     core.executor.fail(call, "too large", 1.0)
+    core.executor.check()
+
+
+# Idle sessions make room, and deleted ones stay deleted.
+
+
+def test_the_least_recently_touched_idle_session_makes_room() -> None:
+    core = Core(max_sessions=3)
+    sessions = core.executor.sessions
+    busy = core.session("busy")
+    held = core.add("A", "x", session=busy)
+    core.session("old", now_s=1.0)
+    core.session("new", now_s=2.0)
+    core.session("old", now_s=3.0)
+    core.session("fourth", now_s=4.0)
+    assert [session.session_id for session in sessions] == ["busy", "old", "fourth"]
+    waiting = Waiting("x")
+    core.executor.variables.get(core.session("old", now_s=5.0), waiting.getter, 5.0)
+    core.session("fifth", now_s=6.0)
+    core.executor.variables.get(core.session("fifth", now_s=6.0), Waiting("y").getter, 6.0)
+    with pytest.raises(LimitError):
+        core.session("sixth", now_s=7.0)
+    core.executor.leave(held, 8.0)
+    core.session("sixth", now_s=8.0)
+    assert [session.session_id for session in sessions] == ["old", "fifth", "sixth"]
+    assert (sessions.evicted, busy.ended) == ({"sessions": 3}, True)
+    core.executor.check()
+
+
+def test_an_evicted_session_begins_anew_and_its_bytes_and_variables_are_free() -> None:
+    core = Core(max_variables=2, max_held_bytes=20)
+    variables, sessions = core.executor.variables, core.executor.sessions
+    for name in ("one", "two"):
+        variables.set_value(core.session(name), "v", "0123456789", 0.0)
+    variables.set_value(core.session("three"), "v", "0123", 1.0)
+    assert [session.session_id for session in sessions] == ["two", "three"]
+    variables.set_value(core.session("three"), "v2", "0123", 1.0)
+    assert [session.session_id for session in sessions] == ["three"]
+    variables.set_value(core.session("one"), "w", "012345678901", 2.0)
+    assert (core.session("one").values, sessions.evicted) == ({"w": "012345678901"}, {"bytes": 1, "variables": 2})
+    with pytest.raises(ValueTooLargeError):
+        core.add("B", session=core.session("four"), held_bytes=21)
+    assert len(sessions) == 2, "no session is evicted if that is not enough"
+    core.executor.check()
+
+
+def test_a_deleted_session_is_refused_for_its_time_to_live() -> None:
+    core = Core(ttl_s=10.0, max_sessions=2)
+    for number in range(3):
+        core.executor.delete(core.session(f"s{number}", now_s=float(number)), float(number))
+    sessions = core.executor.sessions
+    assert len(sessions.deleted) == 2
+    core.session("s0", now_s=3.0)
+    for use in (sessions.open, sessions.find, sessions.label):
+        with pytest.raises(SessionEndedError):
+            use("t", "s2", 11.9)
+    assert sessions.label("t", "s2", 12.0) is None
+    core.session("s2", now_s=12.0)
+    core.executor.expire(12.0)
+    assert len(sessions.deleted) == 0
+    core.executor.check()
+
+
+def test_a_text_beyond_the_limit_is_given_up_and_fails_the_variable() -> None:
+    core = Core(max_value_bytes=10)
+    call = core.add("A", outputs=["a"])
+    core.executor.start(call, 0.0)
+    for _ in range(1000):
+        core.executor.generated(call, "éé")
+        assert core.session().held_bytes <= 10
+    assert isinstance(call.text_problem, ValueTooLargeError)
+    with pytest.raises(ValueTooLargeError):
+        core.executor.produce(call, "short", 0.0)
+    core.executor.begin_anew(call)
+    core.executor.generated(call, "short")
+    core.executor.produce(call, str(call.text), 0.0)
+    assert core.session().values == {"a": "short"}
+    core.executor.finish(call, 0.0)
     core.executor.check()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.promises import promised
-from plait.gateway.programs.sessions import Session
+from plait.gateway.programs.session import Session
 from plait.policy.programs.variable_prefix import NO_OUTLINE, Constant, Outline, Segment
 from plait.policy.types import Objective, Slo
 from tests.gateway.programs.session_calls import Core, owner

@@ -1,0 +1,190 @@
+"""One session: its graph of calls and variables, the texts it holds, and its tenant's totals.
+
+Synchronous. The time is an argument: the gateway's clock or a simulator's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from plait.gateway.programs.getter import Getter
+from plait.gateway.programs.held_call import HeldCall, Made
+from plait.policy.programs.objectives import Deductions
+from plait.policy.programs.request_graph import RequestGraph
+from plait.policy.programs.request_graph_state import CallState, VariableState
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """The sessions of one API key, and totals over them.
+
+    `idle` has those that can be evicted, the least recently touched first. `answer_bytes` is the part of `held_bytes`
+    that recorded answers hold.
+    """
+
+    name: str
+    sessions: dict[str, Session] = field(default_factory=dict)
+    idle: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    variables: int = 0
+    waiting_calls: int = 0
+    held_bytes: int = 0
+    answer_bytes: int = 0
+
+
+class Session:
+    """One session: its graph, the deductions from it, and the texts.
+
+    `calls` holds the calls that have not ended, by id. `outputs` maps each variable with a producer to the call that
+    produces or produced it (None: the client set it, or it failed); a repeated call is recognised by it. `getters`
+    holds the getters of each variable that is awaited. `made` says how each value that a call produced was made.
+    """
+
+    __slots__ = (
+        "_answer_bytes", "_variables", "_waiting_calls", "calls", "created_s", "deductions", "due_s", "ended",
+        "getters", "graph", "held_bytes", "made", "outputs", "session_id", "tenant", "touched_s", "ttl_s", "values",
+    )  # fmt: skip
+
+    def __init__(self, tenant: Tenant, session_id: str, ttl_s: float, now_s: float) -> None:
+        self.tenant = tenant
+        self.session_id = session_id
+        self.ttl_s = ttl_s
+        self.created_s = self.touched_s = now_s
+        self.due_s = float("inf")  # when to check next whether the session has expired
+        self.ended = False
+        self.graph = RequestGraph()
+        self.deductions = Deductions(self.graph.view, self._predicted_s)
+        self.calls: dict[str, HeldCall] = {}
+        self.outputs: dict[str, HeldCall | None] = {}
+        self.values: dict[str, str] = {}
+        self.made: dict[str, Made] = {}
+        self.getters: dict[str, list[Getter]] = {}
+        self.held_bytes = self._answer_bytes = 0
+        self._variables = self._waiting_calls = 0
+
+    def __repr__(self) -> str:
+        return f"Session({self.session_id!r}, {self.graph!r}, values={len(self.values)})"
+
+    @property
+    def expires_s(self) -> float:
+        """When the session expires if nothing happens in it before."""
+        return self.touched_s + self.ttl_s
+
+    @property
+    def active(self) -> bool:
+        """Whether a call is ready or running, or a getter waits. An active session does not expire."""
+        return bool(self.getters or self.graph.view.ready_calls or self.graph.view.running_calls)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing in it runs or waits. An idle session is evicted if its tenant needs the room."""
+        return not (self.calls or self.getters or self.ended)
+
+    def touch(self, now_s: float) -> None:
+        """Something happened in the session: its time to live begins again."""
+        self.touched_s = now_s
+        idle = self.tenant.idle
+        if self.is_idle:
+            idle[self.session_id] = self
+            idle.move_to_end(self.session_id)
+        else:
+            idle.pop(self.session_id, None)
+
+    def was_cut(self, variable: str) -> bool:
+        """Whether the variable's text ended at its length limit."""
+        return variable in self.made and self.made[variable].was_cut
+
+    def state_of(self, variable: str) -> VariableState:
+        """A variable's state. An unknown variable is empty."""
+        return self.graph.view.variable_state(variable) or VariableState.EMPTY
+
+    def variables(self) -> Iterator[str]:
+        """The variables with a producer, then the other inputs of calls that have not ended."""
+        yield from self.outputs
+        awaited = dict.fromkeys(name for call in self.calls.values() for name in call.inputs)
+        yield from (name for name in awaited if name not in self.outputs)
+
+    def unused_id(self, call_id: str) -> str:
+        """`call_id`, with a number appended if another call that has not ended has that id."""
+        if call_id not in self.calls:
+            return call_id
+        return next(numbered for n in count(2) if (numbered := f"{call_id}-{n}") not in self.calls)
+
+    def forget_failed(self, inputs: Iterable[str], outputs: Sequence[str]) -> None:
+        """Forget the failed variables among a new call's `outputs`, so that the call can produce them again.
+
+        Does nothing if the call would be refused anyway: another output has a producer, an output is named twice, or
+        a failed output is also an input.
+        """
+        failed = {name for name in outputs if self.state_of(name) is VariableState.FAILED}
+        others = [self.graph.view.producer(name) for name in outputs if name not in failed]
+        if len(failed) + len(others) == len(outputs) and not any(others) and failed.isdisjoint(inputs):
+            for name in failed:
+                self.graph.forget(name)
+                del self.outputs[name]
+
+    def account(self, more_bytes: int = 0) -> None:
+        """Update the tenant's totals. The held texts and bodies have grown by `more_bytes`."""
+        view, tenant = self.graph.view, self.tenant
+        tenant.variables += view.variables - self._variables
+        tenant.waiting_calls += view.waiting_calls - self._waiting_calls
+        self._variables, self._waiting_calls = view.variables, view.waiting_calls
+        self.hold(more_bytes)
+
+    def hold(self, more_bytes: int, *, is_answer: bool = False) -> None:
+        """The held texts, bodies and recorded answers have grown by `more_bytes`."""
+        self.held_bytes += more_bytes
+        self.tenant.held_bytes += more_bytes
+        if is_answer:
+            self._answer_bytes += more_bytes
+            self.tenant.answer_bytes += more_bytes
+
+    def start_clocks(self) -> None:
+        """Start the JCT clock of each getter whose variable now has a producer.
+
+        The JCT counts from the first arrival among the unfinished calls that the variable needs.
+        """
+        for variable, waiting in self.getters.items():
+            getters = [getter for getter in waiting if getter.jct_s is not None and getter.since_s is None]
+            if getters and self.state_of(variable) is VariableState.PENDING:
+                since_s = min(self.calls[call_id].arrived_s for call_id in self.deductions.paths.upstream(variable))
+                for getter in getters:
+                    getter.since_s = since_s
+
+    def end(self) -> tuple[list[HeldCall], list[Getter]]:
+        """Remove the session from its tenant and forget its contents; returns its calls and getters."""
+        self.tenant.variables -= self._variables
+        self.tenant.waiting_calls -= self._waiting_calls
+        self.tenant.held_bytes -= self.held_bytes
+        self.tenant.answer_bytes -= self._answer_bytes
+        del self.tenant.sessions[self.session_id]
+        self.tenant.idle.pop(self.session_id, None)
+        concerned = list(self.calls.values()), [getter for waiting in self.getters.values() for getter in waiting]
+        for texts in (self.calls, self.outputs, self.values, self.getters):
+            texts.clear()
+        self.graph = RequestGraph()
+        self.deductions = Deductions(self.graph.view, self._predicted_s)
+        self.ended = True
+        return concerned
+
+    def _predicted_s(self, call_id: str) -> float:
+        return self.calls[call_id].predicted_s
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        view = self.graph.view
+        self.graph.check()
+        self.deductions.check()
+        assert (self._variables, self._waiting_calls) == (view.variables, view.waiting_calls)
+        assert all(call_id in view for call_id in self.calls)
+        counts = (view.waiting_calls, view.ready_calls, view.running_calls)
+        assert sum(counts) == len(self.calls)
+        assert all(self.state_of(name) is VariableState.SET for name in self.values)
+        assert all(view.producer(name) is not None for name in self.outputs)
+        for name, getters in self.getters.items():
+            assert getters
+            assert self.state_of(name) in {VariableState.EMPTY, VariableState.PENDING}
+        for call in self.calls.values():
+            assert call.ready_s is not None or view.call_state(call.call_id) is CallState.WAITING

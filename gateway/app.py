@@ -20,7 +20,7 @@ from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.metrics import AdmissionCollector
 from plait.gateway.admission.tenant_limits import TenantLimits
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.metrics import RefusalMetrics
+from plait.gateway.api.metrics import RefusalMetrics, SlowClientMetrics
 from plait.gateway.api.openai_api import CompletionApi
 from plait.gateway.api.operations import Operations
 from plait.gateway.api.semantic_api import SemanticApi
@@ -59,6 +59,7 @@ class Gateway:
         prompts = PromptReader(config, self.router.block_tokens)
         reader = CallReader(self.router, prompts, config.server.isolate_tenants)
         self._registry = new_registry()
+        self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry)
         executor = Executor(config.sessions, reader.predicted_s, at_loop_time, programs.job_ended)
         self._registry.register(FleetCollector(self.router))

@@ -44,6 +44,8 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     max_body_bytes: largest request body (default 32 MiB). api_keys: keys clients may present; none leaves the gateway
     open (default). isolate_tenants: give each key's prompts cached prefixes of their own (by a cache salt, needs
     api_keys, default false). shutdown_grace_s: seconds that running calls get to end at shutdown (default 30).
+    slow_client_timeout_s: a client that does not read 64 KiB of its waiting answer in this time is disconnected
+    (default 60).
     """
 
     host: Text = "127.0.0.1"
@@ -52,6 +54,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     api_keys: tuple[Token, ...] = ()
     isolate_tenants: bool = False
     shutdown_grace_s: SecondsOrZero = 30.0
+    slow_client_timeout_s: Seconds = 60.0
 
     def __post_init__(self) -> None:
         if not _HOST.fullmatch(self.host):
@@ -141,9 +144,10 @@ class SessionsConfig(Section, frozen=True, kw_only=True):
     gather_ms: milliseconds that a call waits for later calls of its program if it could run at once, produces a
     variable and has no objective (default 10, 0: it does not wait). max_attempts: how often a call is started in total
     if engines break its answer off (default 3). max_sessions (default 10000), max_variables (default 200000),
-    max_waiting_calls: calls that wait for inputs (default 20000). max_value_bytes: longest value of a variable (default
-    1 MiB). max_held_bytes: total of values, bodies of calls that have not ended, and answers kept for repeated requests
-    (default 256 MiB).
+    max_waiting_calls: calls that wait for inputs (default 20000). max_value_bytes: longest value of a variable, and
+    of the text that it is made from (default 1 MiB). max_held_bytes: total of values, texts that are being generated,
+    bodies of calls that have not ended, and recorded answers (default 256 MiB). Idle sessions are evicted before a call
+    is refused for max_sessions, max_variables or max_held_bytes.
     """
 
     ttl_s: Seconds = 3600.0

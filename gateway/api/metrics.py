@@ -1,4 +1,4 @@
-"""Prometheus metrics of requests that got an error from the gateway itself."""
+"""Prometheus metrics of requests that got an error from the gateway itself, and of clients that it dropped."""
 
 from __future__ import annotations
 
@@ -18,3 +18,16 @@ class RefusalMetrics:
     def count(self, error: PlaitError) -> None:
         """Count an error by its status and code."""
         self._refusals.labels(str(error.status), error.code or error.kind).inc()
+
+
+class SlowClientMetrics:
+    """Counts clients that were disconnected because they did not read."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._dropped = Counter(
+            "plait_slow_clients_dropped", "Connections closed because the client did not read", registry=registry
+        )
+
+    def dropped(self) -> None:
+        """Count one."""
+        self._dropped.inc()

@@ -8,6 +8,7 @@ from pathlib import Path
 from plait.gateway.app import Gateway
 from plait.gateway.commands import positive
 from plait.gateway.commands.http_server import run_server
+from plait.gateway.commands.slow_clients import SlowClients
 from plait.gateway.config_file import load_config
 from plait.gateway.log import configure_logging
 
@@ -25,4 +26,6 @@ def run(arguments: argparse.Namespace) -> None:
     configure_logging(config.log.level, config.log.format)
     server = config.server
     host, port = arguments.host or server.host, arguments.port or server.port
-    run_server(Gateway(config), host, port, grace_s=server.shutdown_grace_s)
+    gateway = Gateway(config)
+    slow_clients = SlowClients(server.slow_client_timeout_s, gateway.on_slow_client)
+    run_server(gateway, host, port, grace_s=server.shutdown_grace_s, slow_clients=slow_clients)

@@ -79,14 +79,22 @@ class SessionCollector(Collector):
             "semantic_variables": ("Semantic variables", sum(tenant.variables for tenant in tenants)),
             "held_calls": ("Calls that wait for inputs", sum(tenant.waiting_calls for tenant in tenants)),
             "held_bytes": (
-                "Bytes of values, of bodies of calls that have not ended, and of answers kept for repeated requests",
+                "Bytes of values, generated texts, bodies of calls that have not ended, and recorded answers",
                 sum(tenant.held_bytes for tenant in tenants),
             ),
+            "recorded_answer_bytes": ("Bytes of recorded answers", sum(tenant.answer_bytes for tenant in tenants)),
+            "deleted_sessions": ("Ids of deleted sessions that are refused", len(self._executor.sessions.deleted)),
         }
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(f"plait_{name}", text)
             gauge.add_metric([], value)
             yield gauge
+        evicted = CounterMetricFamily(
+            "plait_sessions_evicted", "Idle sessions evicted, by what their tenant needed", labels=["needed"]
+        )
+        for needed in ("sessions", "variables", "bytes"):
+            evicted.add_metric([needed], self._executor.sessions.evicted[needed])
+        yield evicted
         ended = CounterMetricFamily("plait_variables", "Semantic variables that were set or failed", labels=["state"])
         ended.add_metric(["set"], self._executor.variables.set_so_far)
         ended.add_metric(["failed"], self._executor.variables.failed_so_far)

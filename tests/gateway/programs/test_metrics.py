@@ -20,6 +20,8 @@ def test_sessions_are_shown_as_they_are() -> None:
     found = samples(registry)
     assert (found["plait_sessions"], found["plait_held_calls"], found["plait_semantic_variables"]) == (2, 1, 4)
     assert found["plait_held_bytes"] == 102
+    assert (found["plait_recorded_answer_bytes"], found["plait_deleted_sessions"]) == (0, 0)
+    assert found['plait_sessions_evicted_total{needed="bytes"}'] == 0
     assert (found['plait_variables_total{state="set"}'], found['plait_variables_total{state="failed"}']) == (1, 1)
     assert (found["plait_hold_seconds_count"], found["plait_hold_seconds_sum"]) == (1, 0.2)
     assert found['plait_calls_restarted_total{engine="a",model="m"}'] == 1

@@ -19,7 +19,7 @@ from plait.client.transport import AsyncTransport, BlockingTransport
 from plait.client.variable import Argument, SemanticVariable, texts_of
 
 _NAME_CHARACTERS = 55  # a name has at most 64; the rest is for a unique suffix
-_NOT_FOUND = 404
+_HAS_ENDED = (404, 410)  # it has expired, or an earlier request has deleted it
 
 
 class Session:
@@ -166,7 +166,7 @@ class Session:
         try:
             yield from answered(Request("DELETE", f"/sessions/{self.id}"), self.retries)
         except AnswerError as error:
-            if error.status != _NOT_FOUND:  # the session has expired already
+            if error.status not in _HAS_ENDED:
                 raise
 
     def __repr__(self) -> str:

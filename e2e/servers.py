@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import ssl
@@ -48,6 +49,13 @@ class Server:
     def running(self) -> bool:
         """Whether the process exists."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def resident_bytes(self) -> int:
+        """The process's resident memory."""
+        assert self._process is not None
+        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        return int(pages) * resource.getpagesize()
 
     def start(self) -> None:
         """Start the process, again after it has ended; does not wait for it."""

@@ -91,7 +91,7 @@ def test_a_team_of_engineers_is_25_calls(fleet: Fleet, client: Client) -> None:
         assert sum(variable["producer"] != "client" for variable in variables) == 1 + 4 * len(FILES) == 25
         texts = [code.get("latency") for code in files.values()]
         assert all(text.startswith(EMULATED) for text in texts)
-    assert state_of(fleet, session).status_code == 404
+    assert state_of(fleet, session).status_code == 410
 
 
 def test_what_a_chain_generates_is_in_the_prompt_of_the_next_call(session: Session) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -70,6 +69,11 @@ class ChainedCall(ABC):
     @abstractmethod
     async def run(self, ready: ReadyCall) -> None:
         """Run the call. Raises `PlaitError` or `BrokenCallError` if an output did not get its value."""
+
+    @property
+    @abstractmethod
+    def has_reader(self) -> bool:
+        """Whether a client reads the answer, and not only the value."""
 
     @abstractmethod
     def take_back(self) -> bool:
@@ -137,11 +141,17 @@ class ChainedCall(ABC):
             self.runner.metrics.tried_again(delivery.call.model, outcome.engine_id)
 
     async def _attempt(self, delivery: Delivery, send: Send, failed: Sequence[Outcome]) -> Outcome:
-        text = TextTap(partial(self.runner.executor.generated, self.call)) if self.call.outputs else None
+        text = TextTap(self._on_text) if self.call.outputs else None
         avoids = frozenset(outcome.engine_id for outcome in failed)
         outcome = await self.runner.relay.run(replace(delivery, text=text, avoids=avoids), send)
         self._was_cut = text is not None and text.was_cut
         return outcome
+
+    def _on_text(self, text: str) -> None:
+        """Raises `PlaitError` if the text cannot become a value any more and nobody reads the rest."""
+        self.runner.executor.generated(self.call, text)
+        if self.call.text_problem is not None and not self.has_reader:
+            raise self.call.text_problem
 
     async def _run(self, ready: ReadyCall) -> None:
         try:

@@ -70,6 +70,11 @@ class AnsweredCall(ChainedCall):
         else:
             await self.deliver(delivery, self.answer.send)
 
+    @property
+    def has_reader(self) -> bool:
+        """Whether one of the clients is still there."""
+        return self.call.clients > 0
+
     def take_back(self) -> bool:
         """Discard the answer; False if a client has been sent a part of it."""
         return self.answer.take_back()

@@ -67,9 +67,10 @@ def test_a_session_has_to_be_open(client: Client) -> None:
         step.on(session)("x")
 
 
-def test_a_session_that_has_expired_is_closed(fake: FakeGateway, client: Client) -> None:
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_session_that_has_ended_already_is_closed(fake: FakeGateway, client: Client, status: int) -> None:
     with client.session() as session:
-        fake.script(f"DELETE /v1/sessions/{session.id}", error(404, "not_found"))
+        fake.script(f"DELETE /v1/sessions/{session.id}", error(status, "not_there"))
 
 
 def test_closing_does_not_hide_why_the_block_ended(fake: FakeGateway, client: Client) -> None:

@@ -119,6 +119,8 @@ class Exchange:
         self.begun = asyncio.Event()
         self._body: bytes | None = b"" if body is None else json.dumps(body).encode()
         self._gone = asyncio.Event()
+        self._reads = asyncio.Event()
+        self._reads.set()
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw, "query_string": b""}
         self.task = asyncio.ensure_future(gateway(scope, self._receive, self._send))
@@ -131,8 +133,13 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
+        await self._reads.wait()
         self.messages.append(message)
         self.begun.set()
+
+    def pause(self) -> None:
+        """The client reads no more."""
+        self._reads.clear()
 
     async def leave(self) -> None:
         self._gone.set()

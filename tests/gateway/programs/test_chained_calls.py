@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from plait.backends.errors import LimitError, ValueTooLargeError
 from plait.gateway.calls.delivery import Outcome
 from plait.gateway.programs.recorded_answer import KEEP_ALIVE
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import Objective, Slo
 from tests.gateway.exposed import samples
-from tests.gateway.programs.chained_gateway import CHAT, Served, served_calls, settle
+from tests.gateway.programs.chained_gateway import CHAT, Served, events, served_calls, settle
 
 
 @pytest.fixture
@@ -306,3 +307,48 @@ async def test_a_text_that_was_cut_fails_a_variable_that_must_be_whole(served: S
     error = waiting.json["error"]
     assert (waiting.status, error["transient"], error["causes"][0]["engine"]) == (424, False, "e")
     assert error["causes"][0]["message"] == "the text was cut at its length limit"
+
+
+async def test_a_text_beyond_the_limit_fails_the_variable_and_its_client_still_gets_it() -> None:
+    async with served_calls(max_value_bytes=10) as served:
+        first = await served.chat("Write", output="code", stream=True)
+        waiting = await served.get("code")
+        for _ in range(3):
+            await served.engine.begin("Write", "12345")
+        await served.engine.answer("Write", "")
+        assert waiting.refusal == (424, "variable_failed")
+        assert "at most 10 are allowed" in waiting.json["error"]["message"]
+        *pieces, done = events(first)
+        said = "".join(piece["choices"][0]["delta"]["content"] for piece in pieces)
+        assert (said, done) == ("123451234512345", "[DONE]")
+
+
+async def test_a_text_beyond_the_limit_ends_a_call_that_nobody_reads() -> None:
+    async with served_calls(max_value_bytes=10) as served:
+        await served.submit("Do {{code}}", "code")
+        delivery, _, ended = served.engine.running["Do "]
+        assert delivery.text is not None
+        with pytest.raises(ValueTooLargeError) as caught:
+            delivery.text.whole(b'{"choices":[{"message":{"content":"12345678901"}}]}')
+        ended.set_exception(caught.value)
+        refused = await served.get("code")
+        assert refused.refusal == (424, "variable_failed")
+        (tenant,) = served.executor.sessions.tenants.values()
+        assert tenant.held_bytes == 0
+
+
+async def test_what_a_client_has_not_read_counts_and_is_freed_when_it_goes() -> None:
+    async with served_calls(max_held_bytes=100_000) as served:
+        await served.value("x", "1")
+        reading = await served.chat("Sum up {{x}}", inputs="x", stream=True)
+        (tenant,) = served.executor.sessions.tenants.values()
+        await served.engine.begin("Sum up 1", "y" * 30_000)
+        assert (tenant.answer_bytes, len(reading.body) > 30_000) == (0, True)
+        reading.pause()
+        for _ in range(2):
+            await served.engine.begin("Sum up 1", "y" * 30_000)
+        assert tenant.answer_bytes > 60_000
+        with pytest.raises(LimitError):
+            await served.engine.begin("Sum up 1", "y" * 60_000)
+        await reading.leave()
+        assert (tenant.answer_bytes, tenant.held_bytes) == (0, 1)

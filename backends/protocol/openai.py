@@ -11,6 +11,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from plait.backends.errors import CallerError
+from plait.backends.protocol.json_depth import nests_deeper
+
+MAX_JSON_LEVELS = 100
+"""Arrays and objects in each other. A tool's JSON schema has some 20; each level is a frame on Python's stack."""
+MAX_MODEL_CHARACTERS = 256
+"""Of a model's name. vLLM's longest are paths; a file system takes 255 bytes for a part of one."""
+MAX_TEMPLATE_OPTIONS_BYTES = 16 * 1024
+"""Of `chat_template_kwargs` as JSON. They are switches such as `enable_thinking`."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -131,7 +139,7 @@ def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
     """A JSON body as the decoder's type; raises `CallerError` that names the field at fault."""
     try:
-        return decoder.decode(body)
+        decoded = decoder.decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         field = re.search(r"\w+", path)
@@ -140,9 +148,22 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
         raise CallerError(f"{message}{f' (in {param})' if field else ''}", param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CallerError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    if nests_deeper(body, MAX_JSON_LEVELS):
+        raise _too_deep()
+    return decoded
+
+
+def _too_deep() -> CallerError:
+    return CallerError(
+        f"The request body nests arrays and objects more than {MAX_JSON_LEVELS} levels deep. Make it flatter.",
+        code="json_too_deep",
+    )
 
 
 def _check(request: Request) -> None:
+    check_model_name(request.model)
     if request.choices < 1 or request.choices > 128:
         raise CallerError(f"'n' must be between 1 and 128, not {request.n}", param="n")
     if request.output_limit is not None and request.output_limit < 1:
@@ -152,6 +173,28 @@ def _check(request: Request) -> None:
         raise CallerError("'messages' must hold at least one message", param="messages")
     if request.stream_options is not None and not request.stream:
         raise CallerError("'stream_options' is only allowed with 'stream': true", param="stream_options")
+    if isinstance(request, ChatRequest) and request.chat_template_kwargs:
+        _check_template_options(request.chat_template_kwargs)
+
+
+def check_model_name(model: str) -> None:
+    """Raises `CallerError` for a name that no model has. Messages and logs repeat the name, so it must be short."""
+    if len(model) > MAX_MODEL_CHARACTERS:
+        raise CallerError(
+            f"'model' has {len(model)} characters; a model's name has at most {MAX_MODEL_CHARACTERS}. "
+            "GET /v1/models lists the models.",
+            param="model",
+        )
+
+
+def _check_template_options(options: dict[str, Any]) -> None:
+    size = len(msgspec.json.encode(options))
+    if size > MAX_TEMPLATE_OPTIONS_BYTES:
+        raise CallerError(
+            f"'chat_template_kwargs' has {size} bytes; at most {MAX_TEMPLATE_OPTIONS_BYTES} are taken. "
+            "Put long texts into 'messages'.",
+            param="chat_template_kwargs",
+        )
 
 
 def _are_tokens(value: object) -> bool:

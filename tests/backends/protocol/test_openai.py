@@ -1,0 +1,79 @@
+"""Bodies that no engine should see: too deep, not Unicode, with a name that nobody has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.backends.errors import CallerError
+from plait.backends.protocol.json_depth import nests_deeper
+from plait.backends.protocol.openai import (
+    MAX_JSON_LEVELS,
+    MAX_MODEL_CHARACTERS,
+    MAX_TEMPLATE_OPTIONS_BYTES,
+    ChatRequest,
+    parse_request,
+)
+
+
+def body(content: bytes = b'"x"', **fields: object) -> bytes:
+    given = {"model": "m"} | fields
+    return json.dumps(given).encode()[:-1] + b', "messages": [{"role": "user", "content": ' + content + b"}]}"
+
+
+def refusal(raw: bytes) -> tuple[str | None, str | None]:
+    with pytest.raises(CallerError) as caught:
+        parse_request(raw, ChatRequest)
+    assert len(caught.value.message) < 500
+    return caught.value.param, caught.value.code
+
+
+def depth(value: object) -> int:
+    if isinstance(value, dict | list):
+        return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+    return 0
+
+
+documents = st.recursive(
+    st.none() | st.text(alphabet='[]{}"\\\n\u00e9ab'),
+    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(alphabet='[}"\\'), inside, max_size=3),
+    max_leaves=40,
+)
+
+
+@given(documents, st.integers(0, 8), st.booleans())
+def test_the_depth_is_that_of_the_decoded_document(document: object, levels: int, as_ascii: bool) -> None:
+    raw = json.dumps(document, ensure_ascii=as_ascii).encode()
+    assert nests_deeper(raw, levels) == (depth(document) > levels)
+
+
+@pytest.mark.parametrize("levels", [MAX_JSON_LEVELS, 900, 1_000, 100_000])
+@pytest.mark.parametrize("ends", [(b"[", b"]"), (b'{"a":', b"}")])
+def test_a_deep_body_is_refused(levels: int, ends: tuple[bytes, bytes]) -> None:
+    deep = ends[0] * levels + b"1" + ends[1] * levels
+    assert refusal(body(deep)) == (None, "json_too_deep")
+    assert refusal(body()[:-1] + b', "unknown": ' + deep + b"}") == (None, "json_too_deep")
+
+
+def test_a_body_may_be_as_deep_as_allowed() -> None:
+    levels = MAX_JSON_LEVELS - 3
+    assert parse_request(body(b"[" * levels + b"]" * levels), ChatRequest)
+
+
+@pytest.mark.parametrize("content", [b'"\xff"', rb'"\ud800"', rb'"\udc00x"', b'"\xed\xa0\x80"', rb'"\ud83dx"'])
+def test_text_that_is_not_unicode_is_refused(content: bytes) -> None:
+    assert refusal(body(content)) == (None, "invalid_json")
+
+
+def test_the_length_of_a_models_name_is_bounded() -> None:
+    assert refusal(body(model="m" * (MAX_MODEL_CHARACTERS + 1))) == ("model", None)
+    assert parse_request(body(model="m" * MAX_MODEL_CHARACTERS), ChatRequest)
+
+
+def test_template_options_are_switches() -> None:
+    assert parse_request(body(chat_template_kwargs={"enable_thinking": False}), ChatRequest)
+    large = {"text": "x" * MAX_TEMPLATE_OPTIONS_BYTES}
+    assert refusal(body(chat_template_kwargs=large)) == ("chat_template_kwargs", None)

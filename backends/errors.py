@@ -82,6 +82,20 @@ class BodyTooLargeError(CallerError):
     default_code = "body_too_large"
 
 
+class HeadersTooLargeError(CallerError):
+    """The request's headers are over a limit on their number or their bytes."""
+
+    status = 431
+    default_code = "headers_too_large"
+
+
+class RequestTimeoutError(CallerError):
+    """The request did not come in time."""
+
+    status = 408
+    default_code = "request_timeout"
+
+
 class WaitTimeoutError(CallerError):
     """The variable did not come within the caller's time limit; it may still come."""
 
@@ -162,6 +176,20 @@ class UnsupportedError(CallerError):
 
     status = 501
     default_code = "unsupported"
+
+
+class TooManyConnectionsError(PlaitError):
+    """The server has no room for another connection."""
+
+    status = 503
+    default_code = "too_many_connections"
+
+
+class StoppingError(PlaitError):
+    """The server is stopping, and the request's time is over."""
+
+    status = 503
+    default_code = "stopping"
 
 
 class EngineError(PlaitError):

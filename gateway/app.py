@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 from math import inf
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from plait.backends.errors import NotFoundError, PlaitError
+from plait.backends.errors import CallerError, NotFoundError, PlaitError
 from plait.backends.http.client import HttpClient, Timeouts
 from plait.backends.profiles import load_profile
 from plait.gateway.admission.admission import Admission
@@ -77,9 +78,9 @@ class Gateway:
         )
         self._chained = ChainedCalls(executor, reader, relay, programs, keep_alive_s=config.sessions.keep_alive_s)
         body_bytes = config.server.max_body_bytes
-        refusals = RefusalMetrics(self._registry)
-        self._completions = CompletionApi(reader, relay, self._chained, self._keys, body_bytes, refusals)
-        self._rest: ASGIApp = self._new_rest(refusals)
+        self.refusals = RefusalMetrics(self._registry)
+        self._completions = CompletionApi(reader, relay, self._chained, self._keys, body_bytes, self.refusals)
+        self._rest: ASGIApp = self._new_rest(self.refusals)
 
     def _new_rest(self, refusals: RefusalMetrics) -> Starlette:
         rest = Starlette(
@@ -90,7 +91,12 @@ class Gateway:
                 *Operations(self.router, self.config.models, self._keys, self._registry).routes,
                 Route("/{path:path}", _unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
             ],
-            exception_handlers={PlaitError: _answer_error, ClientGoneError: _answer_nobody},
+            exception_handlers={
+                PlaitError: _answer_error,
+                HTTPException: _answer_http_error,
+                ClientGoneError: _answer_nobody,
+                Exception: _leave_unanswered,
+            },
             lifespan=self._lifespan,
         )
         rest.state.refusals = refusals
@@ -191,5 +197,29 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return Response(error.body(), status_code=error.status, headers=headers)
 
 
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own errors: a method that the path does not take."""
+    assert isinstance(error, HTTPException)
+    allowed = (error.headers or {}).get("allow")
+    ours = CallerError(
+        f"{request.method} {request.url.path}: {error.detail}.{f' Use {allowed}.' if allowed else ''}",
+        code="method_not_allowed" if error.status_code == 405 else None,
+    )
+    ours.status = error.status_code
+    answer = await _answer_error(request, ours)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
     return Response()
+
+
+class _NoResponse(Response):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send nothing."""
+
+
+async def _leave_unanswered(_request: Request, _error: Exception) -> Response:
+    """A defect: Starlette raises it again, and the server answers."""
+    return _NoResponse()

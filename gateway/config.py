@@ -41,16 +41,26 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     """`[server]`: where the gateway listens, and which clients it serves.
 
     host: name or address to listen on (default 127.0.0.1). port: TCP port, 0 for any free one (default 8000).
-    max_body_bytes: largest request body (default 32 MiB). api_keys: keys clients may present; none leaves the gateway
-    open (default). isolate_tenants: give each key's prompts cached prefixes of their own (by a cache salt, needs
-    api_keys, default false). shutdown_grace_s: seconds that running calls get to end at shutdown (default 30).
-    slow_client_timeout_s: a client that does not read 64 KiB of its waiting answer in this time is disconnected
-    (default 60).
+    max_body_bytes: largest request body (default 32 MiB). max_connections: clients' connections at one time (default
+    10000). max_headers: headers of a request (default 128). max_header_bytes: its target and headers together (default
+    64 KiB). header_timeout_s: seconds for them to come (default 10). body_timeout_s: seconds for the body to come, plus
+    1 s for each 64 KiB of it (default 60). trust_request_chat_template: take a request's own `chat_template`, as vLLM's
+    --trust-request-chat-template does; it is rendered in a process with limits (default false). api_keys: keys clients
+    may present; none leaves the gateway open (default). isolate_tenants: give each key's prompts cached prefixes of
+    their own (by a cache salt, needs api_keys, default false). shutdown_grace_s: seconds that running calls get to end
+    at shutdown (default 30). slow_client_timeout_s: a client that does not read 64 KiB of its waiting answer in this
+    time is disconnected (default 60).
     """
 
     host: Text = "127.0.0.1"
     port: Port = 8000
     max_body_bytes: Positive = 32 * 2**20
+    max_connections: Positive = 10_000
+    max_headers: Positive = 128
+    max_header_bytes: Positive = 64 * 2**10
+    header_timeout_s: Seconds = 10.0
+    body_timeout_s: Seconds = 60.0
+    trust_request_chat_template: bool = False
     api_keys: tuple[Token, ...] = ()
     isolate_tenants: bool = False
     shutdown_grace_s: SecondsOrZero = 30.0

@@ -7,19 +7,20 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
-from plait.gateway.commands.slow_clients import PatientProtocol, SlowClients
+from plait.gateway.commands.http_protocol import ANY_CLIENT, BoundedProtocol, ClientBounds
+from plait.gateway.commands.last_resort import LastResort
 
 KEEP_ALIVE_S = 75
 """Longer than Plait's clients keep an idle connection, so that the client, not the server, closes it."""
 
 
-def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float, slow_clients: SlowClients | None = None) -> None:
-    """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end. None: no client is too slow."""
+def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float, bounds: ClientBounds = ANY_CLIENT) -> None:
+    """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end."""
     uvicorn.run(
-        app,
+        LastResort(app),
         host=host,
         port=port,
-        http="httptools" if slow_clients is None else partial(PatientProtocol, slow_clients=slow_clients),  # type: ignore[arg-type]
+        http=partial(BoundedProtocol, bounds=bounds),  # type: ignore[arg-type]
         ws="none",
         log_config=None,
         access_log=False,

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from plait.gateway.app import Gateway
 from plait.gateway.commands import positive
+from plait.gateway.commands.http_protocol import ClientBounds
 from plait.gateway.commands.http_server import run_server
+from plait.gateway.commands.request_bounds import RequestLimits
 from plait.gateway.commands.slow_clients import SlowClients
 from plait.gateway.config_file import load_config
 from plait.gateway.log import configure_logging
@@ -27,5 +29,13 @@ def run(arguments: argparse.Namespace) -> None:
     server = config.server
     host, port = arguments.host or server.host, arguments.port or server.port
     gateway = Gateway(config)
+    limits = RequestLimits(
+        max_connections=server.max_connections,
+        max_headers=server.max_headers,
+        max_header_bytes=server.max_header_bytes,
+        header_timeout_s=server.header_timeout_s,
+        body_timeout_s=server.body_timeout_s,
+    )
     slow_clients = SlowClients(server.slow_client_timeout_s, gateway.on_slow_client)
-    run_server(gateway, host, port, grace_s=server.shutdown_grace_s, slow_clients=slow_clients)
+    bounds = ClientBounds(limits, gateway.refusals.count, slow_clients)
+    run_server(gateway, host, port, grace_s=server.shutdown_grace_s, bounds=bounds)

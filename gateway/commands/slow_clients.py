@@ -33,7 +33,7 @@ class SlowClients:
 class PatientProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with an end to its patience. It costs nothing while the client reads."""
 
-    def __init__(self, *args: Any, slow_clients: SlowClients, **options: Any) -> None:
+    def __init__(self, *args: Any, slow_clients: SlowClients | None, **options: Any) -> None:
         super().__init__(*args, **options)
         self._slow_clients = slow_clients
         self._unread_bytes = 0
@@ -42,7 +42,8 @@ class PatientProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client has not read so much that the application has to wait."""
         super().pause_writing()
-        self._watch()
+        if self._slow_clients is not None:
+            self._watch(self._slow_clients)
 
     def resume_writing(self) -> None:
         """The client has read most of it."""
@@ -54,18 +55,18 @@ class PatientProtocol(HttpToolsProtocol):
         self._forget()
         super().connection_lost(exc)
 
-    def _watch(self) -> None:
+    def _watch(self, slow_clients: SlowClients) -> None:
         self._forget()
         self._unread_bytes = self.transport.get_write_buffer_size()
-        self._look = self.loop.call_later(self._slow_clients.timeout_s, self._on_time)
+        self._look = self.loop.call_later(slow_clients.timeout_s, self._on_time, slow_clients)
 
-    def _on_time(self) -> None:
+    def _on_time(self, slow_clients: SlowClients) -> None:
         if self._unread_bytes - self.transport.get_write_buffer_size() >= SLOWEST_BYTES:
-            self._watch()
+            self._watch(slow_clients)
             return
         self._look = None
         log.info("slow client dropped", client=self.client and self.client[0], unread_bytes=self._unread_bytes)
-        self._slow_clients.on_dropped()
+        slow_clients.on_dropped()
         self.transport.abort()
 
     def _forget(self) -> None:

@@ -60,7 +60,7 @@ def test_a_deep_body_is_refused(levels: int, ends: tuple[bytes, bytes]) -> None:
 
 def test_a_body_may_be_as_deep_as_allowed() -> None:
     levels = MAX_JSON_LEVELS - 3
-    assert parse_request(body(b"[" * levels + b"]" * levels), ChatRequest)
+    parse_request(body(b"[" * levels + b"]" * levels), ChatRequest)
 
 
 @pytest.mark.parametrize("content", [b'"\xff"', rb'"\ud800"', rb'"\udc00x"', b'"\xed\xa0\x80"', rb'"\ud83dx"'])
@@ -70,10 +70,10 @@ def test_text_that_is_not_unicode_is_refused(content: bytes) -> None:
 
 def test_the_length_of_a_models_name_is_bounded() -> None:
     assert refusal(body(model="m" * (MAX_MODEL_CHARACTERS + 1))) == ("model", None)
-    assert parse_request(body(model="m" * MAX_MODEL_CHARACTERS), ChatRequest)
+    parse_request(body(model="m" * MAX_MODEL_CHARACTERS), ChatRequest)
 
 
 def test_template_options_are_switches() -> None:
-    assert parse_request(body(chat_template_kwargs={"enable_thinking": False}), ChatRequest)
+    parse_request(body(chat_template_kwargs={"enable_thinking": False}), ChatRequest)
     large = {"text": "x" * MAX_TEMPLATE_OPTIONS_BYTES}
     assert refusal(body(chat_template_kwargs=large)) == ("chat_template_kwargs", None)

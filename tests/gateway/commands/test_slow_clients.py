@@ -54,7 +54,7 @@ class Connection:
         """The time-out passes, and the client has left so much unread; whether it was dropped."""
         self.transport.unread_bytes = unread_bytes
         assert self.protocol._look is not None
-        self.protocol._on_time()
+        self.protocol._on_time(SlowClients(1e6, self._on_dropped))
         assert self.dropped == self.transport.is_aborted
         return self.transport.is_aborted
 

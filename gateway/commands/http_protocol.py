@@ -1,0 +1,213 @@
+"""uvicorn's HTTP protocol within bounds: a request that breaks one gets an error object of OpenAI's shape.
+
+uvicorn reads and answers; this adds limits and replaces its plain-text answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
+from plait.gateway.asgi import error_headers
+from plait.gateway.commands.request_bounds import Part, RequestBounds, RequestLimits
+from plait.gateway.commands.slow_clients import PatientProtocol, SlowClients
+
+MAX_PIPELINED = 8
+"""Requests that wait on a connection for the answer to an earlier one. Plait's clients and the SDKs send none."""
+
+LINGER_S = 1.0
+"""Seconds that a refused connection stays open after its answer. If it closed at once, the bytes still under way would
+make the system discard the answer."""
+
+SPARE_CONNECTIONS = 100
+"""Connections above the limit that are told so. More are closed without a word."""
+
+OnRefused = Callable[[PlaitError], None]
+
+log = structlog.get_logger(__name__)
+
+
+DEFAULT_LIMITS = RequestLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBounds:
+    """What a client may do. `on_refused` gets each error that is answered here. None: no client is too slow."""
+
+    limits: RequestLimits = DEFAULT_LIMITS
+    on_refused: OnRefused = lambda _error: None
+    slow_clients: SlowClients | None = None
+
+
+ANY_CLIENT = ClientBounds()
+
+
+class BoundedProtocol(PatientProtocol):
+    """One client's connection."""
+
+    def __init__(self, *arguments: Any, bounds: ClientBounds, **options: Any) -> None:
+        super().__init__(*arguments, slow_clients=bounds.slow_clients, **options)
+        self._limits = bounds.limits
+        self._on_refused = bounds.on_refused
+        self._bounds = RequestBounds(bounds.limits, self.loop.time())
+        self._refused = False
+        self._running: RequestResponseCycle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Of asyncio: a client has come."""
+        super().connection_made(transport)
+        excess = len(self.connections) - self._limits.max_connections
+        if excess > SPARE_CONNECTIONS:
+            transport.abort()
+        elif excess > 0:
+            self._refuse(
+                TooManyConnectionsError(
+                    f"This gateway serves at most {self._limits.max_connections} connections at one time. "
+                    "Close idle ones, or try again later.",
+                    retry_after_s=1.0,
+                )
+            )
+        else:
+            self._watch_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Of asyncio: the client has gone."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True  # uvicorn tells only the latest of several pipelined requests
+            self._running.message_event.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Of asyncio: bytes have come."""
+        if self._refused:
+            return  # until the connection closes
+        self._bounds.received(len(data), self.loop.time())
+        super().data_received(data)
+        try:
+            self._bounds.parsed()
+        except CallerError as error:
+            self._refuse(error)
+        self._watch_time()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+        """Of uvicorn: the parser has raised."""
+        fault = sys.exception()  # what the parser raised: for an error in a callback, that is its context
+        over_limit = fault.__context__ if fault is not None else None
+        if isinstance(over_limit, PlaitError):
+            self._refuse(over_limit)
+        else:
+            self._refuse(
+                CallerError("The request is not valid HTTP/1.1. Send it with an HTTP client.", code="invalid_http")
+            )
+
+    def on_message_begin(self) -> None:
+        """Of httptools."""
+        self._bounds.began(self.loop.time())
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Of httptools."""
+        self._bounds.head_line(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Of httptools."""
+        self._bounds.header(len(name) + len(value) + 4)
+        if self._bounds.part is Part.HEAD:  # trailers are no headers
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Of httptools."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
+        self._bounds.head_ended(self.loop.time())
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Of httptools."""
+        self._bounds.body(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Of httptools."""
+        self._bounds.ended()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Of uvicorn: the application has answered."""
+        self._bounds.answered(self.loop.time())
+        super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is served as HTTP/1.1. The parser takes no other request after it."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def _watch_time(self) -> None:
+        if self._timer is None and self._bounds.deadline_s is not None:
+            self._timer = self.loop.call_at(self._bounds.deadline_s, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._timer = None
+        deadline_s, now_s = self._bounds.deadline_s, self.loop.time()
+        if self._refused or deadline_s is None or self.transport.is_closing():
+            return
+        if now_s >= deadline_s and not self.flow.read_paused:
+            error = self._bounds.overdue()
+            if error is None or (self._running is not None and self._running.response_complete):
+                self.transport.close()
+            else:
+                self._refuse(error)
+            return
+        if now_s >= deadline_s:
+            self._bounds.excuse(now_s)
+        self._watch_time()
+
+    def _refuse(self, error: PlaitError) -> None:
+        """Answer with the error unless an answer is under way, and close the connection."""
+        self._refused = True
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            if running.response_started or running is not self.cycle or self._bounds.part is not Part.BODY:
+                running.keep_alive = False  # its answer is the last one
+                return
+            running.disconnected = True
+            running.message_event.set()
+        self._answer(error)
+
+    def _answer(self, error: PlaitError) -> None:
+        request_id = uuid.uuid4().hex
+        log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
+        self._on_refused(error)
+        body = error.body()
+        headers = [
+            *self.server_state.default_headers,
+            *error_headers(error),
+            (b"x-request-id", request_id.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body))
+        self._unset_keepalive_if_required()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(LINGER_S, self.transport.close)
+        else:
+            self.transport.close()

@@ -1,0 +1,141 @@
+"""What one connection may cost while its requests are read: headers, bytes and time.
+
+Synchronous, without a socket: the HTTP protocol tells it what the parser found, and asks for the deadline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from plait.backends.errors import CallerError, HeadersTooLargeError, RequestTimeoutError
+
+MIN_BODY_BYTES_S = 64 * 1024
+"""A body may take `body_timeout_s`, and 1 s more for each of these bytes: half a megabit per second is a poor mobile
+link. So 32 MiB may take ten minutes, and a client that sends a byte now and then has `body_timeout_s`."""
+
+FRAME_BYTES = 8
+"""A chunk of one byte comes with 5 bytes of framing. Longer ones are chunk extensions, which nobody needs."""
+
+DRAIN_S = 10.0
+"""Seconds that a client gets to send the rest of a body after its answer: it may read the answer only then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """Of one server; see `ServerConfig`. `max_connections` holds for all connections together."""
+
+    max_connections: int = 10_000
+    max_headers: int = 128
+    max_header_bytes: int = 64 * 1024
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+
+
+class Part(Enum):
+    """What the client sends next."""
+
+    NOTHING = "nothing"
+    HEAD = "head"
+    BODY = "body"
+
+
+class RequestBounds:
+    """The request that a connection reads. A new connection has `header_timeout_s` for its first request.
+
+    `deadline_s` is when the part has to be whole; None between requests. Methods raise `CallerError` for a request
+    that is over a limit.
+    """
+
+    def __init__(self, limits: RequestLimits, now_s: float) -> None:
+        self.part = Part.NOTHING
+        self.deadline_s: float | None = now_s + limits.header_timeout_s
+        self._limits = limits
+        self._headers = 0
+        self._head_bytes = 0
+        self._other_bytes = 0  # of the request, beside its body and the piece of the network that it began in
+        self._body_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"RequestBounds({self.part.value}, deadline_s={self.deadline_s})"
+
+    def received(self, size: int, now_s: float) -> None:
+        """Bytes came, and the parser gets them next."""
+        if self.part is Part.NOTHING:
+            self._begin(now_s)
+        self._other_bytes += size
+
+    def began(self, now_s: float) -> None:
+        """The parser found the first byte of a request."""
+        self._begin(now_s)
+
+    def head_line(self, size: int) -> None:
+        """The parser found the target of the request."""
+        self._add_to_head(size)
+
+    def header(self, size: int) -> None:
+        """The parser found a header, or a trailer behind the body."""
+        self._headers += 1
+        if self._headers > self._limits.max_headers:
+            raise HeadersTooLargeError(
+                f"The request has more than {self._limits.max_headers} headers. Send fewer.", code="too_many_headers"
+            )
+        self._add_to_head(size)
+
+    def head_ended(self, now_s: float) -> None:
+        """The head is whole."""
+        self.part = Part.BODY
+        self.deadline_s = now_s + self._limits.body_timeout_s
+
+    def body(self, size: int) -> None:
+        """The parser found a piece of the body."""
+        assert self.deadline_s is not None
+        self._other_bytes -= size
+        self._body_bytes += size
+        self.deadline_s += size / MIN_BODY_BYTES_S
+
+    def ended(self) -> None:
+        """The request is whole."""
+        self.part = Part.NOTHING
+        self.deadline_s = None
+
+    def parsed(self) -> None:
+        """The parser has taken all bytes so far. Raises for a head, chunk extensions or trailers without an end."""
+        if self._other_bytes > self._limits.max_header_bytes + FRAME_BYTES * self._body_bytes:
+            raise self._too_large()
+
+    def answered(self, now_s: float) -> None:
+        """The request has its answer. What is left of its body is thrown away, but not for long."""
+        if self.part is Part.BODY and self.deadline_s is not None:
+            self.deadline_s = min(self.deadline_s, now_s + DRAIN_S)
+
+    def excuse(self, now_s: float) -> None:
+        """The server itself did not read, because an earlier request has no answer yet."""
+        if self.deadline_s is not None:
+            is_body = self.part is Part.BODY
+            self.deadline_s = now_s + (self._limits.body_timeout_s if is_body else self._limits.header_timeout_s)
+
+    def overdue(self) -> CallerError | None:
+        """The error at the deadline; None if the client has sent nothing that could be answered."""
+        if self.part is Part.NOTHING:
+            return None
+        what, key_s = ("body", self._limits.body_timeout_s) if self.part is Part.BODY else (
+            "headers", self._limits.header_timeout_s
+        )  # fmt: skip
+        rate = f", plus 1 s for each {MIN_BODY_BYTES_S} bytes of it" if self.part is Part.BODY else ""
+        return RequestTimeoutError(f"The request's {what} did not come within {key_s:g} s{rate}. Send it faster.")
+
+    def _begin(self, now_s: float) -> None:
+        self.part = Part.HEAD
+        self.deadline_s = now_s + self._limits.header_timeout_s
+        self._headers = self._head_bytes = self._other_bytes = self._body_bytes = 0
+
+    def _add_to_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self._limits.max_header_bytes:
+            raise self._too_large()
+
+    def _too_large(self) -> HeadersTooLargeError:
+        return HeadersTooLargeError(
+            f"The request's target and headers have more than {self._limits.max_header_bytes} bytes. Send less.",
+        )

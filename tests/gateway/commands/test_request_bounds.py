@@ -1,0 +1,123 @@
+"""The bounds of a request by themselves, with literal times."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.backends.errors import CallerError
+from plait.gateway.commands.request_bounds import DRAIN_S, MIN_BODY_BYTES_S, Part, RequestBounds, RequestLimits
+
+LIMITS = RequestLimits(max_headers=3, max_header_bytes=100, header_timeout_s=10.0, body_timeout_s=60.0)
+
+
+def reading(size: int = 50, at_s: float = 5.0) -> RequestBounds:
+    """A connection made at 0 s that is in the middle of a head."""
+    bounds = RequestBounds(LIMITS, 0.0)
+    bounds.received(size, at_s)
+    bounds.began(at_s)
+    bounds.parsed()
+    return bounds
+
+
+def status(error: CallerError | None) -> int | None:
+    return None if error is None else error.status
+
+
+def test_a_new_connection_has_to_send_something() -> None:
+    bounds = RequestBounds(LIMITS, 0.0)
+    assert (bounds.deadline_s, bounds.overdue()) == (10.0, None)
+
+
+def test_a_head_has_its_time_from_its_first_byte() -> None:
+    bounds = reading(at_s=9.0)
+    bounds.received(10, 18.0)
+    assert (bounds.deadline_s, status(bounds.overdue())) == (19.0, 408)
+
+
+def test_an_empty_line_begins_a_request_too() -> None:
+    bounds = RequestBounds(LIMITS, 0.0)
+    bounds.received(2, 5.0)
+    assert (bounds.part, bounds.deadline_s) == (Part.HEAD, 15.0)
+
+
+def test_a_body_earns_time_by_its_bytes() -> None:
+    bounds = reading()
+    bounds.head_ended(6.0)
+    assert bounds.deadline_s == 66.0
+    bounds.received(2 * MIN_BODY_BYTES_S, 7.0)
+    bounds.body(2 * MIN_BODY_BYTES_S)
+    assert (bounds.deadline_s, status(bounds.overdue())) == (68.0, 408)
+    bounds.ended()
+    assert repr(bounds) == "RequestBounds(nothing, deadline_s=None)"
+
+
+def test_the_rest_of_an_answered_body_is_not_read_for_long() -> None:
+    bounds = reading()
+    bounds.head_ended(6.0)
+    bounds.answered(7.0)
+    assert bounds.deadline_s == 7.0 + DRAIN_S
+
+
+def test_a_server_that_does_not_read_blames_nobody() -> None:
+    bounds = reading()
+    bounds.head_ended(6.0)
+    bounds.excuse(500.0)
+    assert bounds.deadline_s == 560.0
+
+
+def test_headers_are_counted() -> None:
+    bounds = reading()
+    for _ in range(LIMITS.max_headers):
+        bounds.header(10)
+    with pytest.raises(CallerError, match="more than 3 headers") as caught:
+        bounds.header(10)
+    assert (caught.value.status, caught.value.code) == (431, "too_many_headers")
+
+
+def test_the_bytes_of_target_and_headers_are_counted() -> None:
+    bounds = reading()
+    bounds.head_line(60)
+    bounds.header(40)
+    with pytest.raises(CallerError, match="more than 100 bytes") as caught:
+        bounds.header(1)
+    assert caught.value.code == "headers_too_large"
+
+
+def test_a_header_without_an_end_is_not_gathered() -> None:
+    bounds = reading()
+    bounds.received(100, 6.0)
+    bounds.parsed()
+    bounds.received(1, 6.1)
+    with pytest.raises(CallerError):
+        bounds.parsed()
+
+
+def test_a_body_in_single_bytes_is_slow_and_allowed() -> None:
+    bounds = reading()
+    bounds.head_ended(6.0)
+    for _ in range(1_000):
+        bounds.received(6, 7.0)
+        bounds.body(1)
+        bounds.parsed()
+
+
+def test_trailers_without_an_end_are_not_gathered() -> None:
+    bounds = reading()
+    bounds.head_ended(6.0)
+    bounds.received(100, 7.0)
+    bounds.parsed()
+    bounds.received(1, 7.0)
+    with pytest.raises(CallerError):
+        bounds.parsed()
+
+
+def test_the_next_request_starts_anew() -> None:
+    bounds = reading()
+    for _ in range(LIMITS.max_headers):
+        bounds.header(30)
+    bounds.head_ended(6.0)
+    bounds.ended()
+    bounds.received(50, 9.0)
+    bounds.began(9.0)
+    bounds.header(60)
+    assert (bounds.part, bounds.deadline_s) == (Part.HEAD, 19.0)

@@ -5,9 +5,9 @@ There are three kinds: Hugging Face files, as the engines load them; tiktoken's 
 
 from __future__ import annotations
 
-import logging
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -17,6 +17,8 @@ import structlog
 from plait.backends.errors import CallerError
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
 from plait.backends.tokenization.chat_template import loops_over_content, template_options
+from plait.backends.tokenization.late_transformers import import_transformers
+from plait.backends.tokenization.vocabulary import longest_token_bytes, may_cut, pieces
 
 if TYPE_CHECKING:
     import tiktoken
@@ -41,10 +43,12 @@ class Tokenizer(Protocol):
     """A tokenizer, as the gateway and the embedded engine use it.
 
     `name` is for logs. `exact` says whether the ids are the engine's; only the byte-level fallback has False.
+    `longest_token_bytes` is the most bytes of text that one token can stand for; None if there is no bound.
     """
 
     name: str
     exact: bool
+    longest_token_bytes: int | None
 
     def __hash__(self) -> int: ...  # caches are keyed by tokenizers
 
@@ -55,7 +59,14 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def encode_chat(
+    def pieces(self, text: str, *, add_special_tokens: bool = True) -> Iterator[str]:
+        """The text in pieces of some 128 Ki characters whose ids make up those of the text.
+
+        It is one piece if the tokenizer is not known to allow a cut.
+        """
+        ...
+
+    def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -64,11 +75,16 @@ class Tokenizer(Protocol):
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
-    ) -> list[int]:
-        """The ids of a rendered chat, as vLLM computes them. `chat_template` is the text of a template.
+    ) -> str:
+        """The text of a chat, as vLLM renders it. `chat_template` is the text of a template.
 
-        Raises CallerError for a chat that the template refuses, UnsupportedError for content that is not text.
+        It has its special tokens: encode it without adding any. Raises CallerError for a chat that the template
+        refuses, UnsupportedError for content that is not text.
         """
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """The ids of a rendered chat; `options` and errors are those of `render_chat`."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -81,6 +97,7 @@ class _ChatTokenizer(ABC):
 
     name: str
     exact = True
+    longest_token_bytes: int | None = None
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
@@ -92,7 +109,14 @@ class _ChatTokenizer(ABC):
     @abstractmethod
     def _render(self, messages: list[dict[str, Any]], **options: Any) -> str: ...
 
-    def encode_chat(
+    def pieces(self, text: str, *, add_special_tokens: bool = True) -> Iterator[str]:  # noqa: ARG002
+        return iter((text,))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        # The template has written the special tokens. Encoding must not add a second BOS.
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
+
+    def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -101,13 +125,13 @@ class _ChatTokenizer(ABC):
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
-    ) -> list[int]:
+    ) -> str:
         if not messages:
             raise CallerError("A chat needs at least one message.", param="messages")
         prepared_tools = template_tools(tools)
         try:
             template = self._template(chat_template, prepared_tools)
-            prompt = self._render(
+            return self._render(
                 template_messages(messages, template),
                 tools=prepared_tools,
                 chat_template=template,
@@ -117,8 +141,6 @@ class _ChatTokenizer(ABC):
             )
         except TEMPLATE_ERRORS as error:
             raise CallerError(f"The chat template refused the messages: {error}", param="messages") from error
-        # The template has written the special tokens. Encoding must not add a second BOS.
-        return self.encode(prompt, add_special_tokens=False)
 
 
 class HuggingFaceTokenizer(_ChatTokenizer):
@@ -127,7 +149,7 @@ class HuggingFaceTokenizer(_ChatTokenizer):
     def __init__(self, name: str, folder: Path, chat_template: str | None = None) -> None:
         if not (folder / "tokenizer.json").is_file():
             raise ValueError(f"tokenizer {name!r}: {folder} has no tokenizer.json")
-        _import_transformers()
+        import_transformers()
         # Not PreTrainedTokenizerFast: the engines use AutoTokenizer, and some models' classes split text differently.
         from transformers import AutoTokenizer  # noqa: PLC0415
 
@@ -147,6 +169,16 @@ class HuggingFaceTokenizer(_ChatTokenizer):
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
+        files = json.loads(self._backend.to_str())
+        self.longest_token_bytes = longest_token_bytes(files)
+        self._may_cut = may_cut(files)
+        self._adds_tokens = bool(self._backend.encode("").ids)
+
+    def pieces(self, text: str, *, add_special_tokens: bool = True) -> Iterator[str]:
+        """The text in pieces, as `Tokenizer` says."""
+        if not self._may_cut or (add_special_tokens and self._adds_tokens):
+            return iter((text,))
+        return pieces(text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a plain prompt, with the BOS and other tokens that the files require."""
@@ -178,7 +210,7 @@ class _PlainTokenizer(_ChatTokenizer):
     """A tokenizer without a template of its own. It uses ChatML unless another template is given."""
 
     def __init__(self, chat_template: str | None) -> None:
-        _import_transformers()
+        import_transformers()
         self._own_template = chat_template or _read_template(CHATML_PATH)
 
     def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:  # noqa: ARG002
@@ -198,6 +230,7 @@ class TiktokenTokenizer(_PlainTokenizer):
         super().__init__(chat_template)
         self.name = name
         self._encoding = encoding
+        self.longest_token_bytes = max(map(len, encoding.token_byte_values()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         """The ids of a plain prompt; the encodings add no special tokens."""
@@ -213,6 +246,7 @@ class ByteTokenizer(_PlainTokenizer):
 
     name = "bytes"
     exact = False
+    longest_token_bytes: int | None = 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         """The bytes of the prompt's UTF-8."""
@@ -258,23 +292,6 @@ def _read_template(path: Path) -> str:
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"chat template {path}, line {error.lineno}: {error.message}") from error
     return template
-
-
-def _import_transformers() -> None:
-    """Import transformers and suppress its advice to install PyTorch, which tokenizers do not need.
-
-    The import is late because it takes half a second. Processes without a tokenizer skip it.
-    """
-
-    def is_no_advice(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("PyTorch was not found")
-
-    logger = logging.getLogger("transformers")
-    logger.addFilter(is_no_advice)
-    try:
-        import transformers  # noqa: F401, PLC0415
-    finally:
-        logger.removeFilter(is_no_advice)
 
 
 def _not_unicode() -> CallerError:

@@ -57,8 +57,8 @@ class Gateway:
         self.router = build_router(config)
         self._keys = KeyRing(config.server.api_keys)
         self._links = {engine.name: _link(config, engine) for engine in config.engines}
-        prompts = PromptReader(config, self.router.block_tokens)
-        reader = CallReader(self.router, prompts, config.server.isolate_tenants)
+        self._prompts = PromptReader(config, self.router.block_tokens)
+        reader = CallReader(self.router, self._prompts, config.server.isolate_tenants)
         self._registry = new_registry()
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry)
@@ -141,12 +141,14 @@ class Gateway:
             supervisor=self._supervisor,
             on_change=self._recovery.on_change,
         )
+        self._prompts.open()
         monitor.open()
         self._recovery.open()
         self._supervisor.start("sessions-expire", self._chained.expire)
         yield
         await self._chained.close()
         await self._supervisor.close()
+        self._prompts.close()
         for link in self._links.values():
             await link.client.aclose()
 

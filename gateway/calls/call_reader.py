@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from plait.backends.errors import ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
@@ -13,6 +12,7 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
+from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.fleet.router import Router
 from plait.policy.types import Call, TaskGroup
 
@@ -21,7 +21,13 @@ TEXT_PATH = "/v1/completions"
 KINDS: dict[str, type[ChatRequest | CompletionRequest]] = {CHAT_PATH: ChatRequest, TEXT_PATH: CompletionRequest}
 
 OFF_LOOP_BYTES = 16 * 1024
-"""Larger bodies are tokenized in a thread: some 4,000 tokens would block the event loop for 2 ms or more."""
+"""Larger bodies are tokenized in threads: some 4,000 tokens would block the event loop for 2 ms or more."""
+
+TOKENIZER_THREADS = 3
+"""Two for one tenant, as tokenizers release the interpreter's lock, and one that is left to the others."""
+
+TEMPLATE_THREADS = 2
+"""Of their own, because they only wait for the processes that render the templates of requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +44,16 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class CallReader:
-    """Reads requests for one fleet. With `isolate_tenants`, tenants do not share cached prefixes."""
+    """Reads requests for one fleet. With `isolate_tenants`, tenants do not share cached prefixes.
+
+    Long prompts are tokenized on `threads`, those with a chat template of their own on `template_threads`.
+    """
 
     router: Router
     prompts: PromptReader
     isolate_tenants: bool = False
+    threads: TurnThreads = field(default_factory=lambda: TurnThreads(TOKENIZER_THREADS, "tokenize"))
+    template_threads: TurnThreads = field(default_factory=lambda: TurnThreads(TEMPLATE_THREADS, "render"))
 
     async def read(
         self,
@@ -57,11 +68,9 @@ class CallReader:
         Raises `CallerError` for a call that no engine can take, `NoEngineError` while no engine of the model is up.
         """
         self.router.models.check(request.model)
+        self.prompts.check(request)
         cache_salt = self._cache_salt(request, incoming.tenant)
-        if len(incoming.body) > OFF_LOOP_BYTES:
-            prompt = await asyncio.to_thread(self.prompts.read, request, cache_salt)
-        else:
-            prompt = self.prompts.read(request, cache_salt)
+        prompt = await self._tokenized(incoming, request, cache_salt)
         if prompt.exact:
             self._check_context(request, prompt.tokens)
         call = Call(
@@ -79,6 +88,18 @@ class CallReader:
             streamed=bool(request.stream),
         )
         return self._delivery(incoming, request, annotations.session, call, prompt)
+
+    async def _tokenized(
+        self, incoming: Incoming, request: ChatRequest | CompletionRequest, cache_salt: str | None
+    ) -> TokenizedPrompt:
+        """The prompt: at once if it is short, else in turns with those of other tenants."""
+        context_tokens = self.router.models.context_tokens(request.model)
+        has_template = isinstance(request, ChatRequest) and request.chat_template is not None
+        if len(incoming.body) <= OFF_LOOP_BYTES and not has_template:
+            return self.prompts.read(request, cache_salt, context_tokens)
+        threads = self.template_threads if has_template else self.threads
+        steps = self.prompts.steps(request, cache_salt, context_tokens)
+        return await threads.run(incoming.tenant, steps, len(incoming.body))
 
     def predicted_s(self, model: str, prompt_tokens: int, output_tokens: int | None) -> float:
         """Seconds that a call takes alone on an engine of the model with no part of its prompt cached.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from plait.backends.errors import UnsupportedError
+from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.backends.tokenization.template_process import Job
+from plait.backends.tokenization.template_worker import TemplateWorker
 from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
+from plait.gateway.calls.turns import Steps
 from plait.gateway.config import Config
 from plait.policy.prefix.block_hash import chain, root_hash
 
@@ -27,7 +31,10 @@ class TokenizedPrompt:
 
 
 class PromptReader:
-    """Tokenizes prompts for every model of a configuration; safe to call from several threads."""
+    """Tokenizes prompts for every model of a configuration; safe to call from several threads.
+
+    If the configuration trusts them, the chat templates of requests are rendered in processes, one for each model.
+    """
 
     def __init__(self, config: Config, block_tokens: int) -> None:
         self._config = config
@@ -35,19 +42,102 @@ class PromptReader:
         self._tokenizers = {
             model.name: load_tokenizer(model.tokenizer, chat_template=model.chat_template) for model in config.models
         }
+        self._workers: dict[str, TemplateWorker] = {}
+        self._lock = threading.Lock()
 
-    def read(self, request: ChatRequest | CompletionRequest, cache_salt: str | None) -> TokenizedPrompt:
-        """Tokenize a request's prompts. Raises `CallerError` for messages that the chat template refuses.
+    def open(self) -> None:
+        """Start the processes of the configured models, so that the first request does not wait."""
+        if self._config.server.trust_request_chat_template:
+            for model in self._config.models:
+                self._worker(model.name).start()
 
-        A prompt with content that is not text is not tokenized. It is served, but no cached prefix is matched.
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers.values():
+            worker.close()
+
+    def check(self, request: ChatRequest | CompletionRequest) -> None:
+        """Raises `CallerError` for a chat template of the request's own, unless they are trusted."""
+        if _own_template(request) is not None and not self._config.server.trust_request_chat_template:
+            raise CallerError(
+                "'chat_template' is not taken from requests here. Leave it out: the model has its own, and "
+                "'chat_template_kwargs' sets its options. An operator can allow it with "
+                "'trust_request_chat_template = true' under [server].",
+                param="chat_template",
+            )
+
+    def read(
+        self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None
+    ) -> TokenizedPrompt:
+        """All of `steps` at once."""
+        steps = self.steps(request, cache_salt, context_tokens)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                prompt: TokenizedPrompt = end.value
+                return prompt
+
+    def steps(
+        self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None
+    ) -> Steps[TokenizedPrompt]:
+        """Tokenize a request's prompts in turns. `context_tokens` is the model's context, None if it is not known.
+
+        Raises `CallerError` for messages that the chat template refuses, and before it tokenizes a prompt whose bytes
+        cannot fit. A prompt with content that is not text is not tokenized. It is served, but no cached prefix is
+        matched.
         """
         tokenizer = self._tokenizer(request.model)
+        prompts: list[list[int]] = []
         try:
-            prompts = _prompts(request, tokenizer)
+            for prompt in self._prompts(request, tokenizer):
+                if isinstance(prompt, list):
+                    prompts.append(prompt)
+                    continue
+                text, adds_tokens = prompt, isinstance(request, CompletionRequest) and request.add_special_tokens
+                _check_bytes(request, text, tokenizer, context_tokens)
+                ids: list[int] = []
+                for piece in tokenizer.pieces(text, add_special_tokens=adds_tokens):
+                    yield
+                    ids += tokenizer.encode(piece, add_special_tokens=adds_tokens)
+                prompts.append(ids)
         except UnsupportedError:
             return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
+        yield
         hashes = chain(prompts[0], self._block_tokens, root_hash(request.model, cache_salt or ""))
         return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts)
+
+    def _prompts(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> Iterator[str | list[int]]:
+        """The prompts as texts or, as a client may send them, as token ids."""
+        if isinstance(request, CompletionRequest):
+            yield from request.prompts()
+        elif request.chat_template is not None:
+            self.check(request)
+            yield self._worker(request.model).render(
+                Job(
+                    request.messages,
+                    request.chat_template,
+                    request.tools,
+                    request.add_generation_prompt,
+                    request.continue_final_message,
+                    request.chat_template_kwargs,
+                )
+            )
+        else:
+            yield tokenizer.render_chat(
+                request.messages,
+                tools=request.tools,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                template_kwargs=request.chat_template_kwargs,
+            )
+
+    def _worker(self, model: str) -> TemplateWorker:
+        settings = self._config.model(model)
+        with self._lock:
+            if model not in self._workers:
+                self._workers[model] = TemplateWorker(settings.tokenizer, settings.chat_template)
+            return self._workers[model]
 
     def _tokenizer(self, model: str) -> Tokenizer:
         tokenizer = self._tokenizers.get(model)
@@ -58,19 +148,21 @@ class PromptReader:
         return tokenizer
 
 
-def _prompts(request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
-    if isinstance(request, ChatRequest):
-        return [
-            tokenizer.encode_chat(
-                request.messages,
-                tools=request.tools,
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
-                template_kwargs=request.chat_template_kwargs,
-                chat_template=request.chat_template,
-            )
-        ]
-    return [
-        prompt if isinstance(prompt, list) else tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
-        for prompt in request.prompts()
-    ]
+def _own_template(request: ChatRequest | CompletionRequest) -> str | None:
+    return request.chat_template if isinstance(request, ChatRequest) else None
+
+
+def _check_bytes(
+    request: ChatRequest | CompletionRequest, text: str, tokenizer: Tokenizer, context_tokens: int | None
+) -> None:
+    """Raises `ContextLengthError` for a text that has more bytes than the longest tokens of a whole context."""
+    longest = tokenizer.longest_token_bytes
+    if context_tokens is None or longest is None or not tokenizer.exact or len(text) * 4 <= context_tokens * longest:
+        return
+    size = len(text.encode(errors="replace"))
+    if size > context_tokens * longest:
+        raise ContextLengthError(
+            f"The prompt has {size} bytes. The model '{request.model}' has a context of {context_tokens} tokens, and "
+            f"a token has at most {longest} bytes, so {context_tokens * longest} bytes fit at most. Shorten it.",
+            param="messages" if isinstance(request, ChatRequest) else "prompt",
+        )

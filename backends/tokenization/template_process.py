@@ -1,0 +1,144 @@
+"""A process that renders the chat templates of requests, each in a child with limits on time, memory and output.
+
+It is started by `template_worker` and reads jobs from its standard input. A child is forked for each job, so a template
+meets an interpreter in which nothing has happened, and what it does ends with the child.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from plait.backends.errors import PlaitError
+from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
+
+CPU_S: Final = 0.5
+"""Of one rendering. A template of 16 KiB renders 100 messages in 5 ms."""
+WALL_S: Final = 2.0
+"""Of one rendering, on a machine that has little time for it."""
+MEMORY_BYTES: Final = 256 * 2**20
+"""That a rendering may add: eight times the largest body."""
+MAX_TEXT_BYTES: Final = 32 * 2**20
+"""Of the rendered chat. It is no longer than the largest body by default."""
+
+LENGTH_BYTES: Final = 8
+TOO_MUCH: Final = (
+    f"The request's 'chat_template' takes more than its share: {CPU_S:g} s, {MEMORY_BYTES >> 20} MiB of memory and "
+    f"{MAX_TEXT_BYTES >> 20} MiB of text. Make it shorter, or leave it out to use the model's own."
+)
+
+
+class Job(msgspec.Struct, frozen=True):
+    """The arguments of `Tokenizer.render_chat`."""
+
+    messages: list[dict[str, Any]]
+    chat_template: str
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: dict[str, Any] | None = None
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """The text of a chat, or why there is none; `status` is then that of the error."""
+
+    text: str | None = None
+    refusal: str = TOO_MUCH
+    status: int = 400
+
+
+def serve(tokenizer: Tokenizer, jobs: BinaryIO, answers: BinaryIO) -> None:
+    """Answer jobs until there are no more."""
+    gc.freeze()  # children share the pages of what is loaded
+    while length := jobs.read(LENGTH_BYTES):
+        frame = jobs.read(int.from_bytes(length, "big"))
+        answer = _in_child(tokenizer, frame) or msgspec.json.encode(Rendered())
+        answers.write(len(answer).to_bytes(LENGTH_BYTES, "big") + answer)
+        answers.flush()
+
+
+def _in_child(tokenizer: Tokenizer, frame: bytes) -> bytes | None:
+    """The child's answer; None if it ended without one, or had to be ended."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _answer(tokenizer, frame, writing)
+    os.close(writing)
+    try:
+        return _read_all(reading, time.monotonic() + WALL_S)
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _answer(tokenizer: Tokenizer, frame: bytes, writing: int) -> None:
+    """Render in the child, write the answer, and end. Whatever goes wrong, only the child ends."""
+    try:
+        job = msgspec.json.decode(frame, type=Job)
+        _limit()
+        answer = msgspec.json.encode(_rendered(tokenizer, job))
+        if len(answer) <= MAX_TEXT_BYTES:
+            with open(writing, "wb") as pipe:
+                pipe.write(answer)
+    finally:
+        os._exit(0)
+
+
+def _rendered(tokenizer: Tokenizer, job: Job) -> Rendered:
+    arguments = msgspec.structs.asdict(job)
+    try:
+        text = tokenizer.render_chat(arguments.pop("messages"), **arguments)
+        return Rendered(text) if len(text) <= MAX_TEXT_BYTES else Rendered()
+    except MemoryError:
+        return Rendered()
+    except PlaitError as error:
+        return Rendered(refusal=error.message[:1_000], status=error.status)
+
+
+def _limit() -> None:
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)  # ends the process; RLIMIT_CPU knows whole seconds only
+    resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
+
+
+def _read_all(reading: int, deadline_s: float) -> bytes | None:
+    """What comes until the end of the pipe; None if nothing came or the time was over."""
+    pieces: list[bytes] = []
+    while True:
+        ready, _, _ = select.select([reading], [], [], max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            return None
+        piece = os.read(reading, 1 << 20)
+        if not piece:
+            return b"".join(pieces) or None
+        pieces.append(piece)
+
+
+def main() -> None:
+    """Serve the tokenizer that the arguments name: its specification, and a path of a template or nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then closes the pipe
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    specification, *template = sys.argv[1:]
+    tokenizer = load_tokenizer(specification, chat_template=template[0] if template else None)
+    serve(tokenizer, sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Tokenization in turns: a tenant's long prompts delay its own prompts, not another tenant's.
+
+`Turns` decides whose turn is next, without threads. `TurnThreads` runs the turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Generator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from plait.backends.errors import LimitError
+
+MAX_WAITING_BYTES = 256 * 2**20
+"""Of one tenant's bodies that wait or run: eight of the largest."""
+
+JobT = TypeVar("JobT")
+T = TypeVar("T")
+
+Steps = Generator[None, None, T]
+"""Work that yields after each turn, and returns its result."""
+
+
+class Turns(Generic[JobT]):
+    """Jobs by tenant, of which at most `seats` have a turn at the same time.
+
+    Tenants take turns, and so do a tenant's jobs. With two seats or more, one tenant never has all of them.
+    """
+
+    def __init__(self, seats: int) -> None:
+        self._seats = seats
+        self._waiting: OrderedDict[str, deque[JobT]] = OrderedDict()  # the next tenant first
+        self._seated: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        waiting = {tenant: len(jobs) for tenant, jobs in self._waiting.items()}
+        return f"Turns(waiting={waiting}, seated={dict(self._seated)})"
+
+    def add(self, tenant: str, job: JobT) -> None:
+        """Put a job behind the tenant's others."""
+        self._waiting.setdefault(tenant, deque()).append(job)
+
+    def take(self) -> tuple[str, JobT] | None:
+        """The next job, which has a turn until `done`; None if no job may have one."""
+        if self._seated.total() >= self._seats:
+            return None
+        most = max(1, self._seats - 1)
+        tenant = next((tenant for tenant in self._waiting if self._seated[tenant] < most), None)
+        if tenant is None:
+            return None
+        jobs = self._waiting.pop(tenant)
+        job = jobs.popleft()
+        if jobs:
+            self._waiting[tenant] = jobs
+        self._seated[tenant] += 1
+        return tenant, job
+
+    def done(self, tenant: str) -> None:
+        """A turn of the tenant's is over. A job that is not finished has to be added again."""
+        self._seated[tenant] -= 1
+        if not self._seated[tenant]:
+            del self._seated[tenant]
+
+    def remove(self, tenant: str, job: JobT) -> None:
+        """Forget a job that waits; nothing happens if it has a turn."""
+        jobs = self._waiting.get(tenant)
+        if jobs is not None and job in jobs:
+            jobs.remove(job)
+            if not jobs:
+                del self._waiting[tenant]
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    steps: Steps[Any]
+    result: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class TurnThreads:
+    """Runs jobs turn by turn on `threads` threads; call it from one event loop."""
+
+    def __init__(self, threads: int, name: str, executor: Executor | None = None) -> None:
+        self._turns: Turns[_Job] = Turns(threads)
+        self._executor = executor or ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._held_bytes: Counter[str] = Counter()
+
+    async def run(self, tenant: str, steps: Steps[T], size: int) -> T:
+        """The result of a tenant's job, made from `size` bytes. Raises what it raises, and `LimitError`.
+
+        A job whose caller is cancelled ends after the turn that it has.
+        """
+        if self._held_bytes[tenant] + size > MAX_WAITING_BYTES:
+            raise LimitError(
+                f"More than {MAX_WAITING_BYTES} bytes of this key's prompts wait to be tokenized. Send fewer at once.",
+                code="too_many_waiting_prompts",
+                retry_after_s=1.0,
+            )
+        job = _Job(steps)
+        self._held_bytes[tenant] += size
+        self._turns.add(tenant, job)
+        self._start()
+        try:
+            result: T = await job.result
+            return result
+        finally:
+            self._turns.remove(tenant, job)
+            self._held_bytes[tenant] -= size
+            if not self._held_bytes[tenant]:
+                del self._held_bytes[tenant]
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        while (taken := self._turns.take()) is not None:
+            tenant, job = taken
+            turn = loop.run_in_executor(self._executor, _advance, job.steps)
+            turn.add_done_callback(partial(self._ended, tenant, job))
+
+    def _ended(self, tenant: str, job: _Job, turn: asyncio.Future[tuple[bool, Any]]) -> None:
+        self._turns.done(tenant)
+        if not job.result.done() and not turn.cancelled():
+            error = turn.exception()
+            if error is not None:
+                job.result.set_exception(error)
+            elif turn.result()[0]:
+                job.result.set_result(turn.result()[1])
+            else:
+                self._turns.add(tenant, job)
+        self._start()
+
+
+def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
+    """One turn: whether the work is finished, and its result."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        return True, end.value
+    return False, None

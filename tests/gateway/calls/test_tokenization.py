@@ -1,0 +1,79 @@
+"""What is refused before it is tokenized."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.backends.errors import CallerError, ContextLengthError
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
+from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.config import Config, ModelConfig, ServerConfig
+
+MODELS = (ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes"))
+READER = PromptReader(Config(models=MODELS), 64)
+LONGEST = load_tokenizer("embedded").longest_token_bytes
+CHAT = [{"role": "user", "content": "hello"}]
+
+
+def text(prompt: str, model: str = "m") -> CompletionRequest:
+    return CompletionRequest(model=model, prompt=prompt)
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the texts that were tokenized."""
+    lengths: list[int] = []
+    tokenizer = READER._tokenizers["m"]
+    encode = tokenizer.encode
+
+    def counting(text: str, *, add_special_tokens: bool = True) -> list[int]:
+        lengths.append(len(text))
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode", counting)
+    return lengths
+
+
+@pytest.mark.parametrize("character", ["a", "é", "☔"])
+def test_a_prompt_whose_bytes_cannot_fit_is_not_tokenized(character: str, encoded: list[int]) -> None:
+    assert LONGEST is not None
+    fits = 10 * LONGEST // len(character.encode())
+    assert READER.read(text(character * fits), None, 10).tokens
+    encoded.clear()
+    with pytest.raises(ContextLengthError, match=f"{10 * LONGEST} bytes fit at most") as caught:
+        READER.read(text(character * (fits + 1)), None, 10)
+    assert (caught.value.param, caught.value.code, encoded) == ("prompt", "context_length_exceeded", [])
+
+
+def test_the_template_counts_too(encoded: list[int]) -> None:
+    chat = ChatRequest(model="m", messages=[{"role": "user", "content": "a" * 1_000}])
+    with pytest.raises(ContextLengthError) as caught:
+        READER.read(chat, None, 10)
+    assert (caught.value.param, encoded) == ("messages", [])
+
+
+def test_nothing_is_refused_by_bytes_if_the_engine_counts_otherwise() -> None:
+    assert READER.read(text("a" * 1_000, "bytes"), None, 10).tokens == 1_000
+    assert READER.read(text("a" * 100_000), None, None).tokens
+
+
+def test_a_long_prompt_is_tokenized_in_turns() -> None:
+    prompt = "A line of text.\n" * 40_000
+    turns = list(READER.steps(text(prompt), None))
+    assert len(turns) >= len(prompt) // (128 * 1024)
+    tokenizer: Tokenizer = READER._tokenizers["m"]
+    assert READER.read(text(prompt), None).prompts == [tokenizer.encode(prompt)]
+
+
+def test_a_template_of_the_requests_own_needs_trust() -> None:
+    request = ChatRequest(model="m", messages=CHAT, chat_template="{{ messages[0].content }}")
+    with pytest.raises(CallerError, match="trust_request_chat_template") as caught:
+        READER.read(request, None)
+    assert caught.value.param == "chat_template"
+    trusting = PromptReader(Config(server=ServerConfig(trust_request_chat_template=True), models=MODELS), 64)
+    trusting.open()
+    try:
+        assert trusting.read(request, None).prompts == [load_tokenizer("embedded").encode("hello")]
+    finally:
+        trusting.close()

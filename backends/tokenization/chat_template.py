@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import meta, nodes
+from jinja2 import TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -30,6 +31,18 @@ class _GenerationTag(Extension):
 _ENVIRONMENT: Final = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
 )
+
+
+def read_template(path: Path) -> str:
+    """The text of a template's file. Raises ValueError; its message has the path."""
+    try:
+        template = path.read_text(encoding="utf-8")
+        loops_over_content(template)
+    except OSError as error:
+        raise ValueError(f"chat template {path} cannot be read: {error.strerror}") from error
+    except TemplateSyntaxError as error:
+        raise ValueError(f"chat template {path}, line {error.lineno}: {error.message}") from error
+    return template
 
 
 def template_options(template: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import structlog
 
 from plait.backends.errors import CallerError
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
-from plait.backends.tokenization.chat_template import loops_over_content, template_options
+from plait.backends.tokenization.chat_template import read_template, template_options
 from plait.backends.tokenization.late_transformers import import_transformers
 from plait.backends.tokenization.vocabulary import longest_token_bytes, may_cut, pieces
 
@@ -211,7 +211,11 @@ class _PlainTokenizer(_ChatTokenizer):
 
     def __init__(self, chat_template: str | None) -> None:
         import_transformers()
-        self._own_template = chat_template or _read_template(CHATML_PATH)
+        self._own_template = chat_template or read_template(CHATML_PATH)
+
+    def pieces(self, text: str, *, add_special_tokens: bool = True) -> Iterator[str]:  # noqa: ARG002
+        """As `Tokenizer` says: no tokens are added, and each of tiktoken's patterns allows these cuts."""
+        return pieces(text)
 
     def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:  # noqa: ARG002
         return chat_template or self._own_template
@@ -266,7 +270,7 @@ def load_tokenizer(spec: str, *, chat_template: str | None = None) -> Tokenizer:
     Reads local files only, except that tiktoken downloads a `tiktoken:NAME` that it has not cached.
     Raises ValueError if something cannot be loaded. Its message says what to provide.
     """
-    template = None if chat_template is None else _read_template(Path(chat_template).expanduser())
+    template = None if chat_template is None else read_template(Path(chat_template).expanduser())
     if spec == "bytes":
         log.warning("tokens are counted as bytes: cached-token predictions will be wrong for real engines")
         return ByteTokenizer(template)
@@ -281,17 +285,6 @@ def load_tokenizer(spec: str, *, chat_template: str | None = None) -> Tokenizer:
     if not folder.is_dir():
         raise ValueError(f"tokenizer {spec!r} is not a directory on this machine; give {ACCEPTED_SPECS}")
     return HuggingFaceTokenizer(spec, folder, template)
-
-
-def _read_template(path: Path) -> str:
-    try:
-        template = path.read_text(encoding="utf-8")
-        loops_over_content(template)
-    except OSError as error:
-        raise ValueError(f"chat template {path} cannot be read: {error.strerror}") from error
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"chat template {path}, line {error.lineno}: {error.message}") from error
-    return template
 
 
 def _not_unicode() -> CallerError:

@@ -59,7 +59,8 @@ class OutgoingBody:
             annotations = to_parameters(engine_annotations(call, placement, age_s))
             fields["vllm_xargs"] = _merged(fields.get("vllm_xargs"), annotations)
             if self.prompt_ids is not None:
-                fields["prompt"] = _raw(self.prompt_ids[0] if len(self.prompt_ids) == 1 else self.prompt_ids)
+                ids = self.prompt_ids[0] if len(self.prompt_ids) == 1 else self.prompt_ids
+                fields["prompt"] = msgspec.Raw(msgspec.json.encode(ids, enc_hook=list))  # ids may be an array
         return msgspec.json.encode(fields)
 
 

@@ -15,8 +15,9 @@ from typing import Any, Generic, TypeVar
 
 from plait.backends.errors import LimitError
 
-MAX_WAITING_BYTES = 256 * 2**20
-"""Of one tenant's bodies that wait or run: eight of the largest."""
+MAX_WAITING_BYTES = 128 * 2**20
+"""Of one tenant's bodies that wait or run: four of the largest. Each takes some four times its size until it is done:
+the body, its texts, the rendered chat and the ids."""
 
 JobT = TypeVar("JobT")
 T = TypeVar("T")

@@ -6,6 +6,8 @@ import copy
 import json
 import sys
 import unicodedata
+from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 
+from plait.backends.tokenization.tiktoken_encoding import SPLITS
 from plait.backends.tokenization.tokenizer import EMBEDDED_FOLDER, load_tokenizer
 from plait.backends.tokenization.vocabulary import (
     KNOWN_PATTERNS,
@@ -50,6 +53,21 @@ def test_pieces_have_the_ids_of_the_whole(variant: dict[str, Any], text: str, si
     cut = list(pieces(text, size))
     assert "".join(cut) == text
     assert [token for piece in cut for token in tokenizer.encode(piece).ids] == tokenizer.encode(text).ids
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_tiktokens_encodings_allow_the_same_cuts(tmp_path: Path, name: str) -> None:
+    merges = [b"  ", b"\n\n", b"!\n", b"\na", b"aa", b" a", b"aB"]
+    ranks = [*(bytes([byte]) for byte in range(256)), *merges]
+    path = tmp_path / f"{name}.tiktoken"
+    path.write_bytes(b"\n".join(b"%b %d" % (b64encode(token), rank) for rank, token in enumerate(ranks)))
+    encode = load_tokenizer(f"tiktoken:{path}").encode
+
+    @given(text=texts, size=st.integers(2, 9))
+    def pieces_have_the_ids_of_the_whole(text: str, size: int) -> None:
+        assert [token for piece in pieces(text, size) for token in encode(piece)] == encode(text)
+
+    pieces_have_the_ids_of_the_whole()
 
 
 @given(texts)

@@ -56,6 +56,7 @@ class CompletionApi:
 
     async def _serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
         request = parse_request(incoming.body, KINDS[incoming.path])
+        self.calls.prompts.check(request)
         annotations = read_annotations(incoming.headers, request.plait)
         if annotations.inputs or annotations.output:
             await self.chained.serve(incoming, request, annotations, receive, send)

@@ -153,6 +153,7 @@ class SemanticApi:
         submission = Submission(raw)
         annotations = _annotations(submission)
         self._chained.runner.reader.router.models.check(submission.body.model)
+        self._chained.runner.reader.prompts.check(submission.opening)
         request_id = header(headers, b"x-request-id") or uuid.uuid4().hex
         session = self._executor.sessions.open(tenant, submission.body.session_id, loop_time_s())
         incoming = Incoming("/v1/submit", headers, raw, request_id, loop_time_s(), tenant)

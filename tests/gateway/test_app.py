@@ -155,3 +155,37 @@ async def test_it_watches_its_engines_from_startup_to_shutdown() -> None:
     assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
     await running
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize("method", ["TRACE", "OPTIONS"])
+async def test_a_method_that_no_route_takes(served: Served, method: str) -> None:
+    response = await served.http.request(method, "/v1/sessions")
+    assert (response.status_code, "allow" in response.headers) == (405, True)
+    assert response.json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {}),
+        ("/v1/chat/completions", {"plait": {"session": "s", "inputs": "later"}}),
+        ("/v1/submit", {"session_id": "s", "placeholders": [{"name": "out", "in_out": True}]}),
+    ],
+    ids=["call", "chained call", "submission"],
+)
+async def test_a_template_of_the_requests_own_is_refused_at_once(
+    served: Served, path: str, fields: dict[str, Any]
+) -> None:
+    served.gateway.router.health.answered("a", {"m": None})
+    messages = [{"role": "user", "content": "Say {{out}}" if "submit" in path else "hello"}]
+    if "submit" in path:
+        messages = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "{{out}}"}]
+    body = {"model": "m", "messages": messages, "chat_template": "x", **fields}
+    response = await served.http.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template")
+
+
+async def test_a_defect_is_left_to_the_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.gateway.api.operations.exposition", lambda _registry: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        await served.http.get("/metrics")

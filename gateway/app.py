@@ -110,7 +110,7 @@ class Gateway:
             settings.max_running or inf,
             settings.max_waiting or inf,
         )
-        admission = Admission(router.has_room, settings.max_wait_s, lambda _: limits)
+        admission = Admission(router.full.has_room, settings.max_wait_s, lambda _: limits)
         self._registry.register(AdmissionCollector(admission))
         return Gate(admission, reader.predicted_s, self._supervisor)
 

@@ -28,6 +28,12 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def cancel(self, name: str) -> None:
+        """End the tasks of this name. A cancelled task does nothing more except to free what it holds."""
+        for task in self._tasks:
+            if task.get_name() == name:
+                task.cancel()
+
     async def close(self) -> None:
         """End all tasks."""
         for task in self._tasks:

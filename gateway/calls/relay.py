@@ -157,8 +157,9 @@ class Relay:
         if len(journey.failures) >= self._max_attempts:
             self._metrics.not_retried(model, "attempts")
             return False
-        health = self._router.engines[exchange.engine_id].health
-        is_free = health.state not in TAKES_CALLS or not health.counts(exchange.booking.booked_s)
+        engine = self._router.engines[exchange.engine_id]
+        went_out = engine.draining or engine.health.state not in TAKES_CALLS
+        is_free = went_out or not engine.health.counts(exchange.booking.booked_s)
         if not is_free and not journey.charged:
             journey.charged = self._router.retries.take(model)
             if not journey.charged:

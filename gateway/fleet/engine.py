@@ -28,7 +28,8 @@ class FleetEngine:
 
     `models` maps each model that it serves to its context in tokens, if known. `reports` says whether the engine
     reports its cache; None: not known yet. `last_report` is the latest report. `unconfirmed` holds the end time and
-    the prefix of each ended call, until a report that was requested after that time confirms the prefix.
+    the prefix of each ended call, until a report that was requested after that time confirms the prefix. A `draining`
+    engine gets no new calls.
     """
 
     view: EngineView
@@ -45,6 +46,12 @@ class FleetEngine:
     last_report: CacheState | None = None
     report_number: int = 0
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
+    draining: bool = False
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether a call may be placed here now."""
+        return self.health.takes_calls and not self.draining
 
     # Calls.
 
@@ -62,7 +69,7 @@ class FleetEngine:
             view.free_tokens -= taken_tokens
             victims = view.residency.expect_eviction(ceil((missed_tokens - taken_tokens) / self.block_tokens))
         booking = Booking(call, placement, leaf, entry, work, now_s, taken_tokens, self.report_number, victims)
-        self.progress.book(booking, entry.prefill_s, self._answer_s(call))
+        self.progress.book(booking, entry.prefill_s, _answer_s(call, view))
         self.queue.book(booking, entry.prefill_s)
         return booking
 
@@ -155,6 +162,14 @@ class FleetEngine:
         for entry in self.view.ledger.age(now_s):
             self.view.residency.unshare(entry.leaf)
 
+    def forget_cache(self) -> None:
+        """Another process serves from now on. Nothing is known of its cache, but calls are still booked here."""
+        self.view.residency.resident.clear()
+        while self.unconfirmed:
+            self.view.residency.unbook(self.unconfirmed.popleft()[1])
+        self.no_reports()
+        self.reports = None
+
     def check(self) -> None:
         """Assert the invariants; for tests."""
         self.view.residency.check()
@@ -180,14 +195,6 @@ class FleetEngine:
         else:
             self._assume_stored(booking.leaf)
 
-    def _answer_s(self, call: Call) -> float:
-        """The longest time from the prompt's end to the answer's first byte, as predicted; infinite if not bounded."""
-        if call.streamed:
-            return 0.0
-        if call.output_limit is None:
-            return inf
-        return self.view.cost_model.decode_time_s(call.output_limit, call.prompt_tokens)
-
     def _end_expectation(self, booking: Booking) -> None:
         """Expect no more evictions: reports show them once the prompt is computed, and an ended call causes none."""
         self.view.residency.end_expectation(booking.victims)
@@ -200,3 +207,12 @@ class FleetEngine:
         residency.unbook(leaf)
         if self.kv_tokens is not None:
             residency.evict(len(residency.resident) - self.kv_tokens // self.block_tokens)
+
+
+def _answer_s(call: Call, view: EngineView) -> float:
+    """The longest time from the prompt's end to the answer's first byte, as predicted; infinite if not bounded."""
+    if call.streamed:
+        return 0.0
+    if call.output_limit is None:
+        return inf
+    return view.cost_model.decode_time_s(call.output_limit, call.prompt_tokens)

@@ -92,6 +92,11 @@ class FleetHealth:
         """The calls that their engines have forgotten, while they serve others."""
         return [booking for engine in self._engines.values() for booking in engine.progress.forgotten(now_s)]
 
+    def drain(self, engine_id: str, *, draining: bool = True) -> None:
+        """Give the engine no new calls, or (not `draining`) give it calls again. Its running calls go on."""
+        self._engines[engine_id].draining = draining
+        self._on_fleet_change()
+
     # Calls.
 
     def booked(self, engine: FleetEngine, booking: Booking) -> None:

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.served_models import ServedModels
 from plait.policy.placement.engine_view import EngineView
 
 
 class FullEngines:
     """Engines in which a new call would wait `backlog_s` or longer (infinite: no engine is ever full)."""
 
-    def __init__(self, engines: Mapping[str, FleetEngine], backlog_s: float = inf) -> None:
+    def __init__(self, engines: Mapping[str, FleetEngine], models: ServedModels, backlog_s: float = inf) -> None:
         self._engines = engines
+        self._models = models
         self._backlog_s = backlog_s
         self._full: set[str] = set()
 
@@ -32,8 +34,9 @@ class FullEngines:
             return engines
         return [engine for engine in engines if engine.engine_id not in self._full] or engines
 
-    def have_room(self, engines: Sequence[EngineView], now_s: float) -> bool:
-        """Whether some of `engines` is not full now."""
+    def has_room(self, model: str, now_s: float) -> bool:
+        """Whether a call for `model` should be placed now: an engine is not full, or none takes calls at all."""
+        engines = self._models.able(model)
         for engine_id in [engine.engine_id for engine in engines if engine.engine_id in self._full]:
             self.note(self._engines[engine_id], now_s)
-        return any(engine.engine_id not in self._full for engine in engines)
+        return not engines or any(engine.engine_id not in self._full for engine in engines)

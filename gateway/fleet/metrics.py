@@ -25,7 +25,8 @@ def _reported(read: Callable[[CacheState], float]) -> Reading:
 
 
 ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
-    "up": ("1 while the engine takes calls", lambda engine: engine.health.state in TAKES_CALLS),
+    "up": ("1 while the engine takes calls", lambda engine: engine.health.state in TAKES_CALLS and not engine.draining),
+    "draining": ("1 while the engine is draining", lambda engine: engine.draining),
     "reports": ("1 if the engine reports its cache, 0 if it is estimated", lambda engine: bool(engine.reports)),
     "outstanding_calls": ("Calls on the engine", lambda engine: engine.view.outstanding),
     "window_seconds": (

@@ -2,13 +2,15 @@
 
 Each engine has a task. A probe reads `/v1/models`. While probes succeed, the task long-polls the cache-state report.
 Each report also shows that the engine is alive. An engine without reports is probed instead, and its cache is
-estimated.
+estimated. A second task reads the models of an engine that reports again from time to time: it may have loaded an
+adapter.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import httpx
@@ -27,6 +29,9 @@ TELL_INTERVAL_S = 60.0
 
 MIN_REPORT_INTERVAL_S = 0.02
 """The pause between two reports of an engine: at most 50 a second. A busy engine has news at every iteration."""
+
+MODELS_INTERVAL_S = 5.0
+"""The pause before the models of an engine that reports are read again."""
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +62,7 @@ class Monitor:
         self._upstream = upstream
         self._context_tokens = context_tokens
         self._engines = engines
+        self._models: dict[str, dict[str, int | None]] = {}
         self._supervisor = supervisor
         self._on_change = on_change
         self._told: dict[str, tuple[str, float]] = {}
@@ -64,15 +70,24 @@ class Monitor:
     def open(self) -> None:
         """Start to probe and poll."""
         for engine in self._engines:
-            self._supervisor.start(f"monitor:{engine.name}", partial(self._watch, engine))
+            self.add(engine)
         self._supervisor.start("monitor-age", self._age)
+
+    def add(self, engine: EngineConfig) -> None:
+        """Start to probe and poll one engine of the router."""
+        self._supervisor.start(f"monitor:{engine.name}", partial(self._watch, engine))
+        self._supervisor.start(f"models:{engine.name}", partial(self._read_again, engine))
+
+    def remove(self, engine_id: str) -> None:
+        """Stop to probe and poll an engine."""
+        self._supervisor.cancel(f"monitor:{engine_id}")
+        self._supervisor.cancel(f"models:{engine_id}")
+        self._told.pop(engine_id, None)
+        self._models.pop(engine_id, None)
 
     async def _watch(self, engine: EngineConfig) -> None:
         """Probe and poll one engine until cancelled. Sets it aside when it does not answer."""
-        headers = {"authorization": f"Bearer {engine.api_key}"} if engine.api_key else {}
-        upstream = self._upstream
-        timeout = httpx.Timeout(upstream.connect_timeout_s, read=upstream.probe_timeout_s)
-        async with httpx.AsyncClient(base_url=engine.url, headers=headers, timeout=timeout, trust_env=False) as http:
+        async with _client(engine, self._upstream) as http:
             while True:
                 try:
                     await self._follow(engine, http)
@@ -81,6 +96,15 @@ class Monitor:
                 except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
                     self._unreachable(engine, error)
                 await asyncio.sleep(self._router.engines[engine.name].health.probe_after_s)
+
+    async def _read_again(self, engine: EngineConfig) -> None:
+        """Read the models of an engine that reports, until cancelled. Whether it is alive is for `_watch` to say."""
+        async with _client(engine, self._upstream) as http:
+            while True:
+                await asyncio.sleep(MODELS_INTERVAL_S)
+                if self._router.engines[engine.name].reports:
+                    with suppress(httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError):
+                        self._models[engine.name] = await self._listed(engine, http)
 
     async def _ask_again(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
         """The engine missed a probe. One that misses a second is silent: a process that is stopped, or a lost host."""
@@ -106,24 +130,28 @@ class Monitor:
     async def _follow(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
         """Probe, then poll for as long as the engine answers."""
         while True:
-            models = await self._probe(engine, http)
+            await self._probe(engine, http)
             while await self._poll(engine, http):
-                self._answered(engine, models)
+                self._answered(engine)
                 await asyncio.sleep(MIN_REPORT_INTERVAL_S)
             await asyncio.sleep(self._upstream.probe_interval_s)
 
-    async def _probe(self, engine: EngineConfig, http: httpx.AsyncClient) -> dict[str, int | None]:
+    async def _probe(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
+        self._models[engine.name] = await self._listed(engine, http)
+        self._answered(engine)
+
+    async def _listed(self, engine: EngineConfig, http: httpx.AsyncClient) -> dict[str, int | None]:
+        """The models that the engine serves, with their contexts in tokens. Raises what httpx and msgspec raise."""
         response = await http.get("/v1/models")
         response.raise_for_status()
         listed = {
             model.id: model.max_model_len for model in msgspec.json.decode(response.content, type=_ModelList).data
         }
         names = engine.models or listed
-        models = {name: self._context_tokens.get(name, listed.get(name)) for name in names}
-        self._answered(engine, models)
-        return models
+        return {name: self._context_tokens.get(name, listed.get(name)) for name in names}
 
-    def _answered(self, engine: EngineConfig, models: Mapping[str, int | None]) -> None:
+    def _answered(self, engine: EngineConfig) -> None:
+        models = self._models[engine.name]
         change = self._router.health.answered(engine.name, models)
         if change is not None:
             self._told.pop(engine.name, None)
@@ -169,6 +197,12 @@ class Monitor:
         while True:
             await asyncio.sleep(AGE_INTERVAL_S)
             self._router.age(loop_time_s())
+
+
+def _client(engine: EngineConfig, upstream: UpstreamConfig) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {engine.api_key}"} if engine.api_key else {}
+    timeout = httpx.Timeout(upstream.connect_timeout_s, read=upstream.probe_timeout_s)
+    return httpx.AsyncClient(base_url=engine.url, headers=headers, timeout=timeout, trust_env=False)
 
 
 def _reason(error: Exception) -> str:

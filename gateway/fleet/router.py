@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from math import inf
 
+from plait.backends.errors import ConflictError
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.booking import Booking, CallUsage, Failure
 from plait.gateway.fleet.engine import FleetEngine
@@ -31,6 +32,16 @@ from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
 from plait.policy.types import Call, Placement
+
+
+class EngineBusyError(ConflictError):
+    """An engine cannot be removed yet: it takes calls, or has some."""
+
+    default_code = "engine_busy"
+
+    def __init__(self, engine_id: str, calls: int, *, is_draining: bool) -> None:
+        state = f"is draining and has {calls} running calls" if is_draining else "takes calls"
+        super().__init__(f"Engine '{engine_id}' {state}: drain it and wait until it has no calls, or use force=true.")
 
 
 class Router:
@@ -57,7 +68,7 @@ class Router:
         self.tree = PrefixTree()
         self.engines: dict[str, FleetEngine] = {}
         self.models = ServedModels(self.engines, expected_models)
-        self.full = FullEngines(self.engines, engine_backlog_s)
+        self.full = FullEngines(self.engines, self.models, engine_backlog_s)
         self.health = FleetHealth(self.engines, self.models, self._fleet_changed, jitter)
         self.reservations = Reservations(window_s)
         self.retries = RetryBudgets()
@@ -88,11 +99,6 @@ class Router:
             engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
             reservation = None
         return self._select(call, Situation(path, engines, turn, reservation))
-
-    def has_room(self, model: str, now_s: float) -> bool:
-        """Whether a call for `model` should be placed now: an engine is not full, or none takes calls at all."""
-        engines = self.models.able(model)
-        return not engines or self.full.have_room(engines, now_s)
 
     def book(self, call: Call, placement: Placement, now_s: float) -> Booking:
         """Record a placement.
@@ -168,6 +174,19 @@ class Router:
         self.engines[engine_id] = FleetEngine(
             view, health or Health(), self.block_tokens, kv_tokens, progress=Progress(hang_s)
         )
+
+    def remove_engine(self, engine_id: str) -> None:
+        """Forget an engine, with its part of the prefix tree.
+
+        Raises `EngineBusyError` and changes nothing if it is not draining or still has calls.
+        """
+        engine = self.engines[engine_id]
+        if not engine.draining or engine.view.outstanding:
+            raise EngineBusyError(engine_id, engine.view.outstanding, is_draining=engine.draining)
+        engine.age(inf)
+        engine.forget_cache()
+        del self.engines[engine_id]
+        self._fleet_changed()
 
     def report(self, engine_id: str, state: CacheState, requested_s: float) -> None:
         """Apply a cache-state report that was requested at `requested_s`.

@@ -10,7 +10,7 @@ from plait.gateway.fleet.health import TAKES_CALLS, HealthState
 from plait.policy.placement.engine_view import EngineView
 
 KEPT_SHARE = 0.5
-"""The part of a model's engines that ejections leave. Engines that are down count as lost."""
+"""The part of a model's engines that ejections leave. Engines that are down or draining count as lost."""
 
 _BETTER_THAN_NONE = frozenset((HealthState.EJECTED, HealthState.PROBATION))
 
@@ -76,15 +76,16 @@ class ServedModels:
         """Whether each model that the engine serves keeps at least `KEPT_SHARE` of its engines without it."""
         for model in engine.models:
             serving = [other for other in self._engines.values() if model in other.models]
-            kept = sum(other is not engine and other.health.state in TAKES_CALLS for other in serving)
+            takers = [other for other in serving if other.health.state in TAKES_CALLS and not other.draining]
+            kept = sum(other is not engine for other in takers)
             if kept < KEPT_SHARE * len(serving):
                 return False
         return True
 
     def _able(self, model: str) -> list[FleetEngine]:
         serving = [engine for engine in self._engines.values() if model in engine.models]
-        able = [engine for engine in serving if engine.health.takes_calls]
-        return able or [engine for engine in serving if engine.health.state in _BETTER_THAN_NONE]
+        able = [engine for engine in serving if engine.takes_calls]
+        return able or [e for e in serving if e.health.state in _BETTER_THAN_NONE and not e.draining]
 
     def _longest_context(self, model: str) -> int | None:
         offers = [engine.models[model] for engine in self._engines.values() if model in engine.models]

@@ -140,7 +140,7 @@ class Gateway:
         self.supervisor = Supervisor(self.registry)
         health_metrics = HealthMetrics(self.registry)
         self.recovery = Recovery(self.router, links, self.supervisor, health_metrics, trial_timeout_s=0.1)
-        admission = Admission(self.router.has_room, 120.0, lambda _: UNLIMITED)
+        admission = Admission(self.router.full.has_room, 120.0, lambda _: UNLIMITED)
         self.gate = Gate(admission, lambda *_: 0.1, self.supervisor)
         self.relay = Relay(
             self.router,

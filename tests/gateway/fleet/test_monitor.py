@@ -117,6 +117,19 @@ async def test_an_engine_that_answers_serves_what_it_lists(monkeypatch: pytest.M
         assert fake.requests[0].headers["authorization"] == "Bearer secret"
 
 
+async def test_models_of_an_engine_that_reports_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plait.gateway.fleet.monitor, "MODELS_INTERVAL_S", TICK_S)
+    fake = FakeEngine()
+    async with watching(monkeypatch, fake) as router:
+        fake.reports.append(report(1, cursor=1))
+        await until(lambda: router.engines["a"].reports is True)
+        fake.models = {"data": [{"id": "m", "max_model_len": 4_096}, {"id": "adapter", "max_model_len": 4_096}]}
+        asked = len(fake.requests)
+        await until(lambda: len([r for r in fake.requests[asked:] if r.url.path == "/base/v1/models"]) > 2)
+        fake.reports.append(report(1, 2, cursor=2))
+        await until(lambda: router.models.names == {"m", "adapter"})
+
+
 async def test_configured_models_and_contexts_win_over_listed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeEngine()
     async with watching(monkeypatch, fake, models=["m", "n"], contexts={"m": 100}) as router:

@@ -7,7 +7,7 @@ import pytest
 from plait.backends.errors import ModelNotFoundError, NoEngineError
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.gateway.fleet.booking import BookingState, BookingTransitionError, CallUsage
-from plait.gateway.fleet.router import Router
+from plait.gateway.fleet.router import EngineBusyError, Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call, PlacementReason
@@ -156,6 +156,57 @@ def test_a_models_context_is_the_longest_offered_if_all_say_so() -> None:
     router.health.answered("b", {"m": 8_192})
     assert router.models.context_tokens("m") == 8_192
     assert router.models.context_tokens("x") is None
+
+
+# Engines that come and go.
+
+
+@pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
+def test_a_draining_engine_gets_no_call_not_even_one_that_continues(policy: str) -> None:
+    router = new_router("a", "b", policy=policy)
+    router.report("a", report("prefix", snapshot=True), 1.0)
+    router.health.drain("a")
+    for number in range(4):
+        placement = router.select(call("prefix!"), prefer="a", avoid={"b"} if number else ())
+        assert placement.engine_id == "b"
+        router.book(call("prefix!"), placement, float(number))
+    assert (router.models.serving("m"), router.models.names) == (1, {"m"})
+    router.health.drain("a", draining=False)
+    assert router.select(call("prefix!"), prefer="a").engine_id == "a"
+
+
+def test_a_model_whose_only_engine_drains_is_unavailable() -> None:
+    router = new_router("a")
+    router.health.drain("a")
+    with pytest.raises(NoEngineError):
+        router.select(call("q"))
+
+
+def test_the_cap_on_ejections_counts_a_draining_engine_as_lost() -> None:
+    router = new_router("a", "b", "c", "d")
+    assert router.models.may_eject(router.engines["a"])
+    router.health.drain("b")
+    assert router.models.may_eject(router.engines["a"])
+    router.health.drain("c")
+    assert not router.models.may_eject(router.engines["a"])
+
+
+def test_an_engine_is_removed_once_it_is_drained() -> None:
+    router = new_router("a", "b")
+    router.report("a", report("prefix", snapshot=True), 0.0)
+    booking = router.book(call("prefix!"), router.select(call("prefix!")), 1.0)
+    assert booking.placement.engine_id == "a"
+    with pytest.raises(EngineBusyError, match="takes calls"):
+        router.remove_engine("a")
+    router.health.drain("a")
+    with pytest.raises(EngineBusyError, match="1 running calls") as caught:
+        router.remove_engine("a")
+    assert (caught.value.status, caught.value.code) == (409, "engine_busy")
+    router.settle(booking, CallUsage(449, 5, 0), 2.0)
+    router.remove_engine("a")
+    assert (list(router.engines), len(router.tree)) == (["b"], 0)
+    router.check()
+    assert router.select(call("prefix!"), prefer="a").engine_id == "b"
 
 
 # What a decision sees.

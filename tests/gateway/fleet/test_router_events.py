@@ -17,7 +17,7 @@ from plait.backends.errors import NoEngineError
 from plait.backends.protocol.cache_state import CacheState, KvState
 from plait.gateway.fleet.booking import Booking, BookingState, BookingTransitionError, CallUsage
 from plait.gateway.fleet.health import HealthState
-from plait.gateway.fleet.router import Router
+from plait.gateway.fleet.router import EngineBusyError, Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.policies import POLICIES
 from plait.policy.prefix.block_hash import chain, root_hash
@@ -85,6 +85,10 @@ class Fleet(RuleBasedStateMachine):
     def up(self) -> set[str]:
         return {name for name, engine in self.router.engines.items() if engine.health.state is HealthState.UP}
 
+    @property
+    def takers(self) -> set[str]:
+        return {name for name in self.up if not self.router.engines[name].draining}
+
     def call(self, prefix: Prefix) -> Call:
         return Call("c", "m", 64 * len(prefix) + 1, 64, hashes(prefix))
 
@@ -106,14 +110,14 @@ class Fleet(RuleBasedStateMachine):
     def place(self, prefixes: list[Prefix]) -> None:
         for prefix in prefixes:
             self.now_s += 0.25
-            if not self.up:
+            if not self.takers:
                 with pytest.raises(NoEngineError):
                     self.router.select(self.call(prefix))
                 return
             before = state(self.router)
             placement = self.router.select(self.call(prefix))
             assert state(self.router) == before, "selecting has no side effects"
-            assert placement.engine_id in self.up
+            assert placement.engine_id in self.takers
             held = self.expected(placement.engine_id)
             run = next((end - 1 for end in range(1, len(prefix) + 1) if prefix[:end] not in held), len(prefix))
             assert placement.cached_tokens <= 64 * run
@@ -122,7 +126,7 @@ class Fleet(RuleBasedStateMachine):
             assert placement.cached_tokens + placement.missed_tokens == 64 * len(prefix) + 1
             self.running[self.router.book(self.call(prefix), placement, self.now_s)] = prefix
 
-    @precondition(lambda self: self.up)
+    @precondition(lambda self: self.takers)
     @rule(prefix=PREFIXES)
     def fail_to_deliver(self, prefix: Prefix) -> None:
         before = state(self.router)
@@ -219,6 +223,32 @@ class Fleet(RuleBasedStateMachine):
             self.router.no_reports(engine)
             fake.known = fake.known.union(*(beginnings(prefix) for _, prefix in fake.unconfirmed))
             fake.unconfirmed = []
+
+    @rule(engine=ENGINES, draining=st.booleans())
+    def drain(self, engine: str, draining: bool) -> None:
+        self.router.health.drain(engine, draining=draining)
+
+    @rule(engine=ENGINES)
+    def remove_and_add(self, engine: str) -> None:
+        before = state(self.router)
+        is_busy = any(booking.placement.engine_id == engine for booking in self.running)
+        if is_busy or not self.router.engines[engine].draining:
+            with pytest.raises(EngineBusyError):
+                self.router.remove_engine(engine)
+            assert state(self.router) == before
+            return
+        self.router.remove_engine(engine)
+        for part in before.values():
+            del part[engine]
+        assert state(self.router) == before, "the books of the others are as they were"
+        assert blocks(self.router, engine) == {}
+        self.router.check()
+        needed = set[int]().union(*(blocks(self.router, other) for other in self.router.engines))
+        assert set(self.router.tree.index) == needed, "the tree has nothing that was there for this engine alone"
+        self.ended = [booking for booking in self.ended if booking.placement.engine_id != engine]
+        self.fakes[engine] = FakeEngine()
+        self.router.add_engine(engine, COSTS)
+        self.router.health.answered(engine, {"m": None})
 
     @rule(passed_s=st.sampled_from((0.0, 1.0, 6.0)))
     def age(self, passed_s: float) -> None:

@@ -185,11 +185,14 @@ class TooManyConnectionsError(PlaitError):
     default_code = "too_many_connections"
 
 
-class StoppingError(PlaitError):
-    """The server is stopping, and the request's time is over."""
+class GatewayStoppingError(PlaitError):
+    """The gateway stops before the request has its answer. Another gateway, or the next one here, can give it."""
 
     status = 503
-    default_code = "stopping"
+    default_code = "gateway_stopping"
+
+    def __init__(self) -> None:
+        super().__init__("The gateway is stopping; send the request again.", retry_after_s=1.0)
 
 
 class EngineError(PlaitError):

@@ -76,6 +76,11 @@ class Server:
         assert self._process is not None
         self._process.terminate()
 
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """End it without warning (SIGKILL)."""
         assert self._process is not None
@@ -166,7 +171,7 @@ class Launcher:
         port = free_port()
         path = self._folder / f"{name}.toml"
         config: dict[str, Any] = {
-            "server": {"port": port},
+            "server": {"port": port, "drain_delay_s": 0},
             "upstream": {"report_wait_ms": 100, "probe_interval_s": 0.05, "probe_max_interval_s": 0.1},
             "models": [{"name": model, "tokenizer": "embedded"} for model in models],
             "engines": [

@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from math import inf
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,11 +16,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, NotFoundError, PlaitError
-from plait.backends.http.client import HttpClient, Timeouts
-from plait.backends.profiles import load_profile
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.metrics import AdmissionCollector
 from plait.gateway.admission.tenant_limits import TenantLimits
+from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.metrics import RefusalMetrics, SlowClientMetrics
 from plait.gateway.api.openai_api import CompletionApi
@@ -27,14 +27,13 @@ from plait.gateway.api.operations import Operations
 from plait.gateway.api.semantic_api import SemanticApi
 from plait.gateway.asgi import ClientGoneError, error_headers
 from plait.gateway.calls.call_reader import KINDS, CallReader
-from plait.gateway.calls.engine_link import EngineLink
+from plait.gateway.calls.engine_set import EngineSet, enlist, new_link
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.config import Config, EngineConfig
-from plait.gateway.fleet.health import Health, HealthLimits
+from plait.gateway.config import Config
 from plait.gateway.fleet.metrics import FleetCollector, HealthMetrics
 from plait.gateway.fleet.monitor import Monitor
 from plait.gateway.fleet.router import Router
@@ -42,6 +41,7 @@ from plait.gateway.metrics import new_registry
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
+from plait.gateway.reloading import Reloading
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import at_loop_time
 
@@ -56,7 +56,8 @@ class Gateway:
         self.config = config
         self.router = build_router(config)
         self._keys = KeyRing(config.server.api_keys)
-        self._links = {engine.name: _link(config, engine) for engine in config.engines}
+        self._admin_keys = KeyRing(filter(None, [config.server.admin_key]))
+        self._links = {engine.name: new_link(config, engine) for engine in config.engines}
         self._prompts = PromptReader(config, self.router.block_tokens)
         reader = CallReader(self.router, self._prompts, config.server.isolate_tenants)
         self._registry = new_registry()
@@ -67,6 +68,11 @@ class Gateway:
         self._registry.register(SessionCollector(executor))
         self._supervisor = Supervisor(self._registry)
         self._recovery = self._new_recovery()
+        self._monitor = self._new_monitor()
+        self.engines = EngineSet(
+            config, self.router, self._links, self._monitor, self._recovery, supervisor=self._supervisor
+        )
+        self._reloading = Reloading(config, self.engines, self._keys, self._admin_keys, self._registry)
         relay = Relay(
             self.router,
             self._links,
@@ -89,6 +95,7 @@ class Gateway:
                     self._chained, self._keys, self.config.server.max_body_bytes, self.config.sessions.keep_alive_s
                 ).routes,
                 *Operations(self.router, self.config.models, self._keys, self._registry).routes,
+                *AdminApi(self.engines, self._admin_keys, self.config.server.admin_port).routes,
                 Route("/{path:path}", _unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
             ],
             exception_handlers={
@@ -123,17 +130,9 @@ class Gateway:
             trial_timeout_s=self.config.upstream.probe_timeout_s,
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        if scope["type"] == "http" and scope["path"] in KINDS:
-            await self._completions(scope, receive, send)
-        else:
-            await self._rest(scope, receive, send)
-
-    @asynccontextmanager
-    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+    def _new_monitor(self) -> Monitor:
         contexts = {model.name: model.max_context_tokens for model in self.config.models if model.max_context_tokens}
-        monitor = Monitor(
+        return Monitor(
             self.router,
             self.config.engines,
             self.config.upstream,
@@ -141,21 +140,37 @@ class Gateway:
             supervisor=self._supervisor,
             on_change=self._recovery.on_change,
         )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        await self._route(scope, receive, send)
+
+    def reload(self, path: Path) -> None:
+        """Read the configuration file again and take over what can change. Logs what is wrong; drops no call."""
+        self._reloading.reload(path)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in KINDS:
+            await self._completions(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         self._prompts.open()
-        monitor.open()
+        self._monitor.open()
         self._recovery.open()
         self._supervisor.start("sessions-expire", self._chained.expire)
         yield
         await self._chained.close()
         await self._supervisor.close()
         self._prompts.close()
-        for link in self._links.values():
-            await link.client.aclose()
+        await self.engines.aclose()
 
 
 def build_router(config: Config) -> Router:
     """The router for a configuration. Its engines are untried."""
-    placement, upstream = config.placement, config.upstream
+    placement = config.placement
     router = Router(
         placement.policy,
         window_s=placement.window_s,
@@ -165,27 +180,8 @@ def build_router(config: Config) -> Router:
         expected_models=[*(model.name for model in config.models), *(m for e in config.engines for m in e.models)],
     )
     for engine in config.engines:
-        models = engine.models or tuple(model.name for model in config.models) or ("",)
-        profile = load_profile(config.model(models[0]).profile)
-        router.add_engine(
-            engine.name,
-            profile.cost_model(),
-            kv_tokens=engine.kv_tokens or profile.kv.tokens,
-            health=Health(HealthLimits(probe_s=upstream.probe_interval_s, max_probe_s=upstream.probe_max_interval_s)),
-            hang_s=upstream.hang_timeout_s,
-        )
+        enlist(router, config, engine)
     return router
-
-
-def _link(config: Config, engine: EngineConfig) -> EngineLink:
-    upstream = config.upstream
-    timeouts = Timeouts(
-        connect_s=upstream.connect_timeout_s,
-        first_byte_s=upstream.first_byte_timeout_s,
-        idle_s=upstream.idle_timeout_s,
-    )
-    client = HttpClient(engine.url, name=engine.name, timeouts=timeouts)
-    return EngineLink(client, f"Bearer {engine.api_key}".encode() if engine.api_key else None)
 
 
 async def _unknown_path(request: Request) -> Response:

@@ -17,13 +17,14 @@ Text = Annotated[str, Meta(min_length=1, description="a string that is not empty
 # Used in headers and metric labels.
 Token = Annotated[str, Meta(pattern=r"^[!-~]+\Z", description="printable ASCII without spaces")]
 Port = Annotated[int, Meta(ge=0, le=65_535, description="a port, 0 to 65535")]
+ListenerPort = Annotated[int, Meta(gt=0, le=65_535, description="a port, 1 to 65535")]
 Positive = Annotated[int, Meta(gt=0, description="an integer above 0")]
 NotNegative = Annotated[int, Meta(ge=0, description="an integer, 0 or more")]
 # The upper bound excludes infinity, which timers refuse.
 Seconds = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds above 0")]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=1e9, description="a number of seconds, 0 or more")]
 
-SECRET_KEYS = frozenset({"api_key", "api_keys"})
+SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys"})
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|([0-9A-Fa-f]*:){2,}[0-9A-Fa-f.]*")  # a name or IPv4 address, or an IPv6 address
 _URL = re.compile(r"(https?)://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?")
 
@@ -48,8 +49,10 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     --trust-request-chat-template does; it is rendered in a process with limits (default false). api_keys: keys clients
     may present; none leaves the gateway open (default). isolate_tenants: give each key's prompts cached prefixes of
     their own (by a cache salt, needs api_keys, default false). shutdown_grace_s: seconds that running calls get to end
-    at shutdown (default 30). slow_client_timeout_s: a client that does not read 64 KiB of its waiting answer in this
-    time is disconnected (default 60).
+    at shutdown (default 30). admin_key: key of the admin API; without one it answers 404 (default). admin_port: serve
+    the admin API on this port only, on the same host (default: on `port`). drain_delay_s: seconds from SIGTERM, while
+    `/ready` answers 503 and calls are still taken (default 5). slow_client_timeout_s: a client that does not read 64 KiB
+    of its waiting answer in this time is disconnected (default 60).
     """
 
     host: Text = "127.0.0.1"
@@ -63,6 +66,9 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     trust_request_chat_template: bool = False
     api_keys: tuple[Token, ...] = ()
     isolate_tenants: bool = False
+    admin_key: Token | None = None
+    admin_port: ListenerPort | None = None
+    drain_delay_s: SecondsOrZero = 5.0
     shutdown_grace_s: SecondsOrZero = 30.0
     slow_client_timeout_s: Seconds = 60.0
 
@@ -71,6 +77,10 @@ class ServerConfig(Section, frozen=True, kw_only=True):
             raise ValueError(f"host = {shown(self.host)}: expected a host name or an IP address, without a port")
         if self.isolate_tenants and not self.api_keys:
             raise ValueError("isolate_tenants = true: expected api_keys, which tell tenants apart")
+        if self.admin_key is not None and self.admin_key in self.api_keys:
+            raise ValueError("admin_key = (hidden): expected a key that is not one of api_keys")
+        if self.admin_port is not None and (self.admin_key is None or self.admin_port == self.port):
+            raise ValueError(f"admin_port = {self.admin_port}: expected admin_key, and a port other than server.port")
 
 
 class LogConfig(Section, frozen=True, kw_only=True):

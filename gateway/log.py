@@ -17,6 +17,7 @@ _UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 # At info these write a line for each request to an engine.
 _CHATTY = ("httpx", "httpcore")
 _HANDLER_NAME = "plait"
+_threshold = {"level": logging.INFO}
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 
 
@@ -25,7 +26,7 @@ def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the conf
 
     `format`: `json` is one object a line, `console` is for people, `auto` is console when stderr is a terminal. Raises
     `ValueError` for others. Start uvicorn with `log_config=None`, or it installs its own handlers again.
-    It may be called again; loggers that are already in use keep their set-up.
+    It may be called again; loggers that are already in use keep their format.
     """
     if level not in _LEVELS or format not in _FORMATS:
         raise ValueError(
@@ -33,6 +34,7 @@ def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the conf
             f"and one of {', '.join(_FORMATS)}"
         )
     console = format == "console" or (format == "auto" and sys.stderr.isatty())
+    _threshold["level"] = _LEVELS[level]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -40,8 +42,8 @@ def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the conf
     ]
     render = _console_processors() if console else _json_processors()
     structlog.configure(
-        processors=[*shared, *render],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        processors=[_drop_below_threshold, *shared, *render],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),  # the level can change later
         logger_factory=structlog.WriteLoggerFactory(file=_Stderr()),  # type: ignore[arg-type]  # write and flush will do
         cache_logger_on_first_use=True,
     )
@@ -50,6 +52,18 @@ def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the conf
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
     )
     _route_standard_logging(formatter, _LEVELS[level])
+
+
+def change_level(level: str) -> None:
+    """Send events of at least `level` from now on, from loggers that are in use too."""
+    _threshold["level"] = _LEVELS[level]
+    _set_standard_levels(_LEVELS[level])
+
+
+def _drop_below_threshold(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    if _LEVELS.get(method, logging.CRITICAL) < _threshold["level"]:
+        raise structlog.DropEvent
+    return event
 
 
 class _Stderr:
@@ -90,10 +104,14 @@ def _route_standard_logging(formatter: logging.Formatter, level: int) -> None:
     for former in [known for known in root.handlers if known.get_name() == _HANDLER_NAME]:
         root.removeHandler(former)
     root.addHandler(handler)
-    root.setLevel(level)
+    _set_standard_levels(level)
     for name in _UVICORN:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+
+
+def _set_standard_levels(level: int) -> None:
+    logging.getLogger().setLevel(level)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))

@@ -25,11 +25,12 @@ ROOMS = {
         {"cli"},
         {"commands"},
         {"app", "simulation"},
+        {"reloading"},
         {"api"},
         {"programs"},
         {"calls"},
         {"admission", "fleet", "transforms"},
-        {"asgi", "config_file", "log", "metrics", "supervision", "timer"},
+        {"asgi", "config_change", "config_file", "log", "metrics", "supervision", "timer"},
         {"config"},
     ),
 }

@@ -90,6 +90,17 @@ class HttpClient:
         for connection in list(self._open):
             connection.close()
 
+    def retire(self) -> None:
+        """Closes idle connections now, and the others as their exchanges end."""
+        self._max_idle = 0
+        for connection in list(self._idle):
+            connection.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no connection is open."""
+        return not self._open
+
     def lose(self, reason: str, *, waiting_only: bool) -> None:
         """Ends the calls on this engine with `EngineLostError`; with `waiting_only`, those without a byte of a body.
 

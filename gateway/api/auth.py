@@ -17,6 +17,10 @@ class KeyRing:
     """The API keys of a gateway. A gateway without keys is open."""
 
     def __init__(self, keys: Iterable[str]) -> None:
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[str]) -> None:
+        """Accept these keys from now on, and no others."""
         self._keys = [key.encode() for key in keys]
 
     @property

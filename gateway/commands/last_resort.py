@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.backends.errors import PlaitError, StoppingError
+from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.gateway.asgi import header, send_error
 
 log = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ class LastResort:
         try:
             await self._app(scope, receive, answer.send)
         except asyncio.CancelledError:  # only a server that stops cancels a request
-            error = StoppingError("This server is stopping. Send the request again.", retry_after_s=1.0)
+            error = GatewayStoppingError()
             await answer.end(error, _request_id(scope))
         except Exception:
             request_id = _request_id(scope)

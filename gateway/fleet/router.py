@@ -195,9 +195,15 @@ class Router:
         """
         self.engines[engine_id].report(state, requested_s)
 
-    def no_reports(self, engine_id: str) -> None:
-        """The engine has no usable cache-state report. Its cache is estimated from the calls placed there."""
-        self.engines[engine_id].no_reports()
+    def no_reports(self, engine_id: str, *, is_new: bool = False) -> None:
+        """The engine has no usable cache-state report. Its cache is estimated from the calls placed there.
+
+        `is_new` says that another process serves from now on, which may report again. Its cache is not known.
+        """
+        if is_new:
+            self.engines[engine_id].forget_cache()
+        else:
+            self.engines[engine_id].no_reports()
 
     def age(self, now_s: float) -> None:
         """Drop placements and reservations older than the window. Called about once a second."""

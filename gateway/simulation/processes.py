@@ -49,7 +49,8 @@ class FleetPlan:
             for i, port in enumerate(self.engine_ports)
         )
         return (
-            f'[server]\nport = {self.port}\n[log]\nlevel = "{self.log_level}"\n[placement]\npolicy = "{self.policy}"\n'
+            f"[server]\nport = {self.port}\ndrain_delay_s = 0\n"
+            f'[log]\nlevel = "{self.log_level}"\n[placement]\npolicy = "{self.policy}"\n'
             f'[[models]]\nname = "{self.model}"\ntokenizer = "embedded"\nprofile = "{self.profile}"\n{engines}'
         )
 

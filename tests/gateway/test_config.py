@@ -265,6 +265,7 @@ def test_the_example_states_the_defaults() -> None:
 
 def test_the_example_has_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_API_KEY", "k")
+    monkeypatch.setenv("PLAIT_ADMIN_KEY", "k")
     # The keys that stand commented out are switched on: they have to be right too.
     text = re.sub(r"^# (?=[a-z_]+ = )", "", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     data = tomllib.loads(text)

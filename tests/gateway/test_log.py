@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import structlog
 
-from plait.gateway.log import configure_logging
+from plait.gateway.log import change_level, configure_logging
 
 Read = Callable[[], list[dict[str, Any]]]
 TOUCHED = ["", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "httpx", "httpcore", "library"]
@@ -152,3 +152,16 @@ def test_configuring_again_replaces_the_former_set_up(events: Read) -> None:
 def test_an_unknown_level_or_format_is_refused(level: str, format_name: str) -> None:
     with pytest.raises(ValueError, match="expected one of debug, info, warning, error and one of auto, console, json"):
         configure_logging(level, format_name)
+
+
+def test_the_level_changes_for_loggers_in_use(events: Read) -> None:
+    configure_logging("warning", "json")
+    log = structlog.get_logger()
+    log.info("quiet")
+    change_level("info")
+    log.info("loud")
+    logging.getLogger("library").info("loud too")
+    change_level("error")
+    log.warning("quiet")
+    logging.getLogger("library").warning("quiet")
+    assert [event["event"] for event in events()] == ["loud", "loud too"]

@@ -44,3 +44,11 @@ def test_a_tenant_is_known_by_its_key_which_its_name_does_not_give_away() -> Non
     one, again, two = (ring.check(bearer(value)) for value in (b"Bearer one", b"bearer one", b"Bearer two"))
     assert one == again != two
     assert "one" not in one
+
+
+def test_keys_can_be_replaced() -> None:
+    ring = KeyRing(["one"])
+    ring.replace(["two"])
+    assert ring.check(bearer(b"Bearer two"))
+    with pytest.raises(AuthenticationError):
+        ring.check(bearer(b"Bearer one"))

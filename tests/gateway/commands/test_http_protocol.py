@@ -225,4 +225,4 @@ async def test_a_call_that_is_cut_at_shutdown_is_told(path: bytes, code: bytes) 
         await asyncio.sleep(0.1)
     answer = await asked
     assert answer.split()[1] == code
-    assert b'"code":"stopping"' in answer
+    assert b'"code":"gateway_stopping"' in answer

@@ -1,0 +1,97 @@
+"""Re-reads the configuration file of a running gateway, and takes over what can change without a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+
+from plait.backends.errors import ConflictError
+from plait.gateway.api.auth import KeyRing
+from plait.gateway.calls.engine_set import EngineSet
+from plait.gateway.config import Config, EngineConfig
+from plait.gateway.config_change import ConfigChange, config_change
+from plait.gateway.config_file import ConfigError, load_config
+from plait.gateway.log import change_level
+
+log = structlog.get_logger(__name__)
+
+
+class Reloading:
+    """Takes over changes of the file. `config` is what is in force of it.
+
+    A reload changes only what the file has changed since: what the admin API did to other engines stays.
+    """
+
+    def __init__(
+        self, config: Config, engines: EngineSet, keys: KeyRing, admin_keys: KeyRing, registry: CollectorRegistry
+    ) -> None:
+        self.config = config
+        self._engines = engines
+        self._keys = keys
+        self._admin_keys = admin_keys
+        self._reloads = Counter(
+            "plait_reloads", "Times that the configuration file was read again", ["outcome"], registry=registry
+        )
+
+    def reload(self, path: Path) -> None:
+        """Read the file again. A file that is not valid is logged and changes nothing."""
+        try:
+            after = load_config(path)
+        except ConfigError as error:
+            self._reloads.labels("refused").inc()
+            problems = str(error).splitlines()
+            log.error("configuration refused, the old one stays", problems=problems)  # noqa: TRY400 - not a defect
+            return
+        self._reloads.labels("applied").inc()
+        self.apply(after)
+
+    def apply(self, after: Config) -> ConfigChange:
+        """Take over what can change in a running gateway; returns and logs the change."""
+        change = config_change(self.config, after)
+        server = self.config.server
+        if change.api_keys:
+            self._keys.replace(after.server.api_keys)
+            server = msgspec.structs.replace(server, api_keys=after.server.api_keys)
+        if change.admin_key:
+            self._admin_keys.replace(filter(None, [after.server.admin_key]))
+            server = msgspec.structs.replace(server, admin_key=after.server.admin_key)
+        if change.log_level:
+            change_level(after.log.level)
+        self._apply_engines(change)
+        same = {engine.name: engine for engine in self.config.engines} | {one.name: one for one in change.changed}
+        self.config = msgspec.structs.replace(
+            self.config,
+            server=server,
+            log=msgspec.structs.replace(self.config.log, level=after.log.level),
+            engines=tuple(same.get(engine.name, engine) for engine in after.engines),
+        )
+        say = log.warning if change.needs_restart else log.info
+        say(
+            "configuration reloaded",
+            engines_added=[engine.name for engine in change.added],
+            engines_removed=change.removed,
+            engines_changed=[engine.name for engine in change.changed],
+            api_keys_changed=change.api_keys,
+            admin_key_changed=change.admin_key,
+            log_level=after.log.level if change.log_level else None,
+            needs_restart=change.needs_restart,
+        )
+        return change
+
+    def _apply_engines(self, change: ConfigChange) -> None:
+        """Engines that go take calls until those that come have been tried."""
+        successors = [engine.name for engine in change.added]
+        for name in change.removed:
+            if name in self._engines:
+                self._engines.leave(name, successors)
+        for engine in (*change.changed, *change.added):
+            self._put(engine)
+
+    def _put(self, engine: EngineConfig) -> None:
+        try:
+            self._engines.put(engine)
+        except (ConflictError, ValueError) as error:
+            log.error("engine not taken over", engine=engine.name, problem=str(error))  # noqa: TRY400 - not a defect

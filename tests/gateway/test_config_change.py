@@ -1,0 +1,58 @@
+"""What a new configuration changes: the parts that can be taken over, and those that need a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plait.gateway.config import Config, EngineConfig
+from plait.gateway.config_change import ConfigChange, config_change
+from plait.gateway.config_file import parse_config
+
+A, B = {"name": "a", "url": "http://a"}, {"name": "b", "url": "http://b"}
+
+
+def config(*engines: dict[str, Any], **sections: Any) -> Config:
+    return parse_config({"engines": list(engines or (A,)), **sections}, "test")
+
+
+def test_the_same_file_changes_nothing() -> None:
+    assert config_change(config(), config()) == ConfigChange()
+
+
+def test_engines_are_told_apart_by_name() -> None:
+    change = config_change(config(A, B), config({**A, "api_key": "k"}, {"name": "c", "url": "http://b"}))
+    assert change == ConfigChange(
+        added=(EngineConfig(name="c", url="http://b"),),
+        removed=("b",),
+        changed=(EngineConfig(name="a", url="http://a", api_key="k"),),
+    )
+
+
+def test_an_engines_cache_size_needs_a_restart_and_the_rest_does_not() -> None:
+    change = config_change(config(A), config({**A, "kv_tokens": 64, "models": ["m"]}))
+    assert change.changed == (EngineConfig(name="a", url="http://a", models=("m",)),)
+    assert change.needs_restart == ("engines.a.kv_tokens",)
+
+
+def test_keys_and_log_level_change() -> None:
+    before = config(server={"api_keys": ["one"]})
+    change = config_change(before, config(server={"api_keys": ["two"], "admin_key": "admin"}, log={"level": "warning"}))
+    assert change == ConfigChange(api_keys=True, admin_key=True, log_level=True)
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"server": {"port": 9}}, "server.port"),
+        ({"server": {"api_keys": ["k"]}}, "server.api_keys"),
+        ({"log": {"format": "json"}}, "log.format"),
+        ({"placement": {"policy": "round_robin"}}, "placement.policy"),
+        ({"upstream": {"max_attempts": 1}}, "upstream.max_attempts"),
+        ({"sessions": {"ttl_s": 1}}, "sessions.ttl_s"),
+        ({"models": [{"name": "m"}]}, "models"),
+    ],
+)
+def test_other_keys_need_a_restart(sections: dict[str, Any], key: str) -> None:
+    assert config_change(config(), config(**sections)) == ConfigChange(needs_restart=(key,))

@@ -1,0 +1,183 @@
+"""A running gateway takes over a changed configuration, and the admin API changes its engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from plait.backends.errors import ConflictError, NotFoundError
+from plait.gateway.app import Gateway
+from plait.gateway.config import Config, EngineConfig
+from plait.gateway.config_file import parse_config
+from plait.gateway.fleet.booking import Booking
+from plait.gateway.fleet.router import EngineBusyError
+from plait.policy.types import Call
+from tests.gateway.exposed import samples
+
+A = {"name": "a", "url": "http://127.0.0.1:1", "models": ["m"]}
+B = {"name": "b", "url": "http://127.0.0.1:9", "models": ["m"]}
+C = {"name": "c", "url": "http://127.0.0.1:7", "models": ["m"]}
+ADMIN = {"authorization": "Bearer admin"}
+
+
+def config(*engines: dict[str, Any], **sections: Any) -> Config:
+    server = {"admin_key": "admin", "api_keys": ["one"], **sections.pop("server", {})}
+    return parse_config({"engines": list(engines or (A, B)), "server": server, **sections}, "test")
+
+
+class Running:
+    """A gateway whose engines are up, as far as the test says: nothing listens on their ports."""
+
+    def __init__(self, config: Config) -> None:
+        self.gateway = Gateway(config)
+        self.router, self.engines, self.reloading = (
+            self.gateway.router,
+            self.gateway.engines,
+            self.gateway._reloading,
+        )
+        for engine in config.engines:
+            self.router.health.answered(engine.name, {"m": None})
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.gateway), base_url="http://gateway")
+
+    def book(self) -> Booking:
+        call = Call("c", "m", 129, 64, [1, 2])
+        return self.router.book(call, self.router.select(call), 0.0)
+
+    async def settled(self) -> None:
+        """Until the engines that may leave have left."""
+        await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    running = Running(config())
+    yield running
+    await running.http.aclose()
+    await running.gateway._supervisor.close()
+    await running.engines.aclose()
+
+
+async def test_a_removed_engine_keeps_its_calls_and_then_leaves(running: Running) -> None:
+    booking = running.book()
+    name = booking.placement.engine_id
+    other = "b" if name == "a" else "a"
+    running.reloading.apply(config(B if name == "a" else A))
+    await running.settled()
+    assert running.engines.describe(name)["state"] == "draining"
+    assert {running.book().placement.engine_id for _ in range(3)} == {other}
+    running.router.release(booking, 1.0, delivered=True)
+    await running.settled()
+    assert name not in running.engines
+    assert list(running.router.engines) == [other]
+
+
+async def test_an_engine_leaves_only_when_its_successors_were_tried(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running.gateway._monitor, "add", lambda _: None)
+    running.reloading.apply(config(C))
+    await running.settled()
+    assert sorted(running.router.engines) == ["a", "b", "c"]
+    assert running.router.models.serving("m") == 2
+    running.router.health.answered("c", {"m": None})
+    await running.settled()
+    assert list(running.router.engines) == ["c"]
+
+
+async def test_an_engine_that_comes_back_into_the_file_stays(running: Running) -> None:
+    bookings = [running.book(), running.book()]
+    running.reloading.apply(config(B))
+    running.reloading.apply(config({**A, "api_key": "k"}, B))
+    await running.settled()
+    for booking in bookings:
+        running.router.release(booking, 1.0, delivered=True)
+    await running.settled()
+    assert running.engines.describe("a")["state"] == "active"
+    assert running.gateway._links["a"].authorization == b"Bearer k"
+
+
+async def test_a_new_url_forgets_the_cache_but_not_the_calls(running: Running) -> None:
+    booking = running.book()
+    name, before = booking.placement.engine_id, running.gateway._links[booking.placement.engine_id]
+    moved = [{**one, "url": "http://127.0.0.1:5"} if one["name"] == name else one for one in (A, B)]
+    running.reloading.apply(config(*moved))
+    assert running.gateway._links[name].client is not before.client
+    assert running.engines.describe(name)["url"] == "http://127.0.0.1:5"
+    running.router.release(booking, 1.0, delivered=True)
+    running.router.check()
+
+
+async def test_keys_change_and_what_needs_a_restart_is_named(running: Running) -> None:
+    after = config(server={"api_keys": ["two"], "admin_key": "other", "port": 1})
+    with capture_logs() as logs:
+        change = running.reloading.apply(after)
+    assert (change.needs_restart, logs[-1]["log_level"]) == (("server.port",), "warning")
+    listed = [
+        (await running.http.get(path, headers={"authorization": f"Bearer {key}"})).status_code
+        for path, key in (("/v1/models", "one"), ("/v1/models", "two"), ("/admin/engines", "admin"))
+    ]
+    assert listed == [401, 200, 401]
+    assert running.reloading.apply(after).needs_restart == ("server.port",), "it is said again: it is not in force"
+
+
+async def test_a_wrong_file_changes_nothing(running: Running, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[server]\nprot = 1\n")
+    with capture_logs() as logs:
+        running.gateway.reload(path)
+    assert "did you mean" in logs[-1]["problems"][0]
+    assert samples(running.gateway._registry)['plait_reloads_total{outcome="refused"}'] == 1
+    assert list(running.router.engines) == ["a", "b"]
+
+
+async def test_the_log_level_changes(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[str] = []
+    monkeypatch.setattr("plait.gateway.reloading.change_level", levels.append)
+    running.reloading.apply(config(log={"level": "debug"}))
+    assert levels == ["debug"]
+
+
+async def test_the_set_refuses_what_it_cannot_do(running: Running) -> None:
+    for taken in ({"name": "a", "url": "http://x"}, {"name": "x", "url": A["url"]}):
+        with pytest.raises(ConflictError):
+            running.engines.add(EngineConfig(**taken))
+    with pytest.raises(NotFoundError):
+        running.engines.drain("x", draining=True)
+    with pytest.raises(EngineBusyError):
+        running.engines.remove("a")
+    booking = running.book()
+    running.engines.drain(booking.placement.engine_id, draining=True)
+    with pytest.raises(EngineBusyError, match="1 running calls"):
+        running.engines.remove(booking.placement.engine_id)
+
+
+async def test_the_admin_routes(running: Running) -> None:
+    async def ask(method: str, path: str = "", headers: dict[str, str] = ADMIN, **options: Any) -> tuple[int, Any]:
+        answer = await running.http.request(method, f"/admin/engines{path}", headers=headers, **options)
+        return answer.status_code, answer.json()
+
+    assert (await ask("GET", headers={}))[0] == 401
+    assert [engine["name"] for engine in (await ask("GET"))[1]["data"]] == ["a", "b"]
+    assert (await ask("POST", json={**C, "kv_tokens": 640}))[0] == 201
+    assert (await ask("POST", "/c", json={"state": "draining"}))[1]["state"] == "draining"
+    assert (await ask("POST", "/c", json={"state": "gone"}))[0] == 400
+    assert (await ask("DELETE", "/c"))[1] == {"object": "engine.deleted", "name": "c", "deleted": True}
+    assert (await ask("DELETE", "/c"))[1]["error"]["code"] == "engine_not_found"
+    assert (await ask("DELETE", "/a"))[1]["error"]["code"] == "engine_busy"
+    assert (await ask("DELETE", "/a?force=true"))[0] == 200
+    assert list(running.router.engines) == ["b"]
+
+
+async def test_without_a_key_there_is_no_admin_api() -> None:
+    http = httpx.AsyncClient(
+        transport=httpx.ASGITransport(Gateway(parse_config({"engines": [A]}, "test"))), base_url="http://gateway"
+    )
+    answer = await http.get("/admin/engines", headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    await http.aclose()

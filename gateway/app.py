@@ -38,6 +38,7 @@ from plait.gateway.fleet.metrics import FleetCollector, HealthMetrics
 from plait.gateway.fleet.monitor import Monitor
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import new_registry
+from plait.gateway.open_requests import OpenRequests
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
@@ -87,6 +88,7 @@ class Gateway:
         self.refusals = RefusalMetrics(self._registry)
         self._completions = CompletionApi(reader, relay, self._chained, self._keys, body_bytes, self.refusals)
         self._rest: ASGIApp = self._new_rest(self.refusals)
+        self._requests = OpenRequests(self._route)
 
     def _new_rest(self, refusals: RefusalMetrics) -> Starlette:
         rest = Starlette(
@@ -94,7 +96,9 @@ class Gateway:
                 *SemanticApi(
                     self._chained, self._keys, self.config.server.max_body_bytes, self.config.sessions.keep_alive_s
                 ).routes,
-                *Operations(self.router, self.config.models, self._keys, self._registry).routes,
+                *Operations(
+                    self.router, self.config.models, self._keys, self._registry, lambda: self._requests.stopping
+                ).routes,
                 *AdminApi(self.engines, self._admin_keys, self.config.server.admin_port).routes,
                 Route("/{path:path}", _unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
             ],
@@ -143,11 +147,25 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        await self._route(scope, receive, send)
+        await self._requests(scope, receive, send)
 
     def reload(self, path: Path) -> None:
         """Read the configuration file again and take over what can change. Logs what is wrong; drops no call."""
         self._reloading.reload(path)
+
+    # The gateway stops in three steps.
+
+    def begin_stop(self) -> None:
+        """`/ready` answers 503 from now on, so that load balancers send no more. Calls are still taken."""
+        self._requests.stopping = True
+
+    def on_closed(self) -> None:
+        """No request comes any more. Those that wait for what nobody can send now get a 503."""
+        self._chained.give_up_stranded()
+
+    def cut(self) -> None:
+        """End every request that is left: with a 503, or a stream that has begun with an error event."""
+        self._requests.cut()
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in KINDS:

@@ -51,8 +51,8 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     their own (by a cache salt, needs api_keys, default false). shutdown_grace_s: seconds that running calls get to end
     at shutdown (default 30). admin_key: key of the admin API; without one it answers 404 (default). admin_port: serve
     the admin API on this port only, on the same host (default: on `port`). drain_delay_s: seconds from SIGTERM, while
-    `/ready` answers 503 and calls are still taken (default 5). slow_client_timeout_s: a client that does not read 64 KiB
-    of its waiting answer in this time is disconnected (default 60).
+    `/ready` answers 503 and calls are still taken (default 5). slow_client_timeout_s: a client that does not read
+    64 KiB of its waiting answer in this time is disconnected (default 60).
     """
 
     host: Text = "127.0.0.1"

@@ -25,7 +25,7 @@ ROOMS = {
         {"cli"},
         {"commands"},
         {"app", "simulation"},
-        {"reloading"},
+        {"open_requests", "reloading"},
         {"api"},
         {"programs"},
         {"calls"},

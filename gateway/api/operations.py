@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -18,11 +18,20 @@ from plait.gateway.metrics import exposition
 
 
 class Operations:
-    """Models, health, readiness and metrics. `configured` models have to be served for the gateway to be ready."""
+    """Models, health, readiness and metrics. `configured` models have to be served for the gateway to be ready.
+
+    It is not ready while it `is_stopping`.
+    """
 
     def __init__(
-        self, router: Router, configured: Sequence[ModelConfig], keys: KeyRing, registry: CollectorRegistry
+        self,
+        router: Router,
+        configured: Sequence[ModelConfig],
+        keys: KeyRing,
+        registry: CollectorRegistry,
+        is_stopping: Callable[[], bool],
     ) -> None:
+        self._is_stopping = is_stopping
         self._router = router
         self._configured = configured
         self._keys = keys
@@ -54,11 +63,16 @@ class Operations:
         return _json({"status": "ok"})
 
     async def _ready(self, _request: Request) -> Response:
-        """Whether an engine is up for every model that is configured or that an engine has listed."""
+        """Whether an engine is up for every model that is configured or that an engine has listed.
+
+        A gateway that stops is not ready, but still takes calls.
+        """
         wanted = self._router.models.names | {model.name for model in self._configured}
         serving = {model: self._router.models.serving(model) for model in sorted(wanted)}
-        ready = bool(serving) and all(serving.values())
-        return _json({"ready": ready, "engines_up": serving}, status=200 if ready else 503)
+        stopping = self._is_stopping()
+        ready = bool(serving) and all(serving.values()) and not stopping
+        answer = {"ready": ready, "engines_up": serving} | ({"stopping": True} if stopping else {})
+        return _json(answer, status=200 if ready else 503)
 
     async def _metrics_text(self, _request: Request) -> Response:
         return Response(exposition(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})

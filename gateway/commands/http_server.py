@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
+from math import ceil
+from socket import socket
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from plait.gateway.commands.draining_server import DrainingServer, Stops
 from plait.gateway.commands.http_protocol import ANY_CLIENT, BoundedProtocol, ClientBounds
 from plait.gateway.commands.last_resort import LastResort
 
 KEEP_ALIVE_S = 75
 """Longer than Plait's clients keep an idle connection, so that the client, not the server, closes it."""
 
+AFTER_CUT_S = 2
+"""Seconds that requests get to end once they were cut. Then uvicorn cancels them."""
 
-def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float, bounds: ClientBounds = ANY_CLIENT) -> None:
+
+def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
     """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end."""
-    uvicorn.run(
+    _run(uvicorn.Server(_config(app, host, port, max(1, round(grace_s)))))
+
+
+def run_draining_server(
+    app: ASGIApp, host: str, port: int, stops: Stops, *, admin_port: int | None = None, bounds: ClientBounds
+) -> None:
+    """Serve until SIGINT or SIGTERM, which end as `stops` says. With an `admin_port`, listen there too."""
+    config = _config(app, host, port, ceil(stops.grace_s) + AFTER_CUT_S, bounds)
+    sockets = None
+    if admin_port is not None:
+        sockets = [config.bind_socket(), _config(app, host, admin_port, 1).bind_socket()]
+    _run(DrainingServer(config, stops), sockets)
+
+
+def _run(server: uvicorn.Server, sockets: list[socket] | None = None) -> None:
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has stopped
+        server.run(sockets)
+
+
+def _config(app: ASGIApp, host: str, port: int, grace_s: int, bounds: ClientBounds = ANY_CLIENT) -> uvicorn.Config:
+    return uvicorn.Config(
         LastResort(app),
         host=host,
         port=port,
@@ -26,5 +53,5 @@ def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float, bounds: Cl
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(grace_s)),
+        timeout_graceful_shutdown=grace_s,
     )

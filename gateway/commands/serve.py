@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from plait.gateway.app import Gateway
 from plait.gateway.commands import positive
+from plait.gateway.commands.draining_server import Stops
 from plait.gateway.commands.http_protocol import ClientBounds
-from plait.gateway.commands.http_server import run_server
+from plait.gateway.commands.http_server import run_draining_server
 from plait.gateway.commands.request_bounds import RequestLimits
 from plait.gateway.commands.slow_clients import SlowClients
 from plait.gateway.config_file import load_config
@@ -23,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Serve until stopped. Raises ValueError for a configuration that cannot be used."""
+    """Serve until stopped; SIGHUP re-reads the file. Raises ValueError for a configuration that cannot be used."""
     config = load_config(arguments.config)
     configure_logging(config.log.level, config.log.format)
     server = config.server
@@ -38,4 +40,6 @@ def run(arguments: argparse.Namespace) -> None:
     )
     slow_clients = SlowClients(server.slow_client_timeout_s, gateway.on_slow_client)
     bounds = ClientBounds(limits, gateway.refusals.count, slow_clients)
-    run_server(gateway, host, port, grace_s=server.shutdown_grace_s, bounds=bounds)
+    on_hangup = partial(gateway.reload, arguments.config)
+    stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup)
+    run_draining_server(gateway, host, port, stops, admin_port=server.admin_port, bounds=bounds)

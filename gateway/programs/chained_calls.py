@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import Receive, Send
 
-from plait.backends.errors import CallerError, ConflictError, PlaitError
+from plait.backends.errors import CallerError, ConflictError, GatewayStoppingError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.asgi import unless_gone
 from plait.gateway.calls.annotations import Annotations
@@ -30,6 +30,7 @@ from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.prompt_outline import outline_of
 from plait.gateway.programs.recorded_answer import RecordedAnswer
 from plait.gateway.programs.session import Session
+from plait.gateway.programs.stranded import stranded
 from plait.gateway.programs.substitution import fill_in
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
@@ -93,6 +94,16 @@ class ChainedCalls:
         self.executor = executor
         self.runner = CallRunner(executor, reader, relay, metrics, set())
         self._keep_alive_s = keep_alive_s
+
+    def give_up_stranded(self) -> None:
+        """No request comes any more: answer the clients that wait for a variable that nobody can produce now."""
+        for session in self.executor.sessions:
+            calls, getters = stranded(session)
+            for call in calls:
+                if isinstance(call.owner, ChainedCall):
+                    call.owner.on_failed(GatewayStoppingError())
+            for getter in getters:
+                getter.on_failed(GatewayStoppingError())
 
     async def close(self) -> None:
         """End every session and its running calls."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until stopped; SIGHUP re-reads the file. Raises ValueError for a configuration that cannot be used."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server listens: its default would end the process
     config = load_config(arguments.config)
     configure_logging(config.log.level, config.log.format)
     server = config.server

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.backends.errors import GatewayStoppingError
 from plait.gateway.asgi import header, send_error
 
-LAST_WORD_S = 0.5
-"""The longest time that an error may take to be sent at the end."""
+LAST_WORD_S = 1.5
+"""The longest time that an error may take to be sent at the end, to a client that reads slowly."""
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ class OpenRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = _OpenRequest(scope, send, closes=self.stopping)
+        request = _OpenRequest(self, scope, send)
         self._open.add(request)
         try:
             await self._app(scope, receive, request.send)
@@ -62,9 +62,9 @@ class OpenRequests:
 class _OpenRequest:
     """One request on its way. `head` is the start of its answer, once that was sent."""
 
-    __slots__ = ("_closes", "_ended", "_scope", "_send", "head", "is_cut", "task")
+    __slots__ = ("_all", "_ended", "_scope", "_send", "head", "is_cut", "task")
 
-    def __init__(self, scope: Scope, send: Send, *, closes: bool) -> None:
+    def __init__(self, requests: OpenRequests, scope: Scope, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.task = task
@@ -73,12 +73,12 @@ class _OpenRequest:
         self._ended = False
         self._scope = scope
         self._send = send
-        self._closes = closes
+        self._all = requests
 
     def send(self, message: Message) -> Awaitable[None]:
         """ASGI's send. It is not a coroutine of its own, because every piece of every stream comes here."""
         if message["type"] == "http.response.start":
-            if self._closes:
+            if self._all.stopping:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             self.head = message
         elif not message.get("more_body", False):

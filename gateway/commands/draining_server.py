@@ -14,6 +14,9 @@ from typing import Protocol
 import structlog
 import uvicorn
 
+LINGER_S = 0.5
+"""Between the listener's end and that of idle connections: the request of one accepted last may be on its way."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -80,6 +83,11 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen no more, and end."""
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._stops.app.on_closed)  # runs when the base class has closed what is idle
+        for _ in range(3):  # connections that wait to be accepted would be reset
+            await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
         loop.call_later(self._stops.grace_s, self._stops.app.cut)
+        await asyncio.sleep(LINGER_S)
+        loop.call_soon(self._stops.app.on_closed)  # runs when the base class has closed what is idle
         await super().shutdown(sockets)

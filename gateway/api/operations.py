@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from plait.gateway.api.auth import KeyRing
+from plait.gateway.asgi import RETRY_AFTER_S
 from plait.gateway.config import ModelConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import exposition
@@ -79,4 +80,5 @@ class Operations:
 
 
 def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+    headers = {"retry-after": f"{RETRY_AFTER_S[status]:.0f}"} if status in RETRY_AFTER_S else None
+    return Response(msgspec.json.encode(value), status_code=status, headers=headers, media_type="application/json")

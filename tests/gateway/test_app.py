@@ -92,7 +92,8 @@ async def test_it_is_ready_when_every_model_has_an_engine() -> None:
 
 
 async def test_a_gateway_without_models_is_not_ready(served: Served) -> None:
-    assert (await served.http.get("/ready")).status_code == 503
+    response = await served.http.get("/ready")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
 
 
 async def test_keys_guard_the_models_but_not_operations() -> None:

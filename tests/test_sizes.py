@@ -14,7 +14,6 @@ EXCEPTIONS = {
     "backends/http/connection.py: Connection": (
         "an asyncio protocol with its parser's callbacks, which have to be methods of one object"
     ),
-    "gateway/commands/http_protocol.py: BoundedProtocol": "the same, over uvicorn's",
 }
 """`file` or `file: name` -> why it is larger."""
 

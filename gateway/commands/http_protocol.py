@@ -116,23 +116,14 @@ class BoundedProtocol(PatientProtocol):
         self._bounds.began(self.loop.time())
         super().on_message_begin()
 
-    def on_url(self, url: bytes) -> None:
-        """Of httptools."""
-        self._bounds.head_line(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Of httptools."""
-        self._bounds.header(len(name) + len(value) + 4)
-        if self._bounds.part is Part.HEAD:  # trailers are no headers
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         """Of httptools."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
-        self._bounds.head_ended(self.loop.time())
+        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+        self._bounds.head(size, len(self.headers), self.loop.time())
         super().on_headers_complete()
+        self.headers = []  # for trailers, which the application does not see
 
     def on_body(self, body: bytes) -> None:
         """Of httptools."""

@@ -51,8 +51,6 @@ class RequestBounds:
         self.part = Part.NOTHING
         self.deadline_s: float | None = now_s + limits.header_timeout_s
         self._limits = limits
-        self._headers = 0
-        self._head_bytes = 0
         self._other_bytes = 0  # of the request, beside its body and the piece of the network that it began in
         self._body_bytes = 0
 
@@ -69,21 +67,14 @@ class RequestBounds:
         """The parser found the first byte of a request."""
         self._begin(now_s)
 
-    def head_line(self, size: int) -> None:
-        """The parser found the target of the request."""
-        self._add_to_head(size)
-
-    def header(self, size: int) -> None:
-        """The parser found a header, or a trailer behind the body."""
-        self._headers += 1
-        if self._headers > self._limits.max_headers:
+    def head(self, size: int, headers: int, now_s: float) -> None:
+        """The parser found the end of the head: bytes of its target and headers, and their number."""
+        if headers > self._limits.max_headers:
             raise HeadersTooLargeError(
                 f"The request has more than {self._limits.max_headers} headers. Send fewer.", code="too_many_headers"
             )
-        self._add_to_head(size)
-
-    def head_ended(self, now_s: float) -> None:
-        """The head is whole."""
+        if size > self._limits.max_header_bytes:
+            raise self._too_large()
         self.part = Part.BODY
         self.deadline_s = now_s + self._limits.body_timeout_s
 
@@ -128,12 +119,7 @@ class RequestBounds:
     def _begin(self, now_s: float) -> None:
         self.part = Part.HEAD
         self.deadline_s = now_s + self._limits.header_timeout_s
-        self._headers = self._head_bytes = self._other_bytes = self._body_bytes = 0
-
-    def _add_to_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self._limits.max_header_bytes:
-            raise self._too_large()
+        self._other_bytes = self._body_bytes = 0
 
     def _too_large(self) -> HeadersTooLargeError:
         return HeadersTooLargeError(

@@ -37,6 +37,10 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise KeyError("a defect")
     if scope["path"] == "/wait":
         await asyncio.sleep(60)
+    if scope["path"] == "/headers":
+        await read_body(receive, scope["headers"], 10_000)
+        await send_whole(send, 200, [], b" ".join(name for name, _ in scope["headers"]))
+        return
     if scope["path"] in ("/stream", "/broken"):
         kind = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": kind})
@@ -177,6 +181,13 @@ async def test_an_upgrade_is_not_taken_and_the_request_is_served() -> None:
         for protocol in (b"h2c", b"websocket"):
             answer = await running.ask(GET + b"Connection: Upgrade\r\nUpgrade: " + protocol + b"\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_trailers_are_no_headers() -> None:
+    async with serving(ROOMY) as running:
+        head = b"POST /headers HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        answer = await running.ask(head + b"1\r\nx\r\n0\r\nAuthorization: later\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\nconnection transfer-encoding")
 
 
 async def test_an_answer_under_way_is_not_mixed_with_a_refusal() -> None:

@@ -42,7 +42,7 @@ def test_an_empty_line_begins_a_request_too() -> None:
 
 def test_a_body_earns_time_by_its_bytes() -> None:
     bounds = reading()
-    bounds.head_ended(6.0)
+    bounds.head(50, 1, 6.0)
     assert bounds.deadline_s == 66.0
     bounds.received(2 * MIN_BODY_BYTES_S, 7.0)
     bounds.body(2 * MIN_BODY_BYTES_S)
@@ -53,33 +53,28 @@ def test_a_body_earns_time_by_its_bytes() -> None:
 
 def test_the_rest_of_an_answered_body_is_not_read_for_long() -> None:
     bounds = reading()
-    bounds.head_ended(6.0)
+    bounds.head(50, 1, 6.0)
     bounds.answered(7.0)
     assert bounds.deadline_s == 7.0 + DRAIN_S
 
 
 def test_a_server_that_does_not_read_blames_nobody() -> None:
     bounds = reading()
-    bounds.head_ended(6.0)
+    bounds.head(50, 1, 6.0)
     bounds.excuse(500.0)
     assert bounds.deadline_s == 560.0
 
 
 def test_headers_are_counted() -> None:
-    bounds = reading()
-    for _ in range(LIMITS.max_headers):
-        bounds.header(10)
+    reading().head(100, LIMITS.max_headers, 6.0)
     with pytest.raises(CallerError, match="more than 3 headers") as caught:
-        bounds.header(10)
+        reading().head(100, LIMITS.max_headers + 1, 6.0)
     assert (caught.value.status, caught.value.code) == (431, "too_many_headers")
 
 
 def test_the_bytes_of_target_and_headers_are_counted() -> None:
-    bounds = reading()
-    bounds.head_line(60)
-    bounds.header(40)
     with pytest.raises(CallerError, match="more than 100 bytes") as caught:
-        bounds.header(1)
+        reading().head(101, 1, 6.0)
     assert caught.value.code == "headers_too_large"
 
 
@@ -94,7 +89,7 @@ def test_a_header_without_an_end_is_not_gathered() -> None:
 
 def test_a_body_in_single_bytes_is_slow_and_allowed() -> None:
     bounds = reading()
-    bounds.head_ended(6.0)
+    bounds.head(50, 1, 6.0)
     for _ in range(1_000):
         bounds.received(6, 7.0)
         bounds.body(1)
@@ -103,7 +98,7 @@ def test_a_body_in_single_bytes_is_slow_and_allowed() -> None:
 
 def test_trailers_without_an_end_are_not_gathered() -> None:
     bounds = reading()
-    bounds.head_ended(6.0)
+    bounds.head(50, 1, 6.0)
     bounds.received(100, 7.0)
     bounds.parsed()
     bounds.received(1, 7.0)
@@ -113,11 +108,8 @@ def test_trailers_without_an_end_are_not_gathered() -> None:
 
 def test_the_next_request_starts_anew() -> None:
     bounds = reading()
-    for _ in range(LIMITS.max_headers):
-        bounds.header(30)
-    bounds.head_ended(6.0)
+    bounds.head(100, 3, 6.0)
     bounds.ended()
     bounds.received(50, 9.0)
     bounds.began(9.0)
-    bounds.header(60)
     assert (bounds.part, bounds.deadline_s) == (Part.HEAD, 19.0)

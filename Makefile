@@ -32,7 +32,7 @@ unit: setup
 e2e: setup
 	$(BIN)/python -m pytest e2e --ignore e2e/faults
 
-# Engines that fail in every known way: two minutes, because hangs take their time.
+# Engines that fail, and clients that misbehave, in every known way: four minutes, because hangs take their time.
 e2e-faults: setup
 	$(BIN)/python -m pytest e2e/faults
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from plait.gateway.fleet.health import TAKES_CALLS, HealthState
+from plait.gateway.fleet.health import HealthState
 
 
 class Aborts(StrEnum):
@@ -25,8 +25,3 @@ class HealthChange:
     after: HealthState
     cause: str
     aborts: Aborts = Aborts.NONE
-
-    @property
-    def went_out(self) -> bool:
-        """Whether the engine stopped taking calls."""
-        return self.before in TAKES_CALLS and self.after not in TAKES_CALLS

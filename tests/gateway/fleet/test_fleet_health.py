@@ -155,7 +155,7 @@ def test_an_engine_that_is_silent_is_down_unless_it_is_busy() -> None:
     assert router.health.silent("a", 10.0) is None
     change = router.health.silent("a", 14.0)
     assert change is not None
-    assert (change.after, change.aborts, change.went_out) == (HealthState.DOWN, Aborts.ALL, True)
+    assert (change.after, change.aborts) == (HealthState.DOWN, Aborts.ALL)
 
 
 def test_a_refused_probe_leaves_its_calls_alone() -> None:

@@ -111,7 +111,7 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
     """`[upstream]`: how long the gateway waits for engines, and when it gives one up.
 
     connect_timeout_s: for a connection (default 2). first_byte_timeout_s: from the request to the answer's first byte,
-    which includes queueing and prefill (default 600). idle_timeout_s: between two pieces of a stream (default 300).
+    which includes queueing and prefill (default 600). idle_timeout_s: between two pieces of a stream (default 45).
     hang_timeout_s: shortest silence of a whole engine that counts as a hang, while an answer is due (default 8).
     report_wait_ms: milliseconds an engine may hold a `/cache_state` poll while nothing changes (default 1000).
     probe_timeout_s: for the answer to a probe; an engine that misses two is down (default 4). probe_interval_s: between
@@ -122,7 +122,7 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
 
     connect_timeout_s: Seconds = 2.0
     first_byte_timeout_s: Seconds = 600.0
-    idle_timeout_s: Seconds = 300.0
+    idle_timeout_s: Seconds = 45.0
     hang_timeout_s: Seconds = 8.0
     report_wait_ms: NotNegative = 1000
     probe_timeout_s: Seconds = 4.0

@@ -61,9 +61,8 @@ class EventStream:
         whole = self._whole_events(chunk)
         if not whole:
             return b""
-        says_more = _USAGE_KEY in whole or _DONE in whole or _ERROR_KEY in whole
-        if says_more or whole.count(_FINISH_KEY) != whole.count(_UNFINISHED):
-            return b"".join(map(self._pass, _events(whole)))
+        if _says_more(whole):
+            return b"".join([self._pass(event) if _says_more(event) else event for event in _events(whole)])
         return whole
 
     def end(self) -> bytes:
@@ -132,6 +131,13 @@ class EventStream:
             self.error = reported_error(self._engine_id, body.error)
         self._ended.update(endings(body))
         return body
+
+
+def _says_more(events: bytes) -> bool:
+    """Whether the events may hold something besides text: most have none of it, and need not be decoded."""
+    if _USAGE_KEY in events or _DONE in events or _ERROR_KEY in events:
+        return True
+    return events.count(_FINISH_KEY) != events.count(_UNFINISHED)
 
 
 def _events(buffer: bytes) -> list[bytes]:

@@ -72,13 +72,12 @@ class Gate:
     def _ticket(self, delivery: Delivery) -> Ticket:
         call = delivery.call
         output_tokens = min(EXPECTED_OUTPUT_TOKENS, call.output_limit or EXPECTED_OUTPUT_TOKENS) * delivery.choices
-        prefill_s = self._predicted_s(call.model, call.prompt_tokens, 0)
-        decode_s = self._predicted_s(call.model, call.prompt_tokens, output_tokens) - prefill_s
+        counted_tokens = max(1, round(DECODE_SHARE * output_tokens))
         return Ticket(
             delivery.tenant,
             call.model,
             call.prompt_tokens + output_tokens,
-            prefill_s + DECODE_SHARE * max(0.0, decode_s),
+            self._predicted_s(call.model, call.prompt_tokens, counted_tokens),
             delivery.session or "",
             for_throughput=call.objective is Objective.THROUGHPUT,
         )

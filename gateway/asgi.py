@@ -30,6 +30,11 @@ def header(headers: Headers, name: bytes) -> str | None:
     return None
 
 
+def is_event_stream(headers: Headers) -> bool:
+    """Whether these are the headers of a stream of server-sent events."""
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
+
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
     """The request's body. Raises `BodyTooLargeError` as soon as it is known to exceed `max_bytes`."""
     declared = header(headers, b"content-length")

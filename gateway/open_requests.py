@@ -11,7 +11,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError
-from plait.gateway.asgi import header, send_error
+from plait.gateway.asgi import header, is_event_stream, send_error
 
 LAST_WORD_S = 1.5
 """The longest time that an error may take to be sent at the end, to a client that reads slowly."""
@@ -95,9 +95,5 @@ class _OpenRequest:
                 if self.head is None:
                     request_id = header(self._scope["headers"], b"x-request-id") or uuid.uuid4().hex
                     await send_error(self._send, error, request_id)
-                elif _is_event_stream(self.head):
+                elif is_event_stream(self.head["headers"]):
                     await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % error.body()})
-
-
-def _is_event_stream(head: Message) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head["headers"])

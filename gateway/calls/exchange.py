@@ -20,7 +20,7 @@ from plait.backends.errors import (
 )
 from plait.backends.http.client import Response
 from plait.backends.protocol.cache_state import EngineKind
-from plait.gateway.asgi import send_whole
+from plait.gateway.asgi import is_event_stream, send_whole
 from plait.gateway.calls.completion_body import (
     UNKNOWN,
     UsageBounds,
@@ -98,7 +98,7 @@ class Exchange:
             self.delivery.path, _request_headers(self.delivery, self.link, sends_client_key=self.sends_client_key), body
         )
         try:
-            if response.status == 200 and _is_event_stream(response):
+            if response.status == 200 and is_event_stream(response.headers):
                 return await self._stream(response, send)
             answer = await response.read(MAX_ANSWER_BYTES)
             if response.status == 200:
@@ -261,10 +261,6 @@ def _response_headers(response: Response, booking: Booking, session: str | None)
         (b"plait-cached-tokens", str(placement.cached_tokens).encode()),
         *echoed,
     ]
-
-
-def _is_event_stream(response: Response) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in response.headers)
 
 
 def _error_event(error: PlaitError) -> bytes:

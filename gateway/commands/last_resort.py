@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
-from plait.gateway.asgi import header, send_error
+from plait.gateway.asgi import header, is_event_stream, send_error
 
 log = structlog.get_logger(__name__)
 
@@ -24,15 +25,14 @@ class _Answer:
     complete: bool = False
     is_stream: bool = False
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
+        """ASGI's send. It is not a coroutine of its own, because every piece of every stream comes here."""
         if message["type"] == "http.response.start":
             self.started = True
-            self.is_stream = (header(list(message.get("headers", ())), b"content-type") or "").startswith(
-                "text/event-stream"
-            )
+            self.is_stream = is_event_stream(list(message.get("headers", ())))
         else:
             self.complete = not message.get("more_body", False)
-        await self.raw_send(message)
+        return self.raw_send(message)
 
     async def end(self, error: PlaitError, request_id: str) -> None:
         """Answer with the error, or end the stream with it. An answer cut in the middle is left to uvicorn."""

@@ -97,12 +97,12 @@ class LogConfig(Section, frozen=True, kw_only=True):
 class PlacementConfig(Section, frozen=True, kw_only=True):
     """`[placement]`: how an engine is chosen for a call.
 
-    policy: e2 (exploit a cached prefix or explore, default), round_robin or least_outstanding. window_s: seconds of
+    policy: plait (least delay, default), e2, round_robin or least_outstanding. window_s: seconds of
     history that count as an engine's load, H in the paper (default 180). prior_output_tokens: output length expected of
     a call before any has been observed (default 128).
     """
 
-    policy: Literal["e2", "round_robin", "least_outstanding"] = "e2"
+    policy: Literal["plait", "e2", "round_robin", "least_outstanding"] = "plait"
     window_s: Seconds = 180.0
     prior_output_tokens: Positive = 128
 

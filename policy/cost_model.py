@@ -112,6 +112,20 @@ class CostModel:
         mean_sequence = context_tokens + output_tokens / 2
         return output_tokens * (self.forward(1) + self._attention_s(mean_sequence)) / self.efficiency
 
+    def attention_time_s(self, new_tokens: int, context_tokens: int) -> float:
+        """The part of a prefill's time that is attention."""
+        sequence_tokens = new_tokens + context_tokens
+        linear_s = self.context_s * sequence_tokens
+        return (linear_s + self.long_attention(new_tokens, sequence_tokens)) / self.efficiency
+
+    def marginal_s(self, new_tokens: int) -> float:
+        """What `new_tokens` add to a large iteration, without attention."""
+        return self.forward.slope_s * new_tokens / self.efficiency
+
+    def decode_iteration_s(self, calls: int, context_tokens: float) -> float:
+        """The time of an iteration in which `calls` calls decode, with so many tokens of context in all."""
+        return (self.forward(calls) + self._attention_s(context_tokens)) / self.efficiency
+
     def pivot(self) -> Pivot | None:
         """The fewest new tokens from which throughput stays at 90 % of its asymptote; None without an asymptote.
 

@@ -57,7 +57,6 @@ class Promised:
 
     slo: Slo | None = None
     objective: Objective | None = None
-    application: str | None = None
     group: TaskGroup | None = None
 
 
@@ -95,7 +94,6 @@ class Clients:
             job.launch.kind,
             slo=promised.slo,
             objective=promised.objective,
-            application=promised.application,
             group=promised.group,
             first_output_id=first_id,
         )
@@ -165,7 +163,7 @@ class _SessionClient:
             got = partial(self._got, name)
             executor.variables.get(session, Getter(name, got, _failed, mark=self._job.launch.objective), now_s)
         for call in program.calls:
-            owner = _Owner(self._clients, executor, self._job, call, f"{session.tenant.name}/{self._name}")
+            owner = _Owner(self._clients, executor, self._job, call)
             owner.held = HeldCall(
                 f"{self._name}-{call.output}",
                 call.inputs or (BEGIN,),
@@ -174,7 +172,6 @@ class _SessionClient:
                 MODEL,
                 prompt_tokens=call.constant_tokens,
                 output_tokens=call.output_tokens,
-                outline=call.outline,
             )
             executor.add(session, owner.held, now_s)
         executor.variables.set_value(session, BEGIN, "", now_s)
@@ -196,18 +193,17 @@ class _Owner:
 
     held: HeldCall
 
-    def __init__(self, clients: Clients, executor: Executor, job: Job, call: ProgramCall, application: str) -> None:
+    def __init__(self, clients: Clients, executor: Executor, job: Job, call: ProgramCall) -> None:
         self._clients = clients
         self._executor = executor
         self._job = job
         self._call = call
-        self._application = application
 
     def on_ready(self, ready: ReadyCall) -> None:
         """Its inputs have values."""
         values = {name: ids_of(text) for name, text in ready.values.items()}
         self._executor.start(self.held, ready.ready_s)
-        promised = Promised(ready.slo, ready.objective, self._application, ready.group)
+        promised = Promised(ready.slo, ready.objective, ready.group)
         self._clients.send(self._call, values, self._job, self._ended, promised)
 
     def on_broken(self, error: PlaitError) -> None:

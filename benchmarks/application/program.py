@@ -7,7 +7,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from plait.policy.programs.variable_prefix import Constant, Outline
 from plait.policy.types import Objective
 
 ID_BYTES = 3
@@ -36,12 +35,6 @@ class ProgramCall:
     def constant_tokens(self) -> int:
         """Prompt tokens that are known before any call has run."""
         return sum(len(segment) for segment in self.segments if isinstance(segment, range))
-
-    @property
-    def outline(self) -> Outline:
-        """What is known of the prompt before any call has run."""
-        segments = (part if isinstance(part, str) else Constant(b"%r" % part, len(part)) for part in self.segments)
-        return Outline.of(segments, 0)
 
     def prompt(self, values: Mapping[str, Sequence[int]]) -> array[int]:
         """The prompt's token ids; `values` of all inputs."""

@@ -71,7 +71,9 @@ class VllmFleet:
         return sum(engine.cached_prompt_tokens() for engine in self.engines.values())
 
 
-def new_gateway(name: str, engines: Mapping[str, VllmServer], model: Path, folder: Path, policy: str = "e2") -> Server:
+def new_gateway(
+    name: str, engines: Mapping[str, VllmServer], model: Path, folder: Path, policy: str = "plait"
+) -> Server:
     """A gateway over these engines that places by `policy`; not started yet."""
     port = free_port()
     config = {

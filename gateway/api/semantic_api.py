@@ -24,7 +24,6 @@ from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.prompt_outline import outline_of
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.submission import SessionId, Submission, VariableName
 from plait.gateway.programs.submitted_call import SubmittedCall
@@ -185,7 +184,6 @@ class SemanticApi:
             objective=annotations.objective,
             prompt_tokens=submission.characters // CHARACTERS_PER_TOKEN,
             output_tokens=submission.output_tokens,
-            outline=outline_of(submission.opening, submission.inputs),
             held_bytes=len(incoming.body),
             fingerprint=sha256(b"submit" + incoming.body).digest(),
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from plait.backends.errors import ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
 from plait.gateway.calls.turns import TurnThreads
@@ -64,7 +63,6 @@ class CallReader:
     ) -> Delivery:
         """The call, as part of its task `group`, ready to be delivered.
 
-        The group's shared tokens are guessed from the length of texts; they are scaled by this call's real tokens.
         Raises `CallerError` for a call that no engine can take, `NoEngineError` while no engine of the model is up.
         """
         self.router.models.check(request.model)
@@ -82,8 +80,7 @@ class CallReader:
             slo=annotations.slo,
             objective=annotations.objective,
             priority=annotations.priority,
-            application=None if annotations.session is None else f"{incoming.tenant}/{annotations.session}",
-            group=None if group is None else _measured(group, prompt.tokens, len(incoming.body)),
+            group=group,
             output_limit=request.output_limit,
             streamed=bool(request.stream),
         )
@@ -154,9 +151,3 @@ class CallReader:
                 f"{prompt_tokens} of prompt and {request.output_limit or 1} of output. Shorten one of them.",
                 param="messages" if isinstance(request, ChatRequest) else "prompt",
             )
-
-
-def _measured(group: TaskGroup, prompt_tokens: int, body_bytes: int) -> TaskGroup:
-    """The group with its guessed shared tokens corrected by the real tokens of one call's body."""
-    tokens_per_guess = prompt_tokens * CHARACTERS_PER_TOKEN / body_bytes
-    return replace(group, shared_tokens=int(group.shared_tokens * tokens_per_guess))

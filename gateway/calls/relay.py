@@ -111,12 +111,13 @@ class Relay:
     async def _attempt(self, journey: _Journey, send: Send) -> str | None:
         """Place the call and run it there; returns what is wrong with the answer, as `Exchange.run` does."""
         delivery, journey.exchange = journey.delivery, None
-        placement = self._router.select(delivery.call, prefer=delivery.continues_on, avoid=journey.avoids)
+        now_s = loop_time_s()
+        placement = self._router.select(delivery.call, now_s, prefer=delivery.continues_on, avoid=journey.avoids)
         engine = self._router.engines[placement.engine_id]
         if placement.engine_id in journey.avoids and journey.failures and not _may_repeat(journey.failures[-1][1]):
             raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")
         link = self._links[placement.engine_id]
-        booking = self._router.book(delivery.call, placement, loop_time_s())
+        booking = self._router.book(delivery.call, placement, now_s)
         self._gate.placed(journey.ticket)
         self._metrics.placed(booking)
         gaps = self._metrics.gaps.of(delivery.call.model, placement.engine_id)

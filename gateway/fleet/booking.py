@@ -8,7 +8,7 @@ from enum import StrEnum
 from math import inf
 
 from plait.policy.placement.load import LedgerEntry
-from plait.policy.placement.outstanding import Work
+from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.prefix.node import Node
 from plait.policy.prefix.residency import Victim
 from plait.policy.types import Call, Placement
@@ -40,7 +40,7 @@ class Booking:
     """The placement of a call, and its entries in the engine's books, which are corrected or undone when it ends.
 
     `taken_tokens` were subtracted from the engine's free tokens; its latest report was then number `report_number`.
-    `work` is the call's share of the engine's outstanding work. `victims` are the prefixes that the call is expected to
+    `context_tokens` is the call's share of the engine's. `victims` are the prefixes that the call is expected to
     evict. The prompt is expected to take `prefill_s`. The first byte of the answer is late from `late_s` and due at
     `due_s`. `client_is_slow` is True while a piece of the answer waits for the client to read. `overtaken` counts later
     calls that were served first although they are about as large. `give_up` ends the wait for the first byte.
@@ -50,10 +50,11 @@ class Booking:
     placement: Placement
     leaf: Node
     entry: LedgerEntry
-    work: Work
+    context_tokens: float
     booked_s: float
     taken_tokens: float
     report_number: int
+    prefill: Prefill
     victims: list[Victim]
     state: BookingState = BookingState.BOOKED
     first_token_s: float | None = None

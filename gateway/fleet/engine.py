@@ -14,10 +14,10 @@ import msgspec
 
 from plait.backends.protocol.cache_state import CacheState, EngineKind
 from plait.gateway.fleet.booking import Booking, BookingState, CallUsage
-from plait.gateway.fleet.engine_queue import EngineQueue
 from plait.gateway.fleet.health import Health
 from plait.gateway.fleet.progress import Progress
-from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.engine_view import DEFAULT_BATCH_TOKENS, EngineView
+from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.prefix.node import Node
 from plait.policy.types import Call, Placement
 
@@ -38,7 +38,6 @@ class FleetEngine:
     kv_tokens: int | None
     models: Mapping[str, int | None] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
-    queue: EngineQueue = field(default_factory=EngineQueue)
     epoch: str | None = None
     cursor: int | None = None
     reports: bool | None = None
@@ -60,26 +59,29 @@ class FleetEngine:
         view, missed_tokens = self.view, placement.missed_tokens
         view.residency.book(leaf)
         entry = view.ledger.book(leaf, missed_tokens, call.prompt_tokens, now_s)
-        work = view.expected_work(call, missed_tokens, entry.prefill_s)
+        context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
         view.outstanding += 1
-        view.work.add(work)
+        view.context_tokens += context_tokens
         taken_tokens, victims = 0.0, []
         if view.free_tokens is not None:
             taken_tokens = min(view.free_tokens, missed_tokens)
             view.free_tokens -= taken_tokens
             victims = view.residency.expect_eviction(ceil((missed_tokens - taken_tokens) / self.block_tokens))
-        booking = Booking(call, placement, leaf, entry, work, now_s, taken_tokens, self.report_number, victims)
+        attention_s = view.cost_model.attention_time_s(missed_tokens, placement.cached_tokens)
+        prefill = Prefill(missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed)
+        booking = Booking(
+            call, placement, leaf, entry, context_tokens, now_s, taken_tokens, self.report_number, prefill, victims
+        )
         self.progress.book(booking, entry.prefill_s, _answer_s(call, view))
-        self.queue.book(booking, entry.prefill_s)
+        view.queue.add(prefill)
         return booking
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The prompt has been computed."""
         booking.enter(BookingState.STREAMING)
         booking.first_token_s = now_s
-        booking.work = self.view.work.prefilled(booking.work)
         self.progress.first_byte(booking, now_s)
-        self.queue.first_byte(booking, now_s)
+        self.view.queue.computed(booking.prefill, now_s)
         self._end_expectation(booking)
 
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
@@ -142,7 +144,7 @@ class FleetEngine:
             residency.resident.store(run.parent, run.hashes)
         self.reports, self.epoch, self.cursor, self.kind = True, state.epoch, state.cursor, state.kind
         self.view.free_tokens = float(state.kv_free_tokens)
-        self.view.kv_tokens = state.kv.total_blocks * state.block_tokens
+        self.view.batch_tokens = state.iteration.budget_tokens or DEFAULT_BATCH_TOKENS
         self.last_report = msgspec.structs.replace(state, stored=[], removed=[])
         self.report_number += 1
         while self.unconfirmed and self.unconfirmed[0][0] <= requested_s:
@@ -152,7 +154,6 @@ class FleetEngine:
         """The engine has no usable cache-state report. Its cache is estimated from the calls placed there."""
         self.reports, self.cursor, self.epoch, self.kind = False, None, None, None
         self.view.free_tokens = self.last_report = None
-        self.view.kv_tokens = self.kv_tokens
         self.report_number += 1
         while self.unconfirmed:
             self._assume_stored(self.unconfirmed.popleft()[1])
@@ -174,18 +175,17 @@ class FleetEngine:
         """Assert the invariants; for tests."""
         self.view.residency.check()
         self.view.ledger.check()
-        self.view.work.check()
-        assert self.view.outstanding == self.view.work.calls >= 0
+        assert self.view.outstanding >= len(self.view.queue)
         self.progress.check(self.view.outstanding)
-        self.queue.check()
+        self.view.queue.check()
 
     def _leave(self, booking: Booking, now_s: float, *, stored: bool) -> None:
         """Remove an ended call. Stored blocks of an engine that reports stay expected until a later report."""
         view = self.view
         view.outstanding -= 1
-        view.work.remove(booking.work)
+        view.context_tokens = view.context_tokens - booking.context_tokens if view.outstanding else 0.0
         self.progress.leave(booking)
-        self.queue.leave(booking)
+        view.queue.leave(booking.prefill, now_s)
         self._end_expectation(booking)
         if not stored:
             view.residency.unbook(booking.leaf)

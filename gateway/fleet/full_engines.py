@@ -23,7 +23,7 @@ class FullEngines:
         """An engine's queue has changed."""
         if self._backlog_s == inf:
             return
-        if engine.queue.wait_s(now_s) >= self._backlog_s:
+        if engine.view.queue.wait_s(now_s) >= self._backlog_s:
             self._full.add(engine.view.engine_id)
         else:
             self._full.discard(engine.view.engine_id)

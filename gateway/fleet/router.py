@@ -26,8 +26,9 @@ from plait.policy.cost_model import CostModel
 from plait.policy.placement.continuation import continue_on
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
-from plait.policy.placement.policies import POLICIES, Situation
-from plait.policy.placement.reservation import Reservations
+from plait.policy.placement.policies import POLICIES
+from plait.policy.placement.situation import Policy, Situation
+from plait.policy.placement.traffic import Traffic
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
@@ -54,7 +55,7 @@ class Router:
 
     def __init__(
         self,
-        policy: str = "e2",
+        policy: str | Policy = "plait",
         *,
         block_tokens: int = MIN_TREE_BLOCK_TOKENS,
         window_s: float = DEFAULT_WINDOW_S,
@@ -63,48 +64,45 @@ class Router:
         jitter: Jitter = lambda: 0.0,
         engine_backlog_s: float = inf,
     ) -> None:
-        self.policy = policy
         self.block_tokens = block_tokens
         self.tree = PrefixTree()
         self.engines: dict[str, FleetEngine] = {}
         self.models = ServedModels(self.engines, expected_models)
         self.full = FullEngines(self.engines, self.models, engine_backlog_s)
         self.health = FleetHealth(self.engines, self.models, self._fleet_changed, jitter)
-        self.reservations = Reservations(window_s)
         self.retries = RetryBudgets()
-        self._select = POLICIES[policy]
+        self._select = POLICIES[policy] if isinstance(policy, str) else policy
+        self._traffic: dict[str, Traffic] = {}
+        self._no_traffic = Traffic(window_s, prior_output_tokens)
         self._window_s = window_s
         self._prior_output_tokens = prior_output_tokens
         self._placed: Counter[str] = Counter()
 
     # A call's way through the fleet.
 
-    def select(self, call: Call, *, prefer: str | None = None, avoid: Collection[str] = ()) -> Placement:
+    def select(self, call: Call, now_s: float, *, prefer: str | None = None, avoid: Collection[str] = ()) -> Placement:
         """Choose an engine; raises `ModelNotFoundError` or `NoEngineError`. Changes nothing.
 
         `prefer` is the engine that ran the call which this one continues. The call goes there if that engine takes
-        calls. A call with engines to `avoid` is placed without its task group. It goes to one of them only if there is
-        no other engine.
+        calls. The call goes to an engine to `avoid` only if there is no other.
         """
         assert call.block_tokens == self.block_tokens
-        engines, reservation = self.models.eligible(call.model), self.reservations.of(call)
+        engines = self.models.eligible(call.model)
         path, turn = self.tree.match(call.block_hashes), self._placed[call.model]
+        traffic = self._traffic.get(call.model, self._no_traffic)
         if prefer is not None and prefer not in avoid:
             view = next((view for view in engines if view.engine_id == prefer), None)
             if view is not None:
-                return continue_on(view, call, Situation(path, engines, turn, reservation))
-        if reservation is None:  # a task group has chosen its places
-            engines = list(self.full.with_room(engines))
+                return continue_on(view, call, Situation(path, engines, turn, now_s, traffic))
+        candidates = self.full.with_room(engines)
         if avoid:
-            engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
-            reservation = None
-        return self._select(call, Situation(path, engines, turn, reservation))
+            candidates = [engine for engine in candidates if engine.engine_id not in avoid] or candidates
+        return self._select(call, Situation(path, candidates, turn, now_s, traffic))
 
     def book(self, call: Call, placement: Placement, now_s: float) -> Booking:
         """Record a placement.
 
-        The engine is expected to hold the prompt's blocks. The call's work counts in the window. The places chosen for
-        the rest of its task group are reserved.
+        The engine is expected to hold the prompt's blocks. The call's work counts in the window.
         """
         leaf = self.tree.insert(call.block_hashes)
         engine = self.engines[placement.engine_id]
@@ -113,7 +111,7 @@ class Router:
         self.retries.begin(call.model)
         self.full.note(engine, now_s)
         self._placed[call.model] += 1
-        self.reservations.book(call, placement, now_s)
+        self._traffic.setdefault(call.model, Traffic(self._window_s, self._prior_output_tokens))
         return booking
 
     def first_token(self, booking: Booking, now_s: float) -> None:
@@ -133,6 +131,7 @@ class Router:
             engine.release(booking, now_s, delivered=True)
         else:
             engine.settle(booking, usage, now_s)
+            self._traffic[booking.call.model].ended(usage.output_tokens, now_s)
         self._left(booking, now_s)
         return self.health.succeeded(engine, booking, now_s)
 
@@ -170,7 +169,7 @@ class Router:
         `hang_s` is the shortest silence that counts as a hang.
         """
         ledger = LoadLedger(cost_model, self._window_s, self._prior_output_tokens)
-        view = EngineView(engine_id, cost_model, ledger, Residency(engine_id, self.tree), kv_tokens=kv_tokens)
+        view = EngineView(engine_id, cost_model, ledger, Residency(engine_id, self.tree))
         self.engines[engine_id] = FleetEngine(
             view, health or Health(), self.block_tokens, kv_tokens, progress=Progress(hang_s)
         )
@@ -206,28 +205,23 @@ class Router:
             self.engines[engine_id].no_reports()
 
     def age(self, now_s: float) -> None:
-        """Drop placements and reservations older than the window. Called about once a second."""
+        """Drop placements older than the window. Called about once a second."""
         for engine in self.engines.values():
             engine.age(now_s)
-        self.reservations.age(now_s)
 
     def check(self) -> None:
         """Assert that the state is consistent; for tests."""
         self.tree.check()
         for engine in self.engines.values():
             engine.check()
-        self.reservations.check()
         outstanding = sum(engine.view.outstanding for engine in self.engines.values())
-        assert self.reservations.running <= outstanding
         self.retries.check(outstanding)
 
     def _left(self, booking: Booking, now_s: float) -> None:
         """The call is on no engine any more."""
         self.full.note(self.engines[booking.placement.engine_id], now_s)
-        self.reservations.leave(booking.call)
         self.retries.end(booking.call.model)
         self.health.left(booking)
 
     def _fleet_changed(self) -> None:
         self.models.refresh()
-        self.reservations.restrict(self.models.eligible_ids())

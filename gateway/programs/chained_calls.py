@@ -27,7 +27,6 @@ from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
-from plait.gateway.programs.prompt_outline import outline_of
 from plait.gateway.programs.recorded_answer import RecordedAnswer
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.stranded import stranded
@@ -176,7 +175,6 @@ def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> Hel
         objective=annotations.objective,
         prompt_tokens=len(incoming.body) // CHARACTERS_PER_TOKEN,
         output_tokens=request.output_limit,
-        outline=outline_of(request, annotations.inputs),
         held_bytes=len(incoming.body),
         fingerprint=None if wanted is None else _fingerprint(asked),
     )

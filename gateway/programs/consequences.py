@@ -17,7 +17,6 @@ from plait.gateway.timer import At
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph_effects import Effects
 from plait.policy.programs.request_graph_state import Cause
-from plait.policy.programs.variable_prefix import NO_OUTLINE
 
 Prediction = Callable[[str, int, int | None], float]
 """Predicts the seconds that a call takes alone on an engine.
@@ -106,7 +105,6 @@ class Consequences:
         del session.calls[call.call_id]
         session.account(-call.held_bytes)
         session.hold(-call.forget_text())
-        call.outline = NO_OUTLINE
         self._gathering.drop(call)
 
     def lose(self, calls: Sequence[HeldCall]) -> None:

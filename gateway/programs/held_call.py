@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 from plait.backends.errors import PlaitError
 from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.transforms import Transform
-from plait.policy.programs.variable_prefix import NO_OUTLINE, Outline
 from plait.policy.types import Objective, Slo, TaskGroup
 
 
@@ -68,10 +67,9 @@ class HeldCall:
     """One call. `outputs` are in the order in which it produces them. `slo` and `objective` are its own annotations.
 
     `prompt_tokens` (without the inputs) is a guess and `output_tokens` is the output limit (None: no limit); they are
-    used for `predicted_s`. `outline` is the outline of the prompt, kept until the call ends. `held_bytes` is the memory
-    that the call holds. `fingerprint` is equal for a request and its repetition; None if the request may not be
-    repeated. `clients` counts the clients that wait for the call. `text` is the current output's text so far. It is
-    given up if it cannot become a value, because of `text_problem`.
+    used for `predicted_s`. `held_bytes` is the memory that the call holds. `fingerprint` is equal for a request and its
+    repetition; None if the request may not be repeated. `clients` counts the clients that wait for the call. `text` is
+    the current output's text so far. It is given up if it cannot become a value, because of `text_problem`.
     """
 
     call_id: str
@@ -83,7 +81,6 @@ class HeldCall:
     objective: Objective | None = None
     prompt_tokens: int = 0
     output_tokens: int | None = None
-    outline: Outline = NO_OUTLINE
     held_bytes: int = 0
     fingerprint: bytes | None = None
     clients: int = 1

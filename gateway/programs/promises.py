@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 
-from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.session import Session
 from plait.policy.programs.objectives_slo import slo_of
 from plait.policy.programs.objectives_stage import Stage
-from plait.policy.programs.variable_prefix import shared_segments
 from plait.policy.types import TaskGroup
 
 Group = tuple[TaskGroup, float]
@@ -38,12 +36,10 @@ def _promised(session: Session, call: HeldCall, group_of: Callable[[Stage], Grou
 
 
 def _group(session: Session, stage: Stage) -> Group:
-    """The task group of a stage. One of its calls is ready, so every variable that its calls share has a value."""
+    """The task group of a stage."""
     members = [session.calls[call_id] for call_id in session.deductions.members(stage)]
-    shared = shared_segments(call.outline for call in members)
-    shared_tokens = members[0].outline.tokens(shared, lambda name: len(session.values[name]) // CHARACTERS_PER_TOKEN)
     name = f"{session.tenant.name}/{session.session_id}/{stage.awaited}/{stage.distance}"
-    return TaskGroup(name, len(members), shared_tokens), max(call.predicted_s for call in members)
+    return TaskGroup(name, len(members)), max(call.predicted_s for call in members)
 
 
 def _jct_shares(session: Session, calls: Iterable[HeldCall], now_s: float) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`plait demo --compare`: the same shared-prefix calls through round robin and through E2, on equal engines.
+"""`plait demo --compare`: the same shared-prefix calls through several policies, on equal engines.
 
 By default, the real router and the real engine cores run in virtual time. `live` sends the calls to real servers.
 """
@@ -26,6 +26,7 @@ from plait.gateway.simulation.workload import (
     select_working_set,
 )
 from plait.policy.placement.policies import POLICIES
+from plait.policy.placement.situation import Policy
 from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
 
 MODEL = "demo"
@@ -39,7 +40,7 @@ class Experiment:
     """The inputs. `working_set` is in units of one engine's KV cache, `rate` in units of round robin's saturation."""
 
     traces: Path | None = None
-    policies: tuple[str, ...] = ("round_robin", "e2")
+    policies: tuple[str, ...] = ("round_robin", "e2", "plait")
     calls: int = 6000
     seed: int = 1
     zipf: float = 1.1
@@ -115,7 +116,7 @@ def saturation_rate(experiment: Experiment, workload: Workload, progress: Progre
 
 
 def simulate(
-    experiment: Experiment, workload: Workload, policy: str, rate_per_s: float | None, progress: Progress
+    experiment: Experiment, workload: Workload, policy: str | Policy, rate_per_s: float | None, progress: Progress
 ) -> list[CallRecord]:
     """Run the workload in virtual time. Calls arrive at a Poisson rate; None: all at once."""
     profile = load_profile(experiment.profile)
@@ -128,7 +129,8 @@ def simulate(
             name=engine_id, model=MODEL, kv_tokens=workload.kv_tokens, block_tokens=experiment.block_tokens
         )
         engines[engine_id] = Engine(settings, profile.cost_model())
-    label = f"{policy} at {rate_per_s:.2f}/s" if rate_per_s else f"{policy}, saturated"
+    name = policy if isinstance(policy, str) else "policy"
+    label = f"{name} at {rate_per_s:.2f}/s" if rate_per_s else f"{name}, saturated"
     simulation = Simulation(
         router, engines, MODEL, progress=lambda finished: progress(label, finished, len(workload.calls))
     )

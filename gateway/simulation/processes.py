@@ -25,7 +25,7 @@ class FleetPlan:
     engine_port: int = 8101
     engines: int = 4
     model: str = "demo"
-    policy: str = "e2"
+    policy: str = "plait"
     profile: str = "a6000-mistral-7b"
     kv_tokens: int
     block_tokens: int = 16

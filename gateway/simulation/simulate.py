@@ -42,7 +42,7 @@ class SimulatedCall:
     """One call of a workload. It generates exactly `output_tokens`, with the ids from `first_output_id` on.
 
     If `first_output_id` is None, the ids are unique, so that the output fills the cache but never matches. The times of
-    `slo` count from `arrives_s`. `objective`, `application` and `group` are as in `Call`.
+    `slo` count from `arrives_s`. `objective` and `group` are as in `Call`.
     """
 
     arrives_s: float
@@ -51,7 +51,6 @@ class SimulatedCall:
     prefix: str = ""
     slo: Slo | None = None
     objective: Objective | None = None
-    application: str | None = None
     group: TaskGroup | None = None
     first_output_id: int | None = None
 
@@ -160,10 +159,9 @@ class Simulation:
             prompt.tree_chain.hashes,
             slo=simulated.slo,
             objective=simulated.objective,
-            application=simulated.application,
             group=simulated.group,
         )
-        placement = router.select(call)
+        placement = router.select(call, now_s)
         booking = router.book(call, placement, now_s)
         record = CallRecord(
             prefix=simulated.prefix,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
 
 from plait.policy.cost_model import CostModel
 from plait.policy.placement.load import LoadLedger
-from plait.policy.placement.outstanding import OutstandingWork, Work
+from plait.policy.placement.prefill_queue import PrefillQueue
 from plait.policy.prefix.residency import Residency
-from plait.policy.types import Call
+
+DEFAULT_BATCH_TOKENS = 2048
+"""The token budget of an iteration if the engine does not report it: vLLM's default for serving."""
 
 
 @dataclass(slots=True, eq=False)
@@ -17,8 +18,8 @@ class EngineView:
     """One engine's figures. The router owns and updates them; the policies read them.
 
     `free_tokens` is the part of the KV cache that no block fills: the reported number, less the tokens booked since
-    then. It is None if the engine reports none; no eviction is expected then. `kv_tokens` is the size of the KV cache,
-    None if not known.
+    then. It is None if the engine reports none; no eviction is expected then. `context_tokens` are the prompts of the
+    `outstanding` calls, with half of the expected answer each. `batch_tokens` is the token budget of an iteration.
     """
 
     engine_id: str
@@ -27,18 +28,26 @@ class EngineView:
     residency: Residency
     free_tokens: float | None = None
     outstanding: int = 0
-    kv_tokens: int | None = None
-    work: OutstandingWork = field(default_factory=OutstandingWork)
+    context_tokens: float = 0.0
+    queue: PrefillQueue = field(default_factory=PrefillQueue)
+    batch_tokens: int = DEFAULT_BATCH_TOKENS
 
-    @property
-    def room_tokens(self) -> float:
-        """The KV cache less the outstanding calls' tokens; infinite if not known. Cached prefixes can be evicted."""
-        return inf if self.kv_tokens is None else self.kv_tokens - self.work.kv_tokens
+    def queue_s(self, now_s: float) -> float:
+        """Seconds until the prompts that wait here are computed."""
+        queue = self.queue
+        if not len(queue):
+            return 0.0
+        decodes = self.outstanding - len(queue)
+        return self.drain_s(queue.tokens, decodes) + queue.attention_s - queue.progress_s(now_s)
 
-    def expected_work(self, call: Call, missed_tokens: int, prefill_s: float) -> Work:
-        """The work of `call` on this engine if `missed_tokens` are not cached and their prefill takes `prefill_s`."""
-        output_tokens = self.ledger.mean_output_tokens
-        if call.unannotated:
-            return Work(kv_tokens=missed_tokens + output_tokens)
-        decode_s = self.cost_model.decode_time_s(output_tokens, call.prompt_tokens)
-        return Work(call.served_as, call.application, prefill_s, decode_s, missed_tokens + output_tokens)
+    def drain_s(self, tokens: int, decodes: int) -> float:
+        """Seconds in which the engine computes `tokens` of prompts while `decodes` calls decode, without attention.
+
+        Each iteration has a token for each decode. The others are the prompts'.
+        """
+        costs = self.cost_model
+        full, rest = divmod(tokens, max(1, self.batch_tokens - decodes))
+        seconds = full * costs.forward(self.batch_tokens)
+        if rest:
+            seconds += costs.forward(rest + decodes)
+        return seconds / costs.efficiency

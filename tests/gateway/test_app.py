@@ -14,7 +14,7 @@ from plait.gateway.config import Config
 from plait.gateway.config_file import parse_config
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.health import HealthState
-from plait.policy.types import Call
+from plait.policy.types import Call, PlacementReason
 
 ENGINES: list[dict[str, Any]] = [{"name": "a", "url": "http://127.0.0.1:1"}, {"name": "b", "url": "http://127.0.0.1:9"}]
 
@@ -110,9 +110,9 @@ async def test_metrics_show_the_fleet(served: Served) -> None:
     router = served.gateway.router
     router.health.answered("a", {"m": None})
     call = Call("c", "m", 129, 64, [1, 2])
-    ended = router.book(call, router.select(call), 0.0)
+    ended = router.book(call, router.select(call, 0.0), 0.0)
     router.settle(ended, CallUsage(129, 1), 1.0)
-    router.book(call, router.select(call), 2.0)
+    router.book(call, router.select(call, 2.0), 2.0)
     lines = (await served.http.get("/metrics")).text.splitlines()
     assert 'plait_engine_up{engine="a"} 1.0' in lines
     assert 'plait_engine_up{engine="b"} 0.0' in lines
@@ -131,7 +131,8 @@ def test_configuration_reaches_the_router() -> None:
     }
     router = build_router(parse_config({"engines": engines, **sections}, "test"))
     small, big = router.engines["a"], router.engines["b"]
-    assert router.policy == "least_outstanding"
+    router.health.answered("b", {"big": None})
+    assert router.select(Call("c", "big", 1, 64, []), 0.0).reason is PlacementReason.LEAST_OUTSTANDING
     assert (small.kv_tokens, big.kv_tokens) == (640, 225_000)
     assert small.view.cost_model.prefill_time_s(1_000) > big.view.cost_model.prefill_time_s(1_000)
     assert (small.view.ledger.window_s, small.view.ledger.mean_output_tokens) == (5.0, 7)

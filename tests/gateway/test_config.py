@@ -38,7 +38,7 @@ def test_an_engine_is_all_a_file_needs() -> None:
     assert (config.server.api_keys, config.server.shutdown_grace_s) == ((), 30.0)
     assert (config.log.level, config.log.format) == ("info", "auto")
     assert (config.placement.policy, config.placement.window_s, config.placement.prior_output_tokens) == (
-        "e2",
+        "plait",
         180.0,
         128,
     )
@@ -96,7 +96,7 @@ def test_an_unknown_key_like_no_other_lists_the_known_ones() -> None:
         ("server", "host", "http://a", '"http://a": expected a host name or an IP address, without a port'),
         ("server", "shutdown_grace_s", -0.5, "-0.5: expected a number of seconds, 0 or more"),
         ("log", "format", "xml", '"xml": expected one of "auto", "console", "json"'),
-        ("placement", "policy", 3, '3: expected one of "e2", "round_robin", "least_outstanding"'),
+        ("placement", "policy", 3, '3: expected one of "plait", "e2", "round_robin", "least_outstanding"'),
         ("placement", "window_s", 0, "0: expected a number of seconds above 0"),
         ("placement", "window_s", float("inf"), "Infinity: expected a number of seconds above 0"),
         ("placement", "window_s", float("nan"), "NaN: expected a number of seconds above 0"),

@@ -47,7 +47,7 @@ class Running:
 
     def book(self) -> Booking:
         call = Call("c", "m", 129, 64, [1, 2])
-        return self.router.book(call, self.router.select(call), 0.0)
+        return self.router.book(call, self.router.select(call, 0.0), 0.0)
 
     async def settled(self) -> None:
         """Until the engines that may leave have left."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from plait.backends.protocol.openai import CompletionRequest, parse_request
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import TEXT_PATH, CallReader, Incoming
-from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config
 from plait.gateway.fleet.router import Router
@@ -28,20 +25,6 @@ async def read(tenant: str, session: str | None, group: TaskGroup | None = None)
     return (await reader.read(incoming, request, Annotations(session=session), group)).call
 
 
-@pytest.mark.parametrize(
-    ("tenant", "session", "application"),
-    [("t", "s", "t/s"), ("", "s", "/s"), ("t", None, None)],
-)
-async def test_an_application_is_a_session_of_a_tenant(tenant: str, session: str | None, application: str) -> None:
-    assert (await read(tenant, session)).application == application
-
-
 async def test_a_call_keeps_its_task_group() -> None:
     assert (await read("t", "s", TaskGroup("g", 3))).group == TaskGroup("g", 3)
     assert (await read("t", "s")).group is None
-
-
-async def test_what_a_group_shares_was_guessed_and_is_counted_in_the_calls_own_tokens() -> None:
-    guessed = len(BODY) // CHARACTERS_PER_TOKEN
-    group = (await read("t", "s", TaskGroup("g", 3, guessed))).group
-    assert group == TaskGroup("g", 3, 2), "8 of 8.5 guessed tokens are 2.8 of the 3 that the prompt has"

@@ -26,7 +26,7 @@ def fleet(engines: str = "abcd") -> Router:
 
 def call_on(router: Router, engine: str, now_s: float) -> Booking:
     call = Call("c", "m", 100, 64, [1])
-    return router.book(call, router.select(call, prefer=engine), now_s)
+    return router.book(call, router.select(call, now_s, prefer=engine), now_s)
 
 
 def fail(router: Router, engine: str, now_s: float, failure: Failure = Failure("closed")) -> HealthState:  # noqa: B008
@@ -46,7 +46,7 @@ def ejected(router: Router, engine: str, now_s: float = 0.0) -> Router:
 
 def test_an_ejected_engine_gets_no_calls() -> None:
     router = ejected(fleet(), "b")
-    placed = {router.select(Call("c", "m", 100, 64, [number])).engine_id for number in range(8)}
+    placed = {router.select(Call("c", "m", 100, 64, [number]), 0.0).engine_id for number in range(8)}
     assert "b" not in placed
     assert router.models.serving("m") == 3
 
@@ -72,10 +72,10 @@ def test_the_only_engine_of_a_model_is_never_ejected() -> None:
 def test_a_sick_engine_is_better_than_none() -> None:
     router = ejected(fleet("ab"), "a")
     router.health.unreachable("b")
-    assert router.select(Call("c", "m", 100, 64, [])).engine_id == "a"
+    assert router.select(Call("c", "m", 100, 64, []), 0.0).engine_id == "a"
     router.health.unreachable("a")
     with pytest.raises(NoEngineError):
-        router.select(Call("c", "m", 100, 64, []))
+        router.select(Call("c", "m", 100, 64, []), 0.0)
 
 
 def test_a_failure_keeps_its_cost_and_nothing_else() -> None:

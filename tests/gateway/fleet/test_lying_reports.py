@@ -59,7 +59,7 @@ def test_whatever_an_engine_reports_calls_are_placed_and_books_return_to_zero(
                 router.report("a", report(*first, removed=tuple(second), cursor=int(now_s)), now_s)
         elif kind == "call":
             call = Call("c", "m", 4 * 64 + 1, 64, PROMPTS[first])
-            running.append(router.book(call, router.select(call), now_s))
+            running.append(router.book(call, router.select(call, now_s), now_s))
         elif kind == "end" and running:
             booking = running.pop(first % len(running))
             router.settle(booking, CallUsage(257, 3, 64), now_s)

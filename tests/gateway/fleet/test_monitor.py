@@ -236,7 +236,7 @@ async def test_an_engine_that_misses_two_probes_is_down_and_one_that_streams_is_
     async with watching(monkeypatch, fake) as router:
         await until(lambda: is_up(router))
         call = Call("c", "m", 100, 64, [1])
-        booking = router.book(call, router.select(call), 0.0)
+        booking = router.book(call, router.select(call, 0.0), 0.0)
         fake.is_silent = True
         seen = len(fake.requests)
         while len(fake.requests) < seen + 10:

@@ -28,7 +28,7 @@ def booked(
     router: Router, now_s: float, *, tokens: int = 100, streamed: bool = True, limit: int | None = 10
 ) -> Booking:
     call = Call("c", "m", tokens, 64, [], output_limit=limit, streamed=streamed)
-    placement = router.select(call, prefer="a")
+    placement = router.select(call, 0.0, prefer="a")
     assert placement.engine_id == "a"
     return router.book(call, placement, now_s)
 
@@ -86,7 +86,7 @@ def test_the_only_engine_is_waited_for(router: Router) -> None:
 def overtake(router: Router, now_s: float, *, tokens: int = 100, **more: Any) -> None:
     """A later call is served."""
     call = Call("late", "m", tokens, 64, [], **more)
-    booking = router.book(call, router.select(call, prefer="a"), now_s)
+    booking = router.book(call, router.select(call, now_s, prefer="a"), now_s)
     if call.streamed:
         router.first_token(booking, now_s)
     router.settle(booking, CallUsage(tokens, 1), now_s)

@@ -65,7 +65,7 @@ def cached(router: Router, text: str, engine: str = "a") -> int:
 def test_a_model_that_nobody_knows_is_the_callers_mistake() -> None:
     router = new_router("a")
     with pytest.raises(ModelNotFoundError, match=r"'x' does not exist\. Models served here: m\.") as caught:
-        router.select(call("q", "x"))
+        router.select(call("q", "x"), 0.0)
     assert (caught.value.status, caught.value.param) == (404, "model")
 
 
@@ -73,13 +73,13 @@ def test_a_model_whose_engines_are_down_is_not() -> None:
     router = new_router("a", "b")
     assert router.health.unreachable("a") is not None
     assert router.health.unreachable("a") is None
-    assert router.select(call("q")).engine_id == "b"
+    assert router.select(call("q"), 0.0).engine_id == "b"
     router.health.unreachable("b")
     with pytest.raises(NoEngineError) as caught:
-        router.select(call("q"))
+        router.select(call("q"), 0.0)
     assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
     assert router.health.answered("a", {"m": None}) is not None
-    assert router.select(call("q")).engine_id == "a"
+    assert router.select(call("q"), 0.0).engine_id == "a"
 
 
 def test_before_any_engine_answered_nothing_is_known() -> None:
@@ -90,7 +90,7 @@ def test_before_any_engine_answered_nothing_is_known() -> None:
     assert (router.models.names, router.models.serving("m")) == (set(), 0)
 
 
-@pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
+@pytest.mark.parametrize("policy", ["plait", "e2", "round_robin", "least_outstanding"])
 def test_a_call_goes_only_where_its_model_is(policy: str) -> None:
     router = new_router("a", "b", "c", policy=policy)
     router.health.answered("b", {"m": None, "n": None})
@@ -99,44 +99,44 @@ def test_a_call_goes_only_where_its_model_is(policy: str) -> None:
     for number in range(8):
         for model, engines in chosen.items():
             one = call(f"{model}{number}", model)
-            placement = router.select(one)
+            placement = router.select(one, 0.0)
             router.book(one, placement, float(number))
             engines.add(placement.engine_id)
     assert chosen == {"m": {"a", "b"}, "n": {"b", "c"}}
     assert (router.models.serving("m"), router.models.serving("n"), router.models.names) == (2, 2, {"m", "n"})
     router.health.answered("b", {"m": None})
-    assert (router.models.serving("n"), router.select(call("q", "n")).engine_id) == (1, "c")
+    assert (router.models.serving("n"), router.select(call("q", "n"), 0.0).engine_id) == (1, "c")
 
 
-@pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
+@pytest.mark.parametrize("policy", ["plait", "e2", "round_robin", "least_outstanding"])
 def test_a_call_avoids_engines_while_there_are_others(policy: str) -> None:
     router = new_router("a", "b", "c", policy=policy)
     router.report("a", report("prefix", snapshot=True), 1.0)
     for number, avoid in enumerate(({"a"}, {"a", "b"}, {"a", "b", "gone"})):
-        placement = router.select(call("prefix!"), avoid=avoid)
+        placement = router.select(call("prefix!"), 0.0, avoid=avoid)
         assert placement.engine_id not in avoid
         router.book(call("prefix!"), placement, float(number))
-    assert router.select(call("prefix!"), avoid={"a", "b", "c"}).engine_id in router.engines
+    assert router.select(call("prefix!"), 0.0, avoid={"a", "b", "c"}).engine_id in router.engines
 
 
-@pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
+@pytest.mark.parametrize("policy", ["plait", "e2", "round_robin", "least_outstanding"])
 def test_a_call_that_continues_another_goes_where_that_ran(policy: str) -> None:
     router = new_router("a", "b", "c", policy=policy)
     router.report("a", report("prefix", snapshot=True), 1.0)
     for engine, cached_tokens in (("a", 6 * 64), ("b", 0)):
-        placement = router.select(call("prefix!"), prefer=engine)
+        placement = router.select(call("prefix!"), 0.0, prefer=engine)
         assert (placement.engine_id, placement.reason) == (engine, PlacementReason.CONTINUE)
         assert (placement.cached_tokens, placement.missed_tokens) == (cached_tokens, 7 * 64 + 1 - cached_tokens)
 
 
-@pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
+@pytest.mark.parametrize("policy", ["plait", "e2", "round_robin", "least_outstanding"])
 def test_where_it_cannot_continue_the_policy_says_why_it_goes_elsewhere(policy: str) -> None:
     router = new_router("a", "b", policy=policy)
     router.health.unreachable("b")
-    reasons = {router.select(call("x"), prefer=engine).reason for engine in ("b", "gone")}
+    reasons = {router.select(call("x"), 0.0, prefer=engine).reason for engine in ("b", "gone")}
     router.health.answered("b", {"m": None})
-    reasons.add(router.select(call("x"), prefer="b", avoid={"b"}).reason)
-    assert reasons == {router.select(call("x")).reason}
+    reasons.add(router.select(call("x"), 0.0, prefer="b", avoid={"b"}).reason)
+    assert reasons == {router.select(call("x"), 0.0).reason}
     assert PlacementReason.CONTINUE not in reasons
 
 
@@ -144,8 +144,8 @@ def test_the_same_prompt_to_another_model_finds_nothing() -> None:
     router = new_router("a")
     router.health.answered("a", {"m": None, "n": None})
     router.report("a", report("prefix", snapshot=True), 1.0)
-    assert router.select(call("prefix!")).cached_tokens == 6 * 64
-    assert router.select(call("prefix!", "n")).cached_tokens == 0
+    assert router.select(call("prefix!"), 0.0).cached_tokens == 6 * 64
+    assert router.select(call("prefix!", "n"), 0.0).cached_tokens == 0
 
 
 def test_a_models_context_is_the_longest_offered_if_all_say_so() -> None:
@@ -161,25 +161,25 @@ def test_a_models_context_is_the_longest_offered_if_all_say_so() -> None:
 # Engines that come and go.
 
 
-@pytest.mark.parametrize("policy", ["e2", "round_robin", "least_outstanding"])
+@pytest.mark.parametrize("policy", ["plait", "e2", "round_robin", "least_outstanding"])
 def test_a_draining_engine_gets_no_call_not_even_one_that_continues(policy: str) -> None:
     router = new_router("a", "b", policy=policy)
     router.report("a", report("prefix", snapshot=True), 1.0)
     router.health.drain("a")
     for number in range(4):
-        placement = router.select(call("prefix!"), prefer="a", avoid={"b"} if number else ())
+        placement = router.select(call("prefix!"), 0.0, prefer="a", avoid={"b"} if number else ())
         assert placement.engine_id == "b"
         router.book(call("prefix!"), placement, float(number))
     assert (router.models.serving("m"), router.models.names) == (1, {"m"})
     router.health.drain("a", draining=False)
-    assert router.select(call("prefix!"), prefer="a").engine_id == "a"
+    assert router.select(call("prefix!"), 0.0, prefer="a").engine_id == "a"
 
 
 def test_a_model_whose_only_engine_drains_is_unavailable() -> None:
     router = new_router("a")
     router.health.drain("a")
     with pytest.raises(NoEngineError):
-        router.select(call("q"))
+        router.select(call("q"), 0.0)
 
 
 def test_the_cap_on_ejections_counts_a_draining_engine_as_lost() -> None:
@@ -194,7 +194,7 @@ def test_the_cap_on_ejections_counts_a_draining_engine_as_lost() -> None:
 def test_an_engine_is_removed_once_it_is_drained() -> None:
     router = new_router("a", "b")
     router.report("a", report("prefix", snapshot=True), 0.0)
-    booking = router.book(call("prefix!"), router.select(call("prefix!")), 1.0)
+    booking = router.book(call("prefix!"), router.select(call("prefix!"), 1.0), 1.0)
     assert booking.placement.engine_id == "a"
     with pytest.raises(EngineBusyError, match="takes calls"):
         router.remove_engine("a")
@@ -206,7 +206,7 @@ def test_an_engine_is_removed_once_it_is_drained() -> None:
     router.remove_engine("a")
     assert (list(router.engines), len(router.tree)) == (["b"], 0)
     router.check()
-    assert router.select(call("prefix!"), prefer="a").engine_id == "b"
+    assert router.select(call("prefix!"), 0.0, prefer="a").engine_id == "b"
 
 
 # What a decision sees.
@@ -214,11 +214,11 @@ def test_an_engine_is_removed_once_it_is_drained() -> None:
 
 def test_selecting_changes_nothing_and_booking_makes_the_prefix_expected() -> None:
     router = new_router("a", "b")
-    first = router.select(call("prompt"))
-    assert router.select(call("prompt")) == first
+    first = router.select(call("prompt"), 0.0)
+    assert router.select(call("prompt"), 0.0) == first
     assert len(router.tree) == 0
     router.book(call("prompt"), first, 0.0)
-    second = router.select(call("prompt?"))
+    second = router.select(call("prompt?"), 0.0)
     assert (second.engine_id, second.reason) == (first.engine_id, PlacementReason.EXPLOIT)
     assert (second.cached_tokens, second.missed_tokens) == (6 * 64, 64 + 1)
 
@@ -227,7 +227,7 @@ def test_two_equal_engines_take_calls_that_share_nothing_in_turn() -> None:
     router = new_router("a", "b")
     chosen = []
     for text in "wxyz":
-        placement = router.select(call(text))
+        placement = router.select(call(text), 0.0)
         router.book(call(text), placement, 0.0)
         chosen.append(placement.engine_id)
     assert chosen == ["a", "b", "a", "b"]
@@ -236,7 +236,7 @@ def test_two_equal_engines_take_calls_that_share_nothing_in_turn() -> None:
 def test_real_lengths_replace_predicted_ones() -> None:
     router = new_router("a")
     ledger = router.engines["a"].view.ledger
-    booking = router.book(call("four"), router.select(call("four")), 0.0)
+    booking = router.book(call("four"), router.select(call("four"), 0.0), 0.0)
     assert ledger.window_cost_s() == pytest.approx((0.010 + 0.257) + 128 * 0.011)
     router.first_token(booking, 1.0)
     router.settle(booking, CallUsage(prompt_tokens=257, output_tokens=5, cached_tokens=192), 2.0)
@@ -247,8 +247,8 @@ def test_real_lengths_replace_predicted_ones() -> None:
 
 def test_an_engine_that_does_not_tell_what_was_cached_is_taken_to_have_had_what_was_expected() -> None:
     router = new_router("a")
-    router.book(call("four"), router.select(call("four")), 0.0)
-    second = router.book(call("fours"), router.select(call("fours")), 0.0)
+    router.book(call("four"), router.select(call("four"), 0.0), 0.0)
+    second = router.book(call("fours"), router.select(call("fours"), 0.0), 0.0)
     router.settle(second, CallUsage(prompt_tokens=321, output_tokens=0), 2.0)
     assert second.entry.prefill_s == pytest.approx(0.010 + 0.065)
 
@@ -258,13 +258,13 @@ def test_room_is_as_reported_less_what_was_booked_since() -> None:
     view = router.engines["a"].view
     router.report("a", report(snapshot=True, free=10), 0.0)
     assert view.free_tokens == 160
-    booking = router.book(call("a"), router.select(call("a")), 1.0)
+    booking = router.book(call("a"), router.select(call("a"), 1.0), 1.0)
     assert view.free_tokens == 160 - 65
-    taken_back = router.book(call("zz"), router.select(call("zz")), 1.0)
+    taken_back = router.book(call("zz"), router.select(call("zz"), 1.0), 1.0)
     assert view.free_tokens == 0
     router.release(taken_back, 2.0, delivered=False)
     assert view.free_tokens == 160 - 65
-    late = router.book(call("zz"), router.select(call("zz")), 2.0)
+    late = router.book(call("zz"), router.select(call("zz"), 2.0), 2.0)
     router.report("a", report(free=8), 2.0)
     router.release(late, 3.0, delivered=False)
     assert view.free_tokens == 128, "the report did not count that call"
@@ -279,7 +279,7 @@ def test_a_call_ends_once() -> None:
     router = new_router("a")
     usage = CallUsage(65, 1)
     for end in ("settle", "release"):
-        booking = router.book(call("q"), router.select(call("q")), 0.0)
+        booking = router.book(call("q"), router.select(call("q"), 0.0), 0.0)
         router.first_token(booking, 1.0)
         if end == "settle":
             router.settle(booking, usage, 2.0)
@@ -298,7 +298,7 @@ def test_a_call_ends_once() -> None:
 
 def test_a_first_token_comes_once() -> None:
     router = new_router("a")
-    booking = router.book(call("q"), router.select(call("q")), 0.0)
+    booking = router.book(call("q"), router.select(call("q"), 0.0), 0.0)
     router.first_token(booking, 1.0)
     with pytest.raises(BookingTransitionError):
         router.first_token(booking, 2.0)
@@ -308,14 +308,14 @@ def test_a_first_token_comes_once() -> None:
 def test_a_call_that_was_not_delivered_is_forgotten() -> None:
     router = new_router("a")
     router.report("a", report("pro", snapshot=True), 0.0)
-    booking = router.book(call("prompt"), router.select(call("prompt")), 1.0)
+    booking = router.book(call("prompt"), router.select(call("prompt"), 1.0), 1.0)
     router.release(booking, 2.0, delivered=False)
     assert (cached(router, "prompt"), len(router.tree), len(router.engines["a"].view.ledger)) == (3, 3, 0)
 
 
 def test_a_call_that_aged_out_of_the_window_may_still_be_taken_back() -> None:
     router = new_router("a")
-    booking = router.book(call("prompt"), router.select(call("prompt")), 0.0)
+    booking = router.book(call("prompt"), router.select(call("prompt"), 0.0), 0.0)
     router.age(180.0)
     assert len(router.engines["a"].view.ledger) == 1, "the window is closed at its old end"
     router.age(180.1)
@@ -331,7 +331,7 @@ def test_a_call_that_aged_out_of_the_window_may_still_be_taken_back() -> None:
 def test_a_booked_prefix_is_expected_until_the_first_report_asked_for_after_the_call_ended() -> None:
     router = new_router("a")
     router.report("a", report(snapshot=True), 0.0)
-    booking = router.book(call("abcd"), router.select(call("abcd")), 1.0)
+    booking = router.book(call("abcd"), router.select(call("abcd"), 1.0), 1.0)
     router.report("a", report("ab"), 2.0)
     assert cached(router, "abcd") == 4, "it is still running"
     router.settle(booking, CallUsage(257, 1), 3.0)
@@ -347,7 +347,7 @@ def test_a_restarted_engine_has_nothing_but_what_it_says() -> None:
     router = new_router("a", "b")
     for engine in "ab":
         router.report(engine, report("abcd", snapshot=True), 0.0)
-    running = router.book(call("xy"), router.select(call("xy")), 1.0)
+    running = router.book(call("xy"), router.select(call("xy"), 1.0), 1.0)
     router.report("a", report("ab", epoch="2", snapshot=True), 2.0)
     assert (cached(router, "abcd", "a"), cached(router, "abcd", "b")) == (2, 4)
     assert cached(router, "xy", running.placement.engine_id) == 2, "calls on their way are still expected"
@@ -367,7 +367,7 @@ def test_an_engine_that_is_down_keeps_what_it_has() -> None:
 def test_a_report_in_other_blocks_is_refused_and_the_cache_estimated() -> None:
     router = new_router("a")
     router.report("a", report("ab", snapshot=True), 0.0)
-    ended = router.book(call("abcd"), router.select(call("abcd")), 1.0)
+    ended = router.book(call("abcd"), router.select(call("abcd"), 1.0), 1.0)
     router.settle(ended, CallUsage(257, 1), 2.0)
     with pytest.raises(ValueError, match="blocks of 96 tokens, but the prefix tree has blocks of 64"):
         router.report("a", report("zz", granularity=96), 3.0)
@@ -383,7 +383,7 @@ def test_an_engine_without_reports_is_taken_to_keep_what_fits_least_lately_used_
     router.no_reports("a")
     now_s = 0.0
     for text in ("abc", "xyz", "abc", "pq"):
-        booking = router.book(call(text), router.select(call(text)), now_s)
+        booking = router.book(call(text), router.select(call(text), now_s), now_s)
         router.settle(booking, CallUsage(1, 1), now_s + 1)
         now_s += 2
     assert [cached(router, text) for text in ("abc", "xyz", "pq")] == [3, 1, 2]
@@ -393,8 +393,8 @@ def test_an_engine_without_reports_is_taken_to_keep_what_fits_least_lately_used_
 def test_running_calls_are_not_evicted_from_an_estimate() -> None:
     router = new_router("a", kv_tokens=2 * 64)
     router.no_reports("a")
-    running = router.book(call("abcd"), router.select(call("abcd")), 0.0)
-    other = router.book(call("xy"), router.select(call("xy")), 0.0)
+    running = router.book(call("abcd"), router.select(call("abcd"), 0.0), 0.0)
+    other = router.book(call("xy"), router.select(call("xy"), 0.0), 0.0)
     router.settle(other, CallUsage(1, 1), 1.0)
     assert (cached(router, "abcd"), cached(router, "xy")) == (4, 2)
     router.settle(running, CallUsage(1, 1), 2.0)
@@ -404,7 +404,7 @@ def test_running_calls_are_not_evicted_from_an_estimate() -> None:
 def test_until_its_first_report_an_engine_is_estimated() -> None:
     router = new_router("a")
     assert router.engines["a"].reports is None
-    booking = router.book(call("abcd"), router.select(call("abcd")), 0.0)
+    booking = router.book(call("abcd"), router.select(call("abcd"), 0.0), 0.0)
     router.settle(booking, CallUsage(257, 1), 1.0)
     assert cached(router, "abcd") == 4
     router.report("a", report("abc", snapshot=True), 2.0)
@@ -414,7 +414,7 @@ def test_until_its_first_report_an_engine_is_estimated() -> None:
 def test_an_engine_that_stops_reporting_is_taken_to_have_stored_what_ended_unconfirmed() -> None:
     router = new_router("a")
     router.report("a", report(snapshot=True), 0.0)
-    booking = router.book(call("abcd"), router.select(call("abcd")), 1.0)
+    booking = router.book(call("abcd"), router.select(call("abcd"), 1.0), 1.0)
     router.release(booking, 2.0, delivered=True)
     router.no_reports("a")
     assert cached(router, "abcd") == 4
@@ -426,7 +426,7 @@ def test_an_engine_that_stops_reporting_is_taken_to_have_stored_what_ended_uncon
 def test_ageing_lets_go_of_what_no_engine_holds() -> None:
     router = new_router("a")
     router.report("a", report(snapshot=True), 0.0)
-    booking = router.book(call("abcd"), router.select(call("abcd")), 10.0)
+    booking = router.book(call("abcd"), router.select(call("abcd"), 10.0), 10.0)
     router.settle(booking, CallUsage(257, 1), 11.0)
     router.report("a", report("a"), 12.0)
     assert len(router.tree) == 4, "the call still counts as sharing it"
@@ -444,7 +444,7 @@ def test_a_call_on_its_way_pushes_out_the_oldest_prefix_until_it_has_its_room(st
     router = new_router("a")
     router.report("a", report("abcdef", "wxyz", snapshot=True, free=4), 0.0)  # one tree block is free
     large = call("mnopq")
-    booking = router.book(large, router.select(large), 1.0)
+    booking = router.book(large, router.select(large, 1.0), 1.0)
     assert (cached(router, "abcdef"), cached(router, "wxyz")) == (1, 4), "it fills five blocks and begins a sixth"
     if streams:
         router.first_token(booking, 2.0)
@@ -458,6 +458,6 @@ def test_a_call_that_was_not_delivered_pushes_nothing_out() -> None:
     router = new_router("a")
     router.report("a", report("abcdef", snapshot=True, free=0), 0.0)
     large = call("mnopq")
-    router.release(router.book(large, router.select(large), 1.0), 2.0, delivered=False)
+    router.release(router.book(large, router.select(large, 1.0), 1.0), 2.0, delivered=False)
     assert cached(router, "abcdef") == 6
     router.check()

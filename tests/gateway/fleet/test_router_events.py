@@ -112,10 +112,10 @@ class Fleet(RuleBasedStateMachine):
             self.now_s += 0.25
             if not self.takers:
                 with pytest.raises(NoEngineError):
-                    self.router.select(self.call(prefix))
+                    self.router.select(self.call(prefix), 0.0)
                 return
             before = state(self.router)
-            placement = self.router.select(self.call(prefix))
+            placement = self.router.select(self.call(prefix), 0.0)
             assert state(self.router) == before, "selecting has no side effects"
             assert placement.engine_id in self.takers
             held = self.expected(placement.engine_id)
@@ -130,7 +130,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(prefix=PREFIXES)
     def fail_to_deliver(self, prefix: Prefix) -> None:
         before = state(self.router)
-        booking = self.router.book(self.call(prefix), self.router.select(self.call(prefix)), self.now_s)
+        booking = self.router.book(self.call(prefix), self.router.select(self.call(prefix), self.now_s), self.now_s)
         self.router.release(booking, self.now_s, delivered=False)
         assert state(self.router) == before, "a call that was not delivered leaves no trace"
         self.ended.append(booking)

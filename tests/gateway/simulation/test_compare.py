@@ -1,4 +1,4 @@
-"""`plait demo --compare` in virtual time: its figures, its report, and that E2 wins on the built-in prompts."""
+"""`plait demo --compare` in virtual time: its figures, its report, and that ours wins on the built-in prompts."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_the_working_set_is_one_and_a_half_kv_caches() -> None:
     assert len(workload().prompts) == SMALL.calls
 
 
-def test_e2_recomputes_less_than_half_of_what_round_robin_does() -> None:
-    round_robin, e2 = report().outcomes
-    assert e2.prompt_tokens == round_robin.prompt_tokens
-    assert e2.computed_tokens <= 0.5 * round_robin.computed_tokens
+def test_ours_recomputes_less_than_half_of_what_round_robin_does() -> None:
+    round_robin, _, ours = report().outcomes
+    assert ours.prompt_tokens == round_robin.prompt_tokens
+    assert ours.computed_tokens <= 0.5 * round_robin.computed_tokens
     assert round_robin.calls_per_engine == {f"engine-{i}": 75 for i in range(4)}
-    assert sum(e2.calls_per_engine.values()) == SMALL.calls
+    assert sum(ours.calls_per_engine.values()) == SMALL.calls
 
 
 def test_saturation_is_what_round_robin_completes_under_a_backlog() -> None:
@@ -66,18 +66,18 @@ def test_the_json_report_carries_inputs_outcomes_and_claims() -> None:
     assert decoded["experiment"]["seed"] == SMALL.seed
     assert decoded["experiment"]["traces"] == "built-in"
     assert decoded["kv_tokens"] == 20_000
-    assert [outcome["policy"] for outcome in decoded["outcomes"]] == ["round_robin", "e2"]
+    assert [outcome["policy"] for outcome in decoded["outcomes"]] == ["round_robin", "e2", "plait"]
     assert {"name", "value", "target", "holds"} == set(decoded["claims"][0])
 
 
 def test_the_table_shows_every_policy_and_the_inputs() -> None:
     text = report().text()
-    for expected in ("round_robin", "e2", "seed 1", "20,000 tokens", "300 calls", "hit rate", "virtual time"):
+    for expected in ("round_robin", "e2", "plait", "seed 1", "20,000 tokens", "300 calls", "hit rate", "virtual time"):
         assert expected in text
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown placement policy 'e3'; expected any of e2"):
+    with pytest.raises(ValueError, match="unknown placement policy 'e3'; expected any of plait, e2"):
         Experiment(policies=("e2", "e3"))
 
 

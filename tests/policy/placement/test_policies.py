@@ -13,13 +13,16 @@ from dataclasses import dataclass
 import pytest
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.placement.baselines import least_outstanding, round_robin
+from plait.policy.placement.e2 import e2
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.load import LoadLedger
-from plait.policy.placement.policies import POLICIES, Policy, Situation, e2, least_outstanding, round_robin
+from plait.policy.placement.policies import POLICIES
+from plait.policy.placement.situation import Policy, Situation
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
-from plait.policy.types import Call, PlacementReason
+from plait.policy.types import Call, LoadCost, PlacementReason
 
 BLOCK_TOKENS = 10
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -354,7 +357,7 @@ def test_e2(case: Case) -> None:
     assert (placement.engine_id, placement.reason) == (case.engine, case.reason)
     assert placement.cached_tokens == case.cached
     assert placement.missed_tokens == call.prompt_tokens - case.cached
-    assert placement.cost is not None
+    assert isinstance(placement.cost, LoadCost)
     seconds = (placement.cost.window_s, placement.cost.eviction_s, placement.cost.prefill_s)
     assert [second * 1000 for second in seconds] == pytest.approx(case.cost)
     assert placement.cost.total_s == pytest.approx(sum(case.cost) / 1000)

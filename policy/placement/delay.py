@@ -1,0 +1,51 @@
+"""The policy `plait`: a call goes where it delays itself and all others least, in seconds.
+
+The delay on an engine has five parts. The call waits for the prefills before its own (queue), for its own prefill and
+for its decode. The calls that are there wait while its prompt is computed (stall). Their decodes take longer beside its
+own (slow). So exploiting a cached prefix and exploring are one comparison: a prefix is copied to another engine once
+using it costs more than computing it again. See docs/design/placement.md.
+"""
+
+from __future__ import annotations
+
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.situation import Situation, cached_blocks, placed
+from plait.policy.types import Call, DelayCost, Placement, PlacementReason
+
+LEFT_SHARE = 0.5
+"""The part of its answer that a call still has to decode, on average over the calls that are there."""
+
+
+def least_delay(call: Call, situation: Situation) -> Placement:
+    """The engine with the least delay. Ties: in turn."""
+    output_tokens = situation.traffic.expected_output_tokens(call.output_limit)
+    costs = []
+    for engine in situation.engines:
+        held_blocks = cached_blocks(call, situation, engine)
+        costs.append((delay_cost(call, engine, held_blocks, output_tokens, situation.now_s), held_blocks, engine))
+    least_s = min(cost.total_s for cost, _, _ in costs)
+    best = [chosen for chosen in costs if chosen[0].total_s == least_s]
+    cost, held_blocks, engine = best[situation.turn % len(best)]
+    exploits = 2 * held_blocks * call.block_tokens > call.prompt_tokens
+    return placed(
+        call, engine, PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE, held_blocks, cost=cost
+    )
+
+
+def delay_cost(call: Call, engine: EngineView, held_blocks: int, output_tokens: float, now_s: float) -> DelayCost:
+    """The delay of placing `call` on `engine`, which has `held_blocks` of its prompt. It answers `output_tokens`."""
+    costs, calls = engine.cost_model, engine.outstanding
+    cached_tokens = held_blocks * call.block_tokens
+    missed_tokens = call.prompt_tokens - cached_tokens
+    attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
+    decodes = calls - len(engine.queue)
+    context_tokens = engine.context_tokens
+    before_s = costs.decode_iteration_s(calls, context_tokens) if calls else 0.0
+    after_s = costs.decode_iteration_s(calls + 1, context_tokens + call.prompt_tokens + output_tokens / 2)
+    return DelayCost(
+        queue_s=engine.queue_s(now_s),
+        prefill_s=engine.drain_s(missed_tokens, decodes) + attention_s,
+        decode_s=output_tokens * after_s,
+        stall_s=calls * (costs.marginal_s(missed_tokens) + attention_s),
+        slow_s=calls * LEFT_SHARE * output_tokens * (after_s - before_s),
+    )

@@ -1,0 +1,50 @@
+"""What a placement policy is given, and what it returns.
+
+Selection has no side effects. A policy reads engine views and returns a `Placement`. The router books it. `engines`
+holds only eligible engines: healthy, not draining, serving the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.traffic import NO_TRAFFIC, Traffic
+from plait.policy.prefix.prefix_tree import Segment
+from plait.policy.types import Call, DelayCost, LoadCost, Placement, PlacementReason
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A policy's input at the time `now_s`.
+
+    `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is the number of
+    calls placed before this one. `traffic` is that of the call's model.
+    """
+
+    path: Sequence[Segment]
+    engines: Sequence[EngineView]
+    turn: int
+    now_s: float = 0.0
+    traffic: Traffic = NO_TRAFFIC
+
+
+Policy = Callable[[Call, Situation], Placement]
+
+
+def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
+    """Blocks of the prompt that the engine is expected to have cached, less any block with the last prompt token."""
+    return min(call.cacheable_blocks, engine.residency.held_blocks(situation.path))
+
+
+def placed(
+    call: Call,
+    engine: EngineView,
+    reason: PlacementReason,
+    held_blocks: int,
+    cost: LoadCost | DelayCost | None = None,
+) -> Placement:
+    """The placement of `call` on `engine`, which has `held_blocks` of its prompt."""
+    cached_tokens = held_blocks * call.block_tokens
+    return Placement(engine.engine_id, reason, cached_tokens, call.prompt_tokens - cached_tokens, cost)

@@ -1,0 +1,43 @@
+"""The traffic of one model: how long its answers are, over the whole fleet.
+
+An engine's own mean would make an engine look fast that happened to get calls with short answers.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+PRIOR_CALLS = 4.0
+"""The expected output counts as so many calls until calls have ended."""
+
+
+class Traffic:
+    """A mean that forgets exponentially over `window_s`: O(1) in time and memory.
+
+    `prior_output_tokens` is expected of an answer before any call has ended.
+    """
+
+    __slots__ = ("_ended", "_ended_s", "_output_tokens", "_prior", "_window_s")
+
+    def __init__(self, window_s: float, prior_output_tokens: float) -> None:
+        self._window_s = window_s
+        self._prior = prior_output_tokens
+        self._ended = 0.0
+        self._ended_s = 0.0
+        self._output_tokens = 0.0
+
+    def ended(self, output_tokens: int, now_s: float) -> None:
+        """A call got its whole answer."""
+        kept = exp((self._ended_s - now_s) / self._window_s) if self._ended else 1.0
+        self._ended = self._ended * kept + 1
+        self._output_tokens = self._output_tokens * kept + output_tokens
+        self._ended_s = now_s
+
+    def expected_output_tokens(self, limit: int | None) -> float:
+        """The mean length of an answer, or the call's output `limit` if that is less."""
+        mean_tokens = (self._prior * PRIOR_CALLS + self._output_tokens) / (PRIOR_CALLS + self._ended)
+        return mean_tokens if limit is None else min(mean_tokens, limit)
+
+
+NO_TRAFFIC = Traffic(1.0, 0.0)
+"""Of a model that nobody has called."""

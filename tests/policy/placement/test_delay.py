@@ -1,0 +1,148 @@
+"""The policy `plait` by hand and by a second implementation: the delay that a call causes to itself and to others.
+
+An iteration takes 10 ms, 1 ms for each new token and 10 us for each token of context. A block has 10 tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.placement.delay import delay_cost, least_delay
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.load import LoadLedger
+from plait.policy.placement.prefill_queue import Prefill
+from plait.policy.placement.situation import Situation
+from plait.policy.placement.traffic import Traffic
+from plait.policy.prefix.block_hash import chain
+from plait.policy.prefix.prefix_tree import PrefixTree
+from plait.policy.prefix.residency import Residency
+from plait.policy.types import Call, PlacementReason
+
+COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.000_01, 0.0, LongAttention())
+OUTPUT_TOKENS = 20
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine: which blocks it has cached, the missed tokens of the calls that wait, the contexts of all calls."""
+
+    cached: str = ""
+    waiting: tuple[int, ...] = ()
+    contexts: tuple[int, ...] = ()
+    batch_tokens: int = 100
+
+
+def hashes(prompt: str) -> list[int]:
+    return list(chain([ord(letter) for letter in prompt], 1, 0))
+
+
+def call_of(prompt: str, extra_tokens: int = 1) -> Call:
+    return Call("c", "m", 10 * len(prompt) + extra_tokens, 10, hashes(prompt))
+
+
+def situation(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> Situation:
+    tree = PrefixTree()
+    views = []
+    for number, engine in enumerate(engines):
+        view = EngineView(f"{number}", COSTS, LoadLedger(COSTS), Residency(f"{number}", tree))
+        view.residency.resident.store(None, hashes(engine.cached))
+        view.outstanding, view.context_tokens = len(engine.contexts), sum(engine.contexts)
+        view.batch_tokens = engine.batch_tokens
+        for tokens in engine.waiting:
+            view.queue.add(Prefill(tokens, tokens * 0.001, 0.0, 0.0))
+        views.append(view)
+    return Situation(tree.match(hashes(prompt)), views, turn, 0.0, Traffic(60.0, OUTPUT_TOKENS))
+
+
+CASES = [
+    ("an idle engine: prefill and decode", Engine(), (0, 0.071, 20 * (0.011 + 0.00071), 0, 0)),
+    ("what is cached is not computed again", Engine("prefix"), (0, 0.011, 20 * (0.011 + 0.00071), 0, 0)),
+    (
+        "61 tokens wait for 150, in an iteration of 100 and one of 50",
+        Engine(waiting=(50, 100), contexts=(50, 100)),
+        (0.110 + 0.060, 0.071, 20 * (0.013 + 0.00221), 2 * 0.061, 2 * 10 * 0.001 + 2 * 10 * 0.00071),
+    ),
+    (
+        "decodes take their tokens from the iterations",
+        Engine(contexts=(10,) * 50, batch_tokens=100),
+        (0, 0.110 + 0.071, 20 * (0.061 + 0.00571), 50 * 0.061, 50 * 10 * (0.001 + 0.00071)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "engine", "parts"), CASES, ids=[name for name, _, _ in CASES])
+def test_the_delay_by_hand(name: str, engine: Engine, parts: tuple[float, ...]) -> None:
+    assert name
+    (view,) = situation(engine).engines
+    held_blocks = 6 if engine.cached else 0
+    cost = delay_cost(call_of("prefix"), view, held_blocks, OUTPUT_TOKENS, 0.0)
+    attention_s = 0.00061
+    stalled = len(engine.contexts)
+    got = (cost.queue_s, cost.prefill_s - attention_s, cost.decode_s, cost.stall_s - stalled * attention_s, cost.slow_s)
+    assert got == pytest.approx(parts)
+
+
+def place(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> tuple[str, PlacementReason]:
+    placement = least_delay(call_of(prompt), situation(*engines, prompt=prompt, turn=turn))
+    return placement.engine_id, placement.reason
+
+
+def test_a_cached_prefix_attracts_until_using_it_costs_more_than_computing_it_again() -> None:
+    busy = [Engine("prefix", contexts=(60,) * calls) for calls in (0, 1, 8)]
+    assert [place(one, Engine()) for one in busy] == [
+        ("0", PlacementReason.EXPLOIT),
+        ("0", PlacementReason.EXPLOIT),
+        ("1", PlacementReason.EXPLORE),
+    ]
+
+
+def test_equal_engines_take_turns() -> None:
+    assert [place(Engine(), Engine(), Engine(), turn=turn)[0] for turn in range(4)] == ["0", "1", "2", "0"]
+
+
+ENGINES = st.builds(
+    Engine,
+    st.sampled_from(("", "pre", "prefix", "preface")),
+    st.lists(st.integers(0, 300), max_size=3).map(tuple),
+    st.just(()),
+    st.sampled_from((64, 100)),
+).flatmap(
+    lambda engine: st.lists(st.integers(1, 500), min_size=len(engine.waiting), max_size=8).map(
+        lambda contexts: Engine(engine.cached, engine.waiting, tuple(contexts), engine.batch_tokens)
+    )
+)
+
+
+def seconds_by_iteration(engine: Engine, tokens: int) -> float:
+    """The time in which prompts of `tokens` are computed, iteration by iteration."""
+    seconds, decodes = 0.0, len(engine.contexts) - len(engine.waiting)
+    while tokens > 0:
+        taken = min(tokens, engine.batch_tokens - decodes)
+        seconds += 0.010 + 0.001 * (taken + decodes)
+        tokens -= taken
+    return seconds
+
+
+def naive(engine: Engine, prompt: str) -> float:
+    common = next((n for n, (a, b) in enumerate(zip(engine.cached, prompt, strict=False)) if a != b), None)
+    held = min(len(engine.cached), len(prompt)) if common is None else common
+    tokens, calls = 10 * len(prompt) + 1, len(engine.contexts)
+    missed = tokens - 10 * held
+    attention_s = 0.000_01 * tokens
+    before_s = 0.010 + 0.001 * calls + 0.000_01 * sum(engine.contexts)
+    after_s = 0.010 + 0.001 * (calls + 1) + 0.000_01 * (sum(engine.contexts) + tokens + OUTPUT_TOKENS / 2)
+    own_s = seconds_by_iteration(engine, sum(engine.waiting)) + seconds_by_iteration(engine, missed) + attention_s
+    others_s = calls * (0.001 * missed + attention_s + OUTPUT_TOKENS / 2 * (after_s - before_s))
+    return own_s + OUTPUT_TOKENS * after_s + others_s
+
+
+@given(engines=st.lists(ENGINES, min_size=1, max_size=5), turn=st.integers(0, 4))
+def test_the_least_delay_of_all_engines(engines: list[Engine], turn: int) -> None:
+    costs = [naive(engine, "prefix") for engine in engines]
+    chosen, _ = place(*engines, turn=turn)
+    assert costs[int(chosen)] == pytest.approx(min(costs))

@@ -1,0 +1,204 @@
+"""Placement policies on hot shared prefixes, in virtual time: `python -m benchmarks hot_prefixes [--json PATH]`.
+
+Repeated questions about documents and tool lists whose popularity follows Zipf's law (`plait demo --compare`), at rates
+up to 2.5 times round robin's saturation: the policy that ships, E2, the least outstanding calls, LMetric, and llm-d's
+sticky prefixes. The router and the engine cores are the real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from benchmarks.mixed_prompts import DEFAULT_TRACES
+from benchmarks.placing.baselines import lmetric, sticky
+from benchmarks.schedulers.claims import Claim
+from benchmarks.schedulers.sweep import Progress
+from benchmarks.workers import run_all
+from plait.gateway.simulation.compare import Experiment, Workload, prepare, saturation_rate, simulate, summarise
+from plait.policy.placement.situation import Policy
+
+OURS: Final = "plait"
+POLICIES: Final[dict[str, str | Policy]] = {
+    OURS: OURS,
+    "e2": "e2",
+    "least_outstanding": "least_outstanding",
+    "lmetric": lmetric,
+    "sticky": sticky,
+}
+RATES: Final = (0.9, 1.5, 2.0, 2.5)
+SEEDS: Final = (1, 2, 3)
+WITHIN: Final = 1.03
+TTFT_GAIN: Final = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A workload (`manuals` or `traces`) at a rate, in units of round robin's saturation, under a policy."""
+
+    workload: str
+    rate: float
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Means over the seeds, in seconds."""
+
+    ttft_s: float
+    e2e_s: float
+    ttft_p99_s: float
+    hit_rate: float
+
+
+Results = dict[Point, Figures]
+Task = tuple[str, int]
+"""A workload with a seed: all its rates and policies."""
+
+
+class Runner:
+    """Runs tasks; the workload of each is made once."""
+
+    def __init__(self, traces: Path, experiment: Experiment, rates: Sequence[float]) -> None:
+        self._traces = traces
+        self._experiment = experiment
+        self._rates = rates
+
+    def __call__(self, task: Task) -> Results:
+        """The figures at every rate under every policy."""
+        name, seed = task
+        experiment = replace(self._experiment, traces=None if name == "manuals" else self._traces, seed=seed)
+        workload = prepare(experiment, _quiet)
+        saturation_per_s = saturation_rate(experiment, workload, _quiet)
+        return {
+            Point(name, rate, policy): _figures(experiment, workload, policy, rate * saturation_per_s)
+            for rate in self._rates
+            for policy in POLICIES
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NewRunner:
+    """Makes a runner in a worker process."""
+
+    experiment: Experiment
+    rates: tuple[float, ...]
+
+    def __call__(self, traces: Path) -> Runner:
+        """The runner."""
+        return Runner(traces, self.experiment, self.rates)
+
+
+def main() -> int:
+    """Run, print, write; returns 1 if a claim does not hold."""
+    arguments = _arguments()
+    experiment = Experiment(calls=arguments.calls, engines=arguments.engines, profile=arguments.profile)
+    names = ["manuals", *(["traces"] if arguments.traces.is_dir() else [])]
+    tasks = [(name, seed) for name in names for seed in arguments.seeds]
+    found: list[Results] = []
+    progress = Progress()
+    for number, (_, results) in enumerate(
+        run_all(NewRunner(experiment, tuple(arguments.rates)), arguments.traces, tasks, arguments.jobs), start=1
+    ):
+        found.append(results)
+        progress(number, len(tasks))
+    means = {point: _mean([results[point] for results in found if point in results]) for point in sorted_points(found)}
+    made = list(claims(means))
+    print("\n".join(markdown(means, made)))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(_report(experiment, arguments.seeds, means, made), indent=1) + "\n")
+    return int(not all(claim.holds for claim in made))
+
+
+def claims(results: Results) -> Iterator[Claim]:
+    """Never more than 3 % behind in mean E2E, and in mean TTFT ahead of every single other policy over all points."""
+    points = [point for point in results if point.policy == OURS]
+    others = [policy for policy in POLICIES if policy != OURS]
+    worst = max(
+        (results[point].e2e_s / min(results[replace(point, policy=policy)].e2e_s for policy in others), _where(point))
+        for point in points
+    )
+    yield Claim("mean E2E, the best other / plait, at the worst point", 1 / worst[0], 1 / WITHIN, worst[0] <= WITHIN,
+                worst[1])  # fmt: skip
+    gains = {
+        policy: math.exp(
+            fmean(math.log(results[replace(point, policy=policy)].ttft_s / results[point].ttft_s) for point in points)
+        )
+        for policy in others
+    }
+    best = min(gains, key=lambda policy: gains[policy])
+    gain = gains[best]
+    yield Claim("mean TTFT, the best single other / plait, geometric mean", gain, TTFT_GAIN, gain >= TTFT_GAIN, best)
+
+
+def markdown(results: Results, made: Sequence[Claim]) -> Iterator[str]:
+    """A table of mean TTFT / mean E2E, then the claims."""
+    yield "| workload, rate | " + " | ".join(POLICIES) + " |"
+    yield "|---|" + "---|" * len(POLICIES)
+    for point in results:
+        if point.policy == OURS:
+            row = [results[replace(point, policy=policy)] for policy in POLICIES]
+            cells = (f"{figures.ttft_s:.3f} / {figures.e2e_s:.2f}" for figures in row)
+            yield f"| {_where(point)} | " + " | ".join(cells) + " |"
+    yield ""
+    for claim in made:
+        word = "holds" if claim.holds else "FAILS"
+        yield f"- {word}: {claim.name}: {claim.value:.3f} (target {claim.target:.3f}; {claim.where})"
+
+
+def sorted_points(found: Sequence[Results]) -> list[Point]:
+    """All points, by workload and rate."""
+    order = list(POLICIES)
+    points = {point for results in found for point in results}
+    return sorted(points, key=lambda point: (point.workload, point.rate, order.index(point.policy)))
+
+
+def _figures(experiment: Experiment, workload: Workload, policy: str, rate_per_s: float) -> Figures:
+    outcome = summarise(policy, simulate(experiment, workload, POLICIES[policy], rate_per_s, _quiet))
+    return Figures(outcome.ttft_mean_s, outcome.e2e_mean_s, outcome.ttft_p99_s, outcome.hit_rate)
+
+
+def _mean(runs: Sequence[Figures]) -> Figures:
+    rows = [asdict(run) for run in runs]
+    return Figures(**{name: fmean(row[name] for row in rows) for name in rows[0]})
+
+
+def _where(point: Point) -> str:
+    return f"{point.workload}, {point.rate:g}"
+
+
+def _report(experiment: Experiment, seeds: Sequence[int], results: Results, made: Sequence[Claim]) -> dict[str, Any]:
+    return {
+        "experiment": "hot_prefixes",
+        "inputs": {**asdict(experiment), "policies": list(POLICIES), "seeds": list(seeds)},
+        "results": [{**asdict(point), **asdict(figures)} for point, figures in results.items()],
+        "claims": [asdict(claim) for claim in made],
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
+    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, help="default: ../shared/traces")
+    parser.add_argument("--calls", type=int, default=6000, help="of a run (default: %(default)s)")
+    parser.add_argument("--engines", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--profile", default="a6000-mistral-7b", help="default: %(default)s")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="in round robin's saturation")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: 1 2 3")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
+    return parser.parse_args()
+
+
+def _quiet(_label: str, _done: int, _total: int) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,8 @@ from typing import Final
 
 import tiktoken
 
+from plait.backends.tokenization.word_patterns import CL100K, O200K
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -23,10 +25,7 @@ class Split:
 # names. The ChatML ids are those of OpenAI's chat models.
 SPLITS: Final = {
     "cl100k_base": Split(
-        pattern=(
-            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
-            r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
-        ),
+        pattern=CL100K,
         special_tokens={
             "<|endoftext|>": 100257,
             "<|fim_prefix|>": 100258,
@@ -37,11 +36,7 @@ SPLITS: Final = {
         chatml_start=100264,
     ),
     "o200k_base": Split(
-        pattern=(
-            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        ),
+        pattern=O200K,
         special_tokens={"<|endoftext|>": 199999, "<|endofprompt|>": 200018},
         chatml_start=200264,
     ),

@@ -1,28 +1,13 @@
-"""What a tokenizer's files say of every text: how long a token can be, and where a text may be cut."""
+"""What a tokenizer's files say of every text: how long a token can be, and which ids are put around a prompt."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Any, Final
 
 NFC_SHRINKS: Final = 3
 """NFC makes at most three bytes one: a Hangul syllable of three letters, 9 bytes, has 3."""
-
-PIECE_CHARACTERS: Final = 128 * 1024
-"""Some 30 ms of a tokenizer's work, at 1 to 5 MB/s."""
-
-# Patterns that begin a new word at each letter behind a line break. Llama 3 and tiktoken's encodings count digits in
-# threes, Qwen singly.
-_WORDS: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
-KNOWN_PATTERNS: Final = frozenset({_WORDS, _WORDS.replace(r"\p{N}{1,3}", r"\p{N}")})
-
-_CUT: Final = re.compile(r"(?<=[!-~]\n)(?=[A-Za-z])")
-"""A single line break between ASCII: the known patterns end a word behind it, whatever comes later."""
 
 Files = Mapping[str, Any]
 """`tokenizer.json`, decoded."""
@@ -37,7 +22,7 @@ def longest_token_bytes(files: Files) -> int | None:
     if (
         model.get("type") != "BPE"
         or shrinks is None
-        or any(token["lstrip"] or token["rstrip"] for token in _added(files))
+        or any(token["lstrip"] or token["rstrip"] for token in added_tokens(files))
     ):
         return None
     byte_level = _is_byte_level(files.get("pre_tokenizer"))
@@ -45,38 +30,31 @@ def longest_token_bytes(files: Files) -> int | None:
         return None
     if not _knows_all_bytes(model["vocab"], byte_level=byte_level):
         return None
-    added = max((len(token["content"].encode()) for token in _added(files)), default=0)
+    added = max((len(token["content"].encode()) for token in added_tokens(files)), default=0)
     size = len if byte_level else _utf8_length  # byte-level tokens have one character for each byte
     return shrinks * max(added, max(map(size, model["vocab"]), default=0))
 
 
-def may_cut(files: Files) -> bool:
-    """Whether a text has the same ids if it is encoded in `pieces`."""
-    normalizer = files.get("normalizer")
-    return (
-        files["model"].get("type") == "BPE"
-        and (normalizer is None or normalizer.get("type") == "NFC")
-        and _has_known_words(files.get("pre_tokenizer"))
-        and not any("\n" in token["content"] or token["lstrip"] for token in _added(files))
-    )
+def ids_around(files: Files) -> tuple[list[int], list[int]] | None:
+    """The ids that are put before and behind each prompt, such as a BOS; None if they are not known."""
+    before: list[int] = []
+    after: list[int] = []
+    for processor in _listed(files.get("post_processor"), "processors"):
+        if processor["type"] == "TemplateProcessing":
+            ids = [_ids_of(part, processor["special_tokens"]) for part in processor["single"]]
+            if ids.count(None) != 1:
+                return None
+            prompt = ids.index(None)
+            before = [token for part in ids[:prompt] for token in part or ()] + before
+            after += [token for part in ids[prompt + 1 :] for token in part or ()]
+        elif processor["type"] != "ByteLevel":
+            return None
+    return before, after
 
 
-def pieces(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """The text in pieces of at most `size` characters, cut where a known pattern cuts.
-
-    A piece is longer if the text has no such place there.
-    """
-    begin = 0
-    while len(text) - begin > size:
-        cuts = [match.start() for match in _CUT.finditer(text, begin + size // 2, begin + size)]
-        cut = cuts[-1] if cuts else None
-        if cut is None:
-            found = _CUT.search(text, begin + size)
-            cut = found.start() if found else len(text)
-        yield text[begin:cut]
-        begin = cut
-    if begin < len(text):
-        yield text[begin:]
+def _ids_of(part: Files, special_tokens: Files) -> list[int] | None:
+    """The ids of a template's part; None for the prompt itself."""
+    return list(special_tokens[part["SpecialToken"]["id"]]["ids"]) if "SpecialToken" in part else None
 
 
 def _shrinks(normalizer: Files | None) -> int | None:
@@ -102,37 +80,32 @@ def _knows_all_bytes(vocabulary: Collection[str], *, byte_level: bool) -> bool:
 
 def _is_byte_level(pre_tokenizer: Files | None) -> bool:
     """Whether words become bytes, and no text is dropped on the way."""
-    parts = _parts(pre_tokenizer)
+    parts = _listed(pre_tokenizer, "pretokenizers")
     keeps = all(part["type"] != "Split" or part["behavior"] != "Removed" for part in parts)
     known = all(part["type"] in {"Split", "Digits", "Punctuation", "ByteLevel"} for part in parts)
     return keeps and known and any(part["type"] == "ByteLevel" for part in parts)
 
 
-def _has_known_words(pre_tokenizer: Files | None) -> bool:
-    parts = _parts(pre_tokenizer)
-    if not parts or parts[-1]["type"] != "ByteLevel" or parts[-1]["add_prefix_space"]:
-        return False
-    if len(parts) == 1:
-        return bool(parts[0]["use_regex"])  # GPT-2's pattern
-    split = parts[0]
-    return (
-        len(parts) == 2
-        and not parts[1]["use_regex"]
-        and split["type"] == "Split"
-        and split["behavior"] == "Isolated"
-        and not split["invert"]
-        and split["pattern"].get("Regex") in KNOWN_PATTERNS
-    )
+def pre_tokenizers(files: Files) -> list[Files]:
+    """The pre-tokenizers in the order in which they are applied."""
+    return _listed(files.get("pre_tokenizer"), "pretokenizers")
 
 
-def _parts(pre_tokenizer: Files | None) -> list[Files]:
-    if pre_tokenizer is None:
-        return []
-    return list(pre_tokenizer["pretokenizers"]) if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
+def normalizers(files: Files) -> list[Files]:
+    """The normalizers in the order in which they are applied."""
+    return _listed(files.get("normalizer"), "normalizers")
 
 
-def _added(files: Files) -> list[Files]:
+def added_tokens(files: Files) -> list[Files]:
+    """The tokens that are found in a text before all else, special ones among them."""
     return list(files.get("added_tokens") or ())
+
+
+def _listed(step: Files | None, key: str) -> list[Files]:
+    """A step of the tokenizer as a list: a `Sequence` has its steps under `key`."""
+    if step is None:
+        return []
+    return list(step[key]) if step["type"] == "Sequence" else [step]
 
 
 def _utf8_length(token: str) -> int:

@@ -1,0 +1,176 @@
+"""Where a text may be cut, so that the ids of its parts make up the ids of the whole.
+
+Whether a place is a cut depends on the two or three characters around it only. So texts that begin alike are cut alike,
+as far as they are alike.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from plait.backends.tokenization.vocabulary import Files, added_tokens, normalizers, pre_tokenizers
+from plait.backends.tokenization.word_patterns import GPT2, RUNS, WORDS
+
+BEFORE_SPACES: Final = re.compile(r"(?<=\S)(?= )")
+"""Before a space that follows another character than white space."""
+
+BETWEEN_WORDS: Final = re.compile(
+    r"(?<=\S)(?= )|(?<=[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3])"
+    r'(?=[\r\n",.;)}\u3001\u3002\uff0c\uff0e\uff01\uff1f\uff1a\uff1b\uff09\u300d\u300f\u3011\u300b])'
+)
+"""Also behind a letter or digit, before punctuation that no chat template's special token has, or a line break.
+
+The letters are those of English, Chinese, Japanese and Korean, whose texts may have no spaces.
+"""
+
+_WINDOW_CHARACTERS: Final = 16 * 1024
+"""Searched at a time: some 0.5 ms, for which the interpreter's lock is held."""
+
+_AHEAD_CHARACTERS: Final = 2
+"""That a pattern may read behind a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The cuts of any text for one tokenizer. `place` matches nothing but the place.
+
+    With `restores_space` the tokenizer puts a space before each text, so a part is encoded without the space that it
+    begins with.
+    """
+
+    place: re.Pattern[str]
+    restores_space: bool = False
+
+    def spans(self, text: str, size: int) -> Iterator[tuple[int, int]]:
+        """The parts of a text as (begin, end), each up to the first cut behind `size` characters, 1 or more.
+
+        Each but the last ends at a cut. The last ends with the text.
+        """
+        begin = 0
+        while (end := self._next(text, begin + size)) is not None:
+            yield begin, end
+            begin = end
+        yield begin, len(text)
+
+    def to_encode(self, text: str, begin: int, end: int) -> str:
+        """What to give to the tokenizer for the ids of a part."""
+        return text[begin + 1 if self.restores_space and begin else begin : end]
+
+    def _next(self, text: str, position: int) -> int | None:
+        while position < len(text):
+            found = self.place.search(text, position, position + _WINDOW_CHARACTERS)
+            if found:
+                return found.start()
+            position += _WINDOW_CHARACTERS - _AHEAD_CHARACTERS
+        return None
+
+
+def find_cuts(files: Files) -> Cuts | None:
+    """The cuts of a tokenizer's texts; None if none is known to be exact."""
+    added = added_tokens(files)
+    if files["model"].get("type") != "BPE" or files["model"].get("dropout"):
+        return None
+    if any(token["rstrip"] or token["single_word"] for token in added):
+        return None  # what such a token takes or needs may be on the other side
+    contents = [token["content"] for token in added]
+    return _cuts_of_byte_level(files, contents) or _cuts_of_marked_spaces(files, contents)
+
+
+def cuts_of_words(pattern: str, added: Collection[str]) -> Cuts | None:
+    """The cuts for a pattern of `word_patterns` and the texts of the added tokens; None for another pattern."""
+    if pattern not in WORDS:
+        return None
+    return next((Cuts(place) for place in (BETWEEN_WORDS, BEFORE_SPACES) if not _any_has(place, added)), None)
+
+
+def _cuts_of_byte_level(files: Files, added: Collection[str]) -> Cuts | None:
+    """Those of a tokenizer that splits by a known pattern and then merges bytes."""
+    if any(part["type"] != "NFC" for part in normalizers(files)):
+        return None
+    parts = pre_tokenizers(files)
+    if not parts or parts[-1]["type"] != "ByteLevel":
+        return None
+    *first, last = parts
+    if last["add_prefix_space"]:
+        # A text gets a space unless it has one, so each part has to begin with one.
+        alone = not first and last["use_regex"] and not _any_has(BEFORE_SPACES, added)
+        return Cuts(BEFORE_SPACES) if alone else None
+    patterns = [_pattern(part) for part in first] + ([GPT2] if last["use_regex"] else [])
+    if not all(pattern in WORDS | RUNS for pattern in patterns):
+        return None
+    words = next((pattern for pattern in patterns if pattern in WORDS), None)
+    return None if words is None else cuts_of_words(words, added)
+
+
+def _pattern(part: Files) -> str | None:
+    """The pattern of a pre-tokenizer that isolates what its pattern matches; None for any other."""
+    if part["type"] == "Digits":
+        return r"\p{N}"
+    if part["type"] != "Split" or (part["behavior"], part["invert"]) not in {("Isolated", False), ("Removed", True)}:
+        return None
+    found: str | None = part["pattern"].get("Regex")
+    return found
+
+
+def _cuts_of_marked_spaces(files: Files, added: Collection[str]) -> Cuts | None:
+    """Those of a tokenizer of SentencePiece's kind, whose texts have a mark, usually U+2581, for each space."""
+    found = _metaspace(files) or _replaced_spaces(files)
+    if found is None or len(found.mark) != 1 or not (found.splits or _merges_stay_apart(files["model"], found.mark)):
+        return None
+    mark = re.escape(found.mark)
+    if _any_has(re.compile(rf"[^\s{mark}][ {mark}]"), added):
+        return None
+    if not found.puts_first:
+        return Cuts(re.compile(rf"(?<=[^\s{mark}])(?= )"))
+    # A text that begins with an added token gets no space, and one behind an added token gets one more.
+    begins, ends = ("".join(sorted({text[at] for text in added})) for at in (0, -1))
+    if found.mark in begins or " " in begins:
+        return None
+    inside = rf"(?<=[^\s{mark}{re.escape(ends)}])(?= [^\s{mark}{re.escape(begins)}])"
+    return Cuts(re.compile(inside), restores_space=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _MarkedSpaces:
+    """How a tokenizer marks spaces: whether it `splits` at marks, and whether it `puts_first` one before any text."""
+
+    mark: str
+    splits: bool
+    puts_first: bool
+
+
+def _metaspace(files: Files) -> _MarkedSpaces | None:
+    """For a pre-tokenizer that marks spaces. It puts a mark first only if a text begins with none."""
+    parts = pre_tokenizers(files)
+    if normalizers(files) or [part["type"] for part in parts] != ["Metaspace"]:
+        return None
+    return _MarkedSpaces(parts[0]["replacement"], parts[0]["split"], puts_first=False)
+
+
+def _replaced_spaces(files: Files) -> _MarkedSpaces | None:
+    """For normalizers that mark spaces. A pre-tokenizer that splits at spaces then finds none."""
+    *first, last = normalizers(files) or [{}]
+    if last.get("type") != "Replace" or last["pattern"] != {"String": " "}:
+        return None
+    if not all(part["type"] == "Split" and part["pattern"] == {"String": " "} for part in pre_tokenizers(files)):
+        return None
+    mark: str = last["content"]
+    if first not in ([], [{"type": "Prepend", "prepend": mark}]):
+        return None
+    return _MarkedSpaces(mark, splits=False, puts_first=bool(first))
+
+
+def _merges_stay_apart(model: Files, mark: str) -> bool:
+    """Whether no merge joins a mark to another character before it, so that words are merged by themselves."""
+    if any(model.get(key) for key in ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")):
+        return False
+    return mark in model["vocab"] and not any(b[0] == mark and a[-1] != mark for a, b in model["merges"])
+
+
+def _any_has(place: re.Pattern[str], added: Collection[str]) -> bool:
+    """Whether an added token's text has such a place in it, also after its normalization."""
+    return any(place.search(form) for text in added for form in (text, unicodedata.normalize("NFC", text)))

@@ -53,6 +53,12 @@ def chain(tokens: Sequence[int], block_tokens: int, parent: int) -> array[int]:
     return hashes
 
 
+def extend_chain(hashes: array[int], tokens: Sequence[int], block_tokens: int, root: int) -> None:
+    """Append to a chain, which begins at `root`, the hashes of the whole blocks of `tokens` that it lacks."""
+    known = len(hashes)
+    hashes.extend(chain(tokens[known * block_tokens :], block_tokens, hashes[-1] if known else root))
+
+
 class HashChain:
     """A growing chain. `hashes` are those of its whole blocks. Later tokens are kept until they fill a block."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from array import array
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.prefix.block_hash import HashChain, chain, root_hash, tree_block_tokens
+from plait.policy.prefix.block_hash import HashChain, chain, extend_chain, root_hash, tree_block_tokens
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -52,6 +53,15 @@ def test_a_chain_grown_piecewise_is_the_chain_of_the_whole(pieces: list[list[int
     whole = [token for piece in pieces for token in piece]
     assert list(grown.hashes) == by_definition(whole, block_tokens, 7)
     assert grown.hashes == HashChain(block_tokens, 7, whole).hashes
+
+
+@settings(deadline=None)
+@given(tokens=TOKENS, block_tokens=st.integers(1, 9), root=st.integers(0, 2**64 - 1), known=st.integers(0, 9))
+def test_a_chain_is_extended_from_wherever_it_ends(tokens: list[int], block_tokens: int, root: int, known: int) -> None:
+    whole = by_definition(tokens, block_tokens, root)
+    hashes = array("Q", whole[:known])
+    extend_chain(hashes, array("I", tokens), block_tokens, root)
+    assert list(hashes) == whole
 
 
 @settings(deadline=None)

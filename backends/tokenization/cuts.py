@@ -1,14 +1,14 @@
 """Where a text may be cut, so that the ids of its parts make up the ids of the whole.
 
 Whether a place is a cut depends on the two or three characters around it only. So texts that begin alike are cut alike,
-as far as they are alike.
+as far as they are alike. docs/design/incremental-tokenization.md has the reasons.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,28 +45,18 @@ class Cuts:
     place: re.Pattern[str]
     restores_space: bool = False
 
-    def spans(self, text: str, size: int) -> Iterator[tuple[int, int]]:
-        """The parts of a text as (begin, end), each up to the first cut behind `size` characters, 1 or more.
-
-        Each but the last ends at a cut. The last ends with the text.
-        """
-        begin = 0
-        while (end := self._next(text, begin + size)) is not None:
-            yield begin, end
-            begin = end
-        yield begin, len(text)
-
     def to_encode(self, text: str, begin: int, end: int) -> str:
         """What to give to the tokenizer for the ids of a part."""
         return text[begin + 1 if self.restores_space and begin else begin : end]
 
-    def _next(self, text: str, position: int) -> int | None:
+    def after(self, text: str, position: int) -> int:
+        """The first cut at `position`, which is 1 or more, or behind it; the end of the text if there is none."""
         while position < len(text):
             found = self.place.search(text, position, position + _WINDOW_CHARACTERS)
             if found:
                 return found.start()
             position += _WINDOW_CHARACTERS - _AHEAD_CHARACTERS
-        return None
+        return len(text)
 
 
 def find_cuts(files: Files) -> Cuts | None:

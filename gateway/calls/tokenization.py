@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.backends.tokenization.part_cache import PartCache
+from plait.backends.tokenization.prompt_encoder import PromptEncoder
 from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.template_worker import TemplateWorker
 from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
 from plait.gateway.calls.turns import Steps
-from plait.gateway.config import Config
-from plait.policy.prefix.block_hash import chain, root_hash
-
-TURN_CHARACTERS = 128 * 1024
-"""Some 30 ms of a tokenizer's work, at 1 to 5 MB/s."""
+from plait.gateway.config import Config, ModelConfig
+from plait.policy.prefix.block_hash import extend_chain, root_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,8 @@ class PromptReader:
     def __init__(self, config: Config, block_tokens: int) -> None:
         self._config = config
         self._block_tokens = block_tokens
-        self._tokenizers = {
-            model.name: load_tokenizer(model.tokenizer, chat_template=model.chat_template) for model in config.models
-        }
+        self._parts = PartCache(config.server.token_cache_bytes)
+        self._encoders = {model.name: self._load(model) for model in config.models}
         self._workers: dict[str, TemplateWorker] = {}
         self._lock = threading.Lock()
 
@@ -90,8 +88,12 @@ class PromptReader:
         cannot fit. A prompt with content that is not text is not tokenized. It is served, but no cached prefix is
         matched.
         """
-        tokenizer = self._tokenizer(request.model)
+        encoder = self._encoder(request.model)
+        tokenizer = encoder.tokenizer
+        scope = (request.model, cache_salt or "")
+        root = root_hash(*scope)
         prompts: list[Sequence[int]] = []
+        hashes = array("Q")
         try:
             for prompt in self._prompts(request, tokenizer):
                 if isinstance(prompt, list):
@@ -99,11 +101,13 @@ class PromptReader:
                     continue
                 text, adds_tokens = prompt, isinstance(request, CompletionRequest) and request.add_special_tokens
                 _check_bytes(request, text, tokenizer, context_tokens)
-                prompts.append((yield from _encoded(text, tokenizer, adds_tokens=adds_tokens)))
+                encoded = yield from encoder.steps(text, scope, root, add_special_tokens=adds_tokens)
+                hashes = hashes if prompts else encoded.hashes
+                prompts.append(encoded.ids)
         except UnsupportedError:
             return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
         yield
-        hashes = chain(prompts[0], self._block_tokens, root_hash(request.model, cache_salt or ""))
+        extend_chain(hashes, prompts[0], self._block_tokens, root)
         return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts)
 
     def _prompts(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> Iterator[str | list[int]]:
@@ -138,28 +142,15 @@ class PromptReader:
                 self._workers[model] = TemplateWorker(settings.tokenizer, settings.chat_template)
             return self._workers[model]
 
-    def _tokenizer(self, model: str) -> Tokenizer:
-        tokenizer = self._tokenizers.get(model)
-        if tokenizer is None:
-            settings = self._config.model(model)
-            tokenizer = load_tokenizer(settings.tokenizer, chat_template=settings.chat_template)
-            self._tokenizers[model] = tokenizer
-        return tokenizer
+    def _encoder(self, model: str) -> PromptEncoder:
+        encoder = self._encoders.get(model)
+        if encoder is None:
+            encoder = self._encoders[model] = self._load(self._config.model(model))
+        return encoder
 
-
-def _encoded(text: str, tokenizer: Tokenizer, *, adds_tokens: bool) -> Steps[array[int]]:
-    """A text's ids, in turns. A list of them would take nine times as much."""
-    cuts = tokenizer.cuts
-    if cuts is None or len(text) < TURN_CHARACTERS:
-        yield
-        return array("I", tokenizer.encode(text, add_special_tokens=adds_tokens))
-    before, after = tokenizer.ids_around if adds_tokens else ((), ())
-    ids = array("I", before)
-    for span in cuts.spans(text, TURN_CHARACTERS):
-        yield
-        ids.extend(tokenizer.encode_parts([cuts.to_encode(text, *span)])[0])
-    ids.extend(after)
-    return ids
+    def _load(self, model: ModelConfig) -> PromptEncoder:
+        tokenizer = load_tokenizer(model.tokenizer, chat_template=model.chat_template)
+        return PromptEncoder(tokenizer, self._block_tokens, self._parts)
 
 
 def _own_template(request: ChatRequest | CompletionRequest) -> str | None:

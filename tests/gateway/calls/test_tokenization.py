@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from plait.backends.errors import CallerError, ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
-from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
+from plait.backends.tokenization.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config, ModelConfig, ServerConfig
+from plait.policy.prefix.block_hash import chain, root_hash
 
 MODELS = (ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes"))
 READER = PromptReader(Config(models=MODELS), 64)
@@ -24,7 +27,7 @@ def text(prompt: str, model: str = "m") -> CompletionRequest:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the texts that were tokenized."""
     lengths: list[int] = []
-    tokenizer = READER._tokenizers["m"]
+    tokenizer = READER._encoders["m"].tokenizer
     encode = tokenizer.encode
 
     def counting(text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -32,6 +35,20 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return encode(text, add_special_tokens=add_special_tokens)
 
     monkeypatch.setattr(tokenizer, "encode", counting)
+    return lengths
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the parts that were tokenized."""
+    lengths: list[int] = []
+    encode_parts = HuggingFaceTokenizer.encode_parts
+
+    def counting(tokenizer: HuggingFaceTokenizer, parts: Sequence[str]) -> list[list[int]]:
+        lengths.extend(map(len, parts))
+        return encode_parts(tokenizer, parts)
+
+    monkeypatch.setattr(HuggingFaceTokenizer, "encode_parts", counting)
     return lengths
 
 
@@ -62,8 +79,34 @@ def test_a_long_prompt_is_tokenized_in_turns() -> None:
     prompt = "A line of text.\n" * 40_000
     turns = list(READER.steps(text(prompt), None))
     assert len(turns) >= len(prompt) // (128 * 1024)
-    tokenizer: Tokenizer = READER._tokenizers["m"]
+    tokenizer: Tokenizer = READER._encoders["m"].tokenizer
     assert list(READER.read(text(prompt), None).prompts[0]) == tokenizer.encode(prompt)
+
+
+DOCUMENT = "A line of a document that two tenants have.\n" * 2_000
+
+
+@pytest.mark.parametrize(("salts", "again"), [((None, None), False), (("one", "one"), False), (("one", "two"), True)])
+def test_a_shared_document_is_tokenized_once_for_each_salt(
+    salts: tuple[str | None, str | None], again: bool, parts: list[int]
+) -> None:
+    reader = PromptReader(Config(models=MODELS), 64)
+    for number, salt in enumerate(salts):
+        parts.clear()
+        request = ChatRequest(model="m", messages=[{"role": "user", "content": f"{DOCUMENT}Question {number}"}])
+        prompt = reader.read(request, salt)
+        ids = load_tokenizer("embedded").encode_chat(request.messages)
+        assert list(prompt.prompts[0]) == ids
+        assert prompt.block_hashes == chain(ids, 64, root_hash("m", salt or ""))
+    assert (sum(parts) > len(DOCUMENT)) == again
+
+
+def test_the_hashes_of_several_prompts_are_those_of_the_first() -> None:
+    request = CompletionRequest(model="m", prompt=[f"One. {DOCUMENT}", f"Two. {DOCUMENT}"])
+    prompt = READER.read(request, None)
+    ids = [load_tokenizer("embedded").encode(text) for text in request.prompts() if isinstance(text, str)]
+    assert [list(prompt) for prompt in prompt.prompts] == ids
+    assert prompt.block_hashes == chain(ids[0], 64, root_hash("m"))
 
 
 def test_a_template_of_the_requests_own_needs_trust() -> None:

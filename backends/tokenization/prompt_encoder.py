@@ -1,0 +1,152 @@
+"""Encodes prompts: the token ids, and the chained hashes of tree blocks. Known beginnings are not encoded again.
+
+docs/design/incremental-tokenization.md has the reasons.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from plait.backends.errors import CallerError
+from plait.backends.tokenization.cuts import Cuts
+from plait.backends.tokenization.part_cache import Part, PartCache
+from plait.backends.tokenization.tokenizer import Tokenizer
+from plait.policy.prefix.block_hash import extend_chain
+
+PART_CHARACTERS: Final = 4096
+"""Of a part. Each part costs a look-up."""
+
+SMALL_PARTS: Final = 16
+"""Where a prompt leaves what is known, a part is kept in so many small ones. The next prompt that leaves there encodes
+no more than a small one again."""
+
+TURN_CHARACTERS: Final = 128 * 1024
+"""Some 30 ms of a tokenizer's work, at 1 to 5 MB/s."""
+
+MAX_PART_CHARACTERS: Final = 2**20
+"""Of a part: more without a cut takes over 100 MiB of memory and half a second. It is no text of any language."""
+
+Span = tuple[int, int]
+"""Where a part begins and ends."""
+
+
+@dataclass(slots=True)
+class EncodedPrompt:
+    """A prompt's ids, and the hashes of its blocks or of the first ones. Arrays: a list takes nine times as much."""
+
+    ids: array[int]
+    hashes: array[int] = field(default_factory=lambda: array("Q"))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEncoder:
+    """Encodes prompts with one tokenizer, for tree blocks of `block_tokens` tokens."""
+
+    tokenizer: Tokenizer
+    block_tokens: int
+    cache: PartCache
+    part_characters: int = PART_CHARACTERS
+
+    def steps(
+        self, text: str, scope: Hashable, root: int, *, add_special_tokens: bool
+    ) -> Generator[None, None, EncodedPrompt]:
+        """The prompt, with the ids of `Tokenizer.encode`, in turns. Raises what that raises.
+
+        Prompts of one `scope` share parts, so they need the same `root`, the hash before the first block. Raises
+        `CallerError` if more than MAX_PART_CHARACTERS have no cut.
+        """
+        cuts = self.tokenizer.cuts
+        if cuts is None or len(text) < self.part_characters:
+            yield
+            return EncodedPrompt(array("I", self.tokenizer.encode(text, add_special_tokens=add_special_tokens)))
+        before, after = self.tokenizer.ids_around if add_special_tokens else ((), ())
+        parts = _Parts(self, text, cuts, root, (scope, add_special_tokens), EncodedPrompt(array("I", before)))
+        keeps = self.cache.takes(text)
+        if keeps:
+            parts.take_known()
+        while parts.begin < len(text):
+            yield
+            parts.encode_turn(keeps=keeps)
+        self.cache.used(parts.path)
+        parts.prompt.ids.extend(after)
+        return parts.prompt
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The parts of a prompt, encoded up to the character `begin`. Small parts are used up to `small_until`.
+
+    `path` are the parts that are kept. `before` stands in the key of the next.
+    """
+
+    encoder: PromptEncoder
+    text: str
+    cuts: Cuts
+    root: int
+    before: Hashable
+    prompt: EncodedPrompt
+    begin: int = 0
+    small_until: int = 0
+    path: list[Part] = field(default_factory=list)
+
+    def take_known(self) -> None:
+        """Take the parts that are in the cache, up to the first that is not, neither whole nor in small ones."""
+        get, text, prompt = self.encoder.cache.get, self.text, self.prompt
+        while True:
+            end = self._end(self.begin)
+            part = get((self.before, text[self.begin : end])) if end < len(text) else None
+            if part is not None:
+                prompt.ids.extend(part.ids)
+                prompt.hashes.extend(part.hashes)
+                self._follow(part, end)
+            elif self.begin < self.small_until:
+                return
+            else:
+                self.small_until = self.begin + self.encoder.part_characters
+
+    def encode_turn(self, *, keeps: bool) -> None:
+        """Encode the parts of one turn. Those that end at a cut are kept if `keeps`."""
+        spans, end = [], self.begin
+        while end < len(self.text) and end - self.begin < TURN_CHARACTERS:
+            spans.append((end, self._end(end)))
+            end = spans[-1][1]
+        parts = self.encoder.tokenizer.encode_parts([self.cuts.to_encode(self.text, *span) for span in spans])
+        known = len(self.prompt.ids)
+        for ids in parts:
+            self.prompt.ids.extend(ids)
+        extend_chain(self.prompt.hashes, self.prompt.ids, self.encoder.block_tokens, self.root)
+        if keeps:
+            self._keep(spans, parts, known)
+        self.begin = end
+
+    def _keep(self, spans: Sequence[Span], parts: Sequence[Sequence[int]], known: int) -> None:
+        """Put parts into the cache, behind `known` tokens. The text's last is left out, because it may go on."""
+        block_tokens = self.encoder.block_tokens
+        for (begin, end), ids in zip(spans, parts, strict=True):
+            if end == len(self.text):
+                return
+            hashes = self.prompt.hashes[known // block_tokens : (known + len(ids)) // block_tokens]
+            known += len(ids)
+            self._follow(self.encoder.cache.put((self.before, self.text[begin:end]), array("I", ids), hashes), end)
+
+    def _follow(self, part: Part, end: int) -> None:
+        self.path.append(part)
+        self.before = part.number
+        self.begin = end
+
+    def _end(self, begin: int) -> int:
+        """Where the part ends that begins there."""
+        characters = self.encoder.part_characters
+        if begin < self.small_until:
+            characters = max(1, characters // SMALL_PARTS)
+        end = self.cuts.after(self.text, begin + characters)
+        if end - begin > MAX_PART_CHARACTERS:
+            raise CallerError(
+                f"The prompt has {end - begin} characters without a space or another place to cut it. At most "
+                f"{MAX_PART_CHARACTERS} are allowed. Shorten them, or put spaces between them.",
+                code="prompt_without_spaces",
+            )
+        return end

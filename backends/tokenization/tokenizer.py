@@ -6,6 +6,7 @@ There are three kinds: Hugging Face files, as the engines load them; tiktoken's 
 from __future__ import annotations
 
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -155,6 +156,8 @@ class HuggingFaceTokenizer(_ChatTokenizer):
         if not (folder / "tokenizer.json").is_file():
             raise ValueError(f"tokenizer {name!r}: {folder} has no tokenizer.json")
         import_transformers()
+        # Parts are encoded in batches, for which `tokenizers` would take all cores. A turn has one.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         # Not PreTrainedTokenizerFast: the engines use AutoTokenizer, and some models' classes split text differently.
         from transformers import AutoTokenizer  # noqa: PLC0415
 

@@ -6,6 +6,7 @@ import json
 import random
 from array import array
 from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,18 @@ def test_two_prompts_that_take_turns_share_what_either_has_encoded() -> None:
     held_bytes = encoder.cache.held_bytes
     encoded(encoder, text)
     assert encoder.cache.held_bytes == held_bytes
+
+
+def test_prompts_are_exact_in_threads_that_share_a_small_cache() -> None:
+    encoder = encoder_of(load_tokenizer("embedded"), max_bytes=20_000)
+
+    def many_edits(seed: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(100):
+            check(encoder, edited(DOCUMENT[:1_000], dice))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(many_edits, range(4)))
 
 
 def test_a_prompt_that_cannot_be_cut_is_refused() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -145,9 +146,9 @@ class Gateway:
             on_change=self._recovery.on_change,
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        await self._requests(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """ASGI. Not a coroutine of its own: a task that wakes up goes through each of them."""
+        return self._requests(scope, receive, send)
 
     def reload(self, path: Path) -> None:
         """Read the configuration file again and take over what can change. Logs what is wrong; drops no call."""
@@ -167,11 +168,9 @@ class Gateway:
         """End every request that is left: with a 503, or a stream that has begun with an error event."""
         self._requests.cut()
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in KINDS:
-            await self._completions(scope, receive, send)
-        else:
-            await self._rest(scope, receive, send)
+    def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        is_completion = scope["type"] == "http" and scope["path"] in KINDS
+        return (self._completions if is_completion else self._rest)(scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:

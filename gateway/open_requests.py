@@ -1,4 +1,4 @@
-"""The requests that are being answered. When the gateway has to stop, each of them that is left gets an error."""
+"""The outermost part of a served application: whatever ends a request, its client gets an error of OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.backends.errors import GatewayStoppingError
+from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.gateway.asgi import header, is_event_stream, send_error
 
 LAST_WORD_S = 1.5
@@ -20,9 +20,10 @@ log = structlog.get_logger(__name__)
 
 
 class OpenRequests:
-    """ASGI middleware around the whole gateway.
+    """ASGI middleware around a whole application: the requests that are being answered.
 
-    While `stopping`, each answer closes its connection, so that clients connect elsewhere.
+    A defect is logged once, with its traceback. While `stopping`, each answer closes its connection, so that clients
+    connect elsewhere.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -37,16 +38,23 @@ class OpenRequests:
             return
         request = _OpenRequest(self, scope, send)
         self._open.add(request)
+        defect: PlaitError | None = None
         try:
             await self._app(scope, receive, request.send)
-        except asyncio.CancelledError:
-            if not request.is_cut:
-                raise
+        except asyncio.CancelledError:  # by `cut`, or by a server that stops at once
+            request.is_cut = True
+        except Exception:
+            log.exception("defect", request_id=request.id, method=scope["method"], path=scope["path"])
+            defect = _defect(request.id)
         finally:
             self._open.discard(request)
-        if request.is_cut:
+        if defect is not None:
+            await request.end(defect)
+        elif request.is_cut:
             request.task.uncancel()
-            await request.say_stopping()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORD_S):
+                    await request.end(GatewayStoppingError())
 
     def cut(self) -> int:
         """End every request: with a 503, or a stream that has begun with an error event. Returns how many."""
@@ -60,40 +68,47 @@ class OpenRequests:
 
 
 class _OpenRequest:
-    """One request on its way. `head` is the start of its answer, once that was sent."""
+    """One request on its way."""
 
-    __slots__ = ("_all", "_ended", "_scope", "_send", "head", "is_cut", "task")
+    __slots__ = ("_all", "_head", "_id", "_is_ended", "_scope", "_send", "is_cut", "task")
 
     def __init__(self, requests: OpenRequests, scope: Scope, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.task = task
-        self.head: Message | None = None
         self.is_cut = False
-        self._ended = False
+        self._all = requests
+        self._head: Message | None = None  # the start of the answer, once it was sent
+        self._id: str | None = None
+        self._is_ended = False
         self._scope = scope
         self._send = send
-        self._all = requests
 
     def send(self, message: Message) -> Awaitable[None]:
         """ASGI's send. It is not a coroutine of its own, because every piece of every stream comes here."""
         if message["type"] == "http.response.start":
             if self._all.stopping:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-            self.head = message
+            self._head = message
         elif not message.get("more_body", False):
-            self._ended = True
+            self._is_ended = True
         return self._send(message)
 
-    async def say_stopping(self) -> None:
-        """Tell the client that there will be no answer, unless it has one."""
-        if self._ended:
-            return
-        error = GatewayStoppingError()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORD_S):
-                if self.head is None:
-                    request_id = header(self._scope["headers"], b"x-request-id") or uuid.uuid4().hex
-                    await send_error(self._send, error, request_id)
-                elif is_event_stream(self.head["headers"]):
-                    await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % error.body()})
+    async def end(self, error: PlaitError) -> None:
+        """Answer with the error, or end the stream with it. An answer cut in the middle is left to the server."""
+        if self._head is None:
+            await send_error(self._send, error, self.id)
+        elif not self._is_ended and is_event_stream(list(self._head.get("headers", ()))):
+            await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % error.body()})
+
+    @property
+    def id(self) -> str:
+        """The client's name for the request, or a new one."""
+        if self._id is None:
+            self._id = header(self._scope["headers"], b"x-request-id") or uuid.uuid4().hex
+        return self._id
+
+
+def _defect(request_id: str) -> PlaitError:
+    message = f"The server has a defect. Report it with the request id {request_id}, or try again."
+    return PlaitError(message, code="internal_error")

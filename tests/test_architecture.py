@@ -42,7 +42,7 @@ DATA_PATH = ("gateway/calls/relay.py", "backends/http/*.py")
 
 BROAD_EXCEPT: dict[str, str] = {
     "gateway/supervision.py: _run": "a long-lived task has to outlive any defect in it: it is counted and restarted",
-    "gateway/commands/last_resort.py: __call__": "a defect in a request has to be answered, not to end the server",
+    "gateway/open_requests.py: __call__": "a defect in a request has to be answered, not to end the server",
 }
 """`file: function` -> why everything has to be caught there."""
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from plait.gateway.commands.draining_server import DrainingServer, Stops
 from plait.gateway.commands.http_protocol import ANY_CLIENT, BoundedProtocol, ClientBounds
-from plait.gateway.commands.last_resort import LastResort
+from plait.gateway.open_requests import OpenRequests
 
 KEEP_ALIVE_S = 75
 """Longer than Plait's clients keep an idle connection, so that the client, not the server, closes it."""
@@ -23,13 +23,16 @@ AFTER_CUT_S = 2
 
 def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
     """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end."""
-    _run(uvicorn.Server(_config(app, host, port, max(1, round(grace_s)))))
+    _run(uvicorn.Server(_config(OpenRequests(app), host, port, max(1, round(grace_s)))))
 
 
 def run_draining_server(
     app: ASGIApp, host: str, port: int, stops: Stops, *, admin_port: int | None = None, bounds: ClientBounds
 ) -> None:
-    """Serve until SIGINT or SIGTERM, which end as `stops` says. With an `admin_port`, listen there too."""
+    """Serve until SIGINT or SIGTERM, which end as `stops` says. With an `admin_port`, listen there too.
+
+    `app` has its own `OpenRequests`.
+    """
     config = _config(app, host, port, ceil(stops.grace_s) + AFTER_CUT_S, bounds)
     sockets = None
     if admin_port is not None:
@@ -44,7 +47,8 @@ def _run(server: uvicorn.Server, sockets: list[socket] | None = None) -> None:
 
 def _config(app: ASGIApp, host: str, port: int, grace_s: int, bounds: ClientBounds = ANY_CLIENT) -> uvicorn.Config:
     return uvicorn.Config(
-        LastResort(app),
+        app,
+        interface="asgi3",
         host=host,
         port=port,
         http=partial(BoundedProtocol, bounds=bounds),  # type: ignore[arg-type]
@@ -52,6 +56,7 @@ def _config(app: ASGIApp, host: str, port: int, grace_s: int, bounds: ClientBoun
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing asks for a client's address or scheme
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,
     )

@@ -188,7 +188,7 @@ async def test_a_template_of_the_requests_own_is_refused_at_once(
     assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template")
 
 
-async def test_a_defect_is_left_to_the_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_is_answered(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait.gateway.api.operations.exposition", lambda _registry: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        await served.http.get("/metrics")
+    response = await served.http.get("/metrics")
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.gateway.open_requests import OpenRequests
@@ -79,15 +80,37 @@ async def test_a_client_that_takes_nothing_is_not_waited_for(monkeypatch: pytest
         await task
 
 
-async def test_a_cancellation_by_another_passes() -> None:
-    async def send(_message: Message) -> None:
-        raise AssertionError("nothing is to be sent")
+async def test_a_request_that_the_server_cancels_is_answered_too() -> None:
+    sent = list[Message]()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
 
     task = asyncio.create_task(OpenRequests(answering())({"type": "http", "path": "/", "headers": []}, nothing, send))
     await asyncio.sleep(0)
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await task
+    assert task.cancelling() == 0
+    assert sent[0]["status"] == 503
+
+
+@pytest.mark.parametrize("messages", [[], [HEAD], [WHOLE]])
+async def test_a_defect_is_answered_unless_a_whole_answer_has_begun(messages: list[Message]) -> None:
+    sent = list[Message]()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def broken(_scope: Scope, _receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+        raise KeyError("a defect")
+
+    with structlog.testing.capture_logs() as logged:
+        await OpenRequests(broken)({"type": "http", "method": "GET", "path": "/", "headers": []}, nothing, send)
+    assert [line["event"] for line in logged] == ["defect"]
+    told = b"".join(message.get("body", b"") for message in sent)
+    assert (b'"internal_error"' in told) == (messages != [WHOLE])
 
 
 async def test_while_stopping_each_answer_closes_its_connection() -> None:

@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from plait.backends.errors import PlaitError
 from plait.gateway.asgi import ClientGoneError, read_body, send_whole
 from plait.gateway.commands.http_protocol import BoundedProtocol, ClientBounds
-from plait.gateway.commands.last_resort import LastResort
 from plait.gateway.commands.request_bounds import RequestLimits
+from plait.gateway.open_requests import OpenRequests
 
 LIMITS = RequestLimits(
     max_connections=3, max_headers=8, max_header_bytes=2_000, header_timeout_s=0.2, body_timeout_s=0.2
@@ -77,7 +77,7 @@ class Running:
 async def serving(limits: RequestLimits = LIMITS, grace_s: int = 1) -> AsyncIterator[Running]:
     refused: list[PlaitError] = []
     settings = uvicorn.Config(
-        LastResort(app),
+        OpenRequests(app),
         port=0,
         http=partial(BoundedProtocol, bounds=ClientBounds(limits, refused.append)),  # type: ignore[arg-type]
         ws="none",

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
 from plait.gateway.asgi import error_headers
+from plait.gateway.commands.opening import Opening
 from plait.gateway.commands.request_bounds import Part, RequestBounds, RequestLimits
 from plait.gateway.commands.slow_clients import PatientProtocol, SlowClients
 
@@ -57,7 +58,8 @@ class BoundedProtocol(PatientProtocol):
         super().__init__(*arguments, slow_clients=bounds.slow_clients, **options)
         self._limits = bounds.limits
         self._on_refused = bounds.on_refused
-        self._bounds = RequestBounds(bounds.limits, self.loop.time())
+        self._now_s = self.loop.time()  # when bytes came last
+        self._bounds = RequestBounds(bounds.limits, self._now_s)
         self._refused = False
         self._running: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -92,7 +94,8 @@ class BoundedProtocol(PatientProtocol):
         """Of asyncio: bytes have come."""
         if self._refused:
             return  # until the connection closes
-        self._bounds.received(len(data), self.loop.time())
+        self._now_s = self.loop.time()
+        self._bounds.received(len(data), self._now_s)
         super().data_received(data)
         try:
             self._bounds.parsed()
@@ -113,15 +116,14 @@ class BoundedProtocol(PatientProtocol):
 
     def on_message_begin(self) -> None:
         """Of httptools."""
-        self._bounds.began(self.loop.time())
+        self._bounds.began(self._now_s)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Of httptools."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
-        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
-        self._bounds.head(size, len(self.headers), self.loop.time())
+        self._bounds.head(self.url, self.headers, self._now_s)
         super().on_headers_complete()
         self.headers = []  # for trailers, which the application does not see
 
@@ -137,11 +139,13 @@ class BoundedProtocol(PatientProtocol):
 
     def on_response_complete(self) -> None:
         """Of uvicorn: the application has answered."""
-        self._bounds.answered(self.loop.time())
+        if self._bounds.part is Part.BODY:
+            self._bounds.answered(self.loop.time())
         super().on_response_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.transport = Opening(cycle, self.loop)  # type: ignore[assignment]  # all that a cycle needs of it
         super()._start_asgi_task(cycle, app)
 
     def _unsupported_upgrade_warning(self) -> None:

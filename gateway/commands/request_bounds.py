@@ -5,6 +5,7 @@ Synchronous, without a socket: the HTTP protocol tells it what the parser found,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -53,6 +54,7 @@ class RequestBounds:
         self._limits = limits
         self._other_bytes = 0  # of the request, beside its body and the piece of the network that it began in
         self._body_bytes = 0
+        self._seen_bytes = 0  # since the request began, with the piece of the network that it began in
 
     def __repr__(self) -> str:
         return f"RequestBounds({self.part.value}, deadline_s={self.deadline_s})"
@@ -61,20 +63,24 @@ class RequestBounds:
         """Bytes came, and the parser gets them next."""
         if self.part is Part.NOTHING:
             self._begin(now_s)
+            self._seen_bytes = 0
         self._other_bytes += size
+        self._seen_bytes += size
 
     def began(self, now_s: float) -> None:
         """The parser found the first byte of a request."""
         self._begin(now_s)
 
-    def head(self, size: int, headers: int, now_s: float) -> None:
-        """The parser found the end of the head: bytes of its target and headers, and their number."""
-        if headers > self._limits.max_headers:
+    def head(self, target: bytes, headers: Sequence[tuple[bytes, bytes]], now_s: float) -> None:
+        """The parser found the end of the head."""
+        if len(headers) > self._limits.max_headers:
             raise HeadersTooLargeError(
                 f"The request has more than {self._limits.max_headers} headers. Send fewer.", code="too_many_headers"
             )
-        if size > self._limits.max_header_bytes:
-            raise self._too_large()
+        if self._seen_bytes > self._limits.max_header_bytes:  # else the head cannot be too large
+            size = len(target) + sum([len(name) + len(value) + 4 for name, value in headers])
+            if size > self._limits.max_header_bytes:
+                raise self._too_large()
         self.part = Part.BODY
         self.deadline_s = now_s + self._limits.body_timeout_s
 

@@ -19,6 +19,11 @@ def reading(size: int = 50, at_s: float = 5.0) -> RequestBounds:
     return bounds
 
 
+def head(size: int, headers: int = 1) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """Target and headers of so many bytes in all, with the `: ` and the end of each header's line."""
+    return b"/" * (size - headers * (1 + 4)), [(b"a", b"")] * headers
+
+
 def status(error: CallerError | None) -> int | None:
     return None if error is None else error.status
 
@@ -42,7 +47,7 @@ def test_an_empty_line_begins_a_request_too() -> None:
 
 def test_a_body_earns_time_by_its_bytes() -> None:
     bounds = reading()
-    bounds.head(50, 1, 6.0)
+    bounds.head(*head(50), 6.0)
     assert bounds.deadline_s == 66.0
     bounds.received(2 * MIN_BODY_BYTES_S, 7.0)
     bounds.body(2 * MIN_BODY_BYTES_S)
@@ -53,28 +58,30 @@ def test_a_body_earns_time_by_its_bytes() -> None:
 
 def test_the_rest_of_an_answered_body_is_not_read_for_long() -> None:
     bounds = reading()
-    bounds.head(50, 1, 6.0)
+    bounds.head(*head(50), 6.0)
     bounds.answered(7.0)
     assert bounds.deadline_s == 7.0 + DRAIN_S
 
 
 def test_a_server_that_does_not_read_blames_nobody() -> None:
     bounds = reading()
-    bounds.head(50, 1, 6.0)
+    bounds.head(*head(50), 6.0)
     bounds.excuse(500.0)
     assert bounds.deadline_s == 560.0
 
 
 def test_headers_are_counted() -> None:
-    reading().head(100, LIMITS.max_headers, 6.0)
+    reading().head(*head(100, LIMITS.max_headers), 6.0)
     with pytest.raises(CallerError, match="more than 3 headers") as caught:
-        reading().head(100, LIMITS.max_headers + 1, 6.0)
+        reading().head(*head(100, LIMITS.max_headers + 1), 6.0)
     assert (caught.value.status, caught.value.code) == (431, "too_many_headers")
 
 
 def test_the_bytes_of_target_and_headers_are_counted() -> None:
+    first_piece = 500  # its end is of the body
+    reading(first_piece).head(*head(100), 6.0)
     with pytest.raises(CallerError, match="more than 100 bytes") as caught:
-        reading().head(101, 1, 6.0)
+        reading(first_piece).head(*head(101), 6.0)
     assert caught.value.code == "headers_too_large"
 
 
@@ -89,7 +96,7 @@ def test_a_header_without_an_end_is_not_gathered() -> None:
 
 def test_a_body_in_single_bytes_is_slow_and_allowed() -> None:
     bounds = reading()
-    bounds.head(50, 1, 6.0)
+    bounds.head(*head(50), 6.0)
     for _ in range(1_000):
         bounds.received(6, 7.0)
         bounds.body(1)
@@ -98,7 +105,7 @@ def test_a_body_in_single_bytes_is_slow_and_allowed() -> None:
 
 def test_trailers_without_an_end_are_not_gathered() -> None:
     bounds = reading()
-    bounds.head(50, 1, 6.0)
+    bounds.head(*head(50), 6.0)
     bounds.received(100, 7.0)
     bounds.parsed()
     bounds.received(1, 7.0)
@@ -106,9 +113,16 @@ def test_trailers_without_an_end_are_not_gathered() -> None:
         bounds.parsed()
 
 
+def test_a_head_in_two_pieces_is_counted() -> None:
+    bounds = reading(80)
+    bounds.received(60, 6.0)
+    with pytest.raises(CallerError, match="more than 100 bytes"):
+        bounds.head(*head(120), 6.0)
+
+
 def test_the_next_request_starts_anew() -> None:
     bounds = reading()
-    bounds.head(100, 3, 6.0)
+    bounds.head(*head(100, 3), 6.0)
     bounds.ended()
     bounds.received(50, 9.0)
     bounds.began(9.0)

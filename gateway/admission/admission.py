@@ -26,6 +26,9 @@ class Turns:
     shed: tuple[tuple[Ticket, OverloadedError], ...] = ()
 
 
+NOBODY = Turns()
+
+
 @dataclass(slots=True)
 class _Line:
     """The calls of one model that wait, and how fast they go, in all and by tenant.
@@ -97,21 +100,34 @@ class Admission:
 
     def use(self, tenant: str) -> TenantUse:
         """What a tenant uses now."""
-        return self._uses.setdefault(tenant, TenantUse())
+        use = self._uses.get(tenant)
+        if use is None:
+            use = self._uses[tenant] = TenantUse()
+        return use
 
-    def enter(self, ticket: Ticket, now_s: float) -> Turns:
-        """A call arrives. It is among the admitted ones, or it waits, or it is given up.
+    def admits(self, ticket: Ticket, now_s: float) -> bool:
+        """A call arrives: whether it goes at once. If not, `wait` has to follow.
 
-        Raises `LimitError` beyond its tenant's limits.
+        Raises `LimitError` beyond its tenant's rates.
         """
         limits, use = self._limits(ticket.tenant), self.use(ticket.tenant)
         use.check_rate(limits, ticket.tokens, now_s)
-        line = self._lines.setdefault(ticket.model, _Line(FairQueue(self._weights)))
-        free = use.running < limits.max_running
-        if free and not len(line.queue) and self._has_room(ticket.model, now_s):
-            use.enter(ticket.tokens)
-            use.running += 1
-            return Turns((ticket,))
+        line = self._lines.get(ticket.model)
+        if line is None:
+            line = self._lines[ticket.model] = _Line(FairQueue(self._weights))
+        if use.running >= limits.max_running or len(line.queue) or not self._has_room(ticket.model, now_s):
+            return False
+        use.enter(ticket.tokens)
+        use.running += 1
+        return True
+
+    def wait(self, ticket: Ticket, now_s: float) -> Turns:
+        """A call that does not go at once joins the queue, with its work. It waits, or is among those given up.
+
+        Raises `LimitError` beyond its tenant's limit of waiting calls.
+        """
+        limits, use = self._limits(ticket.tenant), self.use(ticket.tenant)
+        line = self._lines[ticket.model]
         if line.queue.waiting(ticket.tenant) >= limits.max_waiting:
             raise LimitError(
                 f"{limits.max_waiting} calls of this API key wait already, the most that may.",
@@ -126,12 +142,12 @@ class Admission:
         """Room may have come up: the next call goes. It takes room when it is placed; until then no other goes."""
         line = self._lines.get(model)
         if line is None or not len(line.queue):
-            return Turns()
+            return NOBODY
         if line.placing is not None or not self._has_room(model, now_s):
-            return Turns()
+            return NOBODY
         ticket = line.queue.pop(lambda tenant: self.use(tenant).running < self._limits(tenant).max_running)
         if ticket is None:
-            return Turns()
+            return NOBODY
         self.use(ticket.tenant).running += 1
         line.placing = ticket
         line.left(ticket, now_s)

@@ -38,6 +38,9 @@ class TenantUse:
 
         A call above a whole burst may go if nothing was used before.
         """
+        if limits.calls_per_s == inf == limits.tokens_per_s:
+            self._at_s = -inf  # what was used without a limit does not count later
+            return
         elapsed_s = now_s - self._at_s
         self._at_s = now_s
         self._calls = _drained(self._calls, limits.calls_per_s, elapsed_s)

@@ -39,8 +39,11 @@ class Gate:
 
     async def enter(self, delivery: Delivery) -> Ticket:
         """Return once the call may be placed; `left` has to follow. Raises `LimitError` if it is refused."""
-        ticket = self._ticket(delivery)
-        turns = self.admission.enter(ticket, loop_time_s())
+        ticket, now_s = _ticket(delivery), loop_time_s()
+        if self.admission.admits(ticket, now_s):
+            return ticket
+        ticket.work_s = self._work_s(delivery)
+        turns = self.admission.wait(ticket, now_s)
         if turns.admitted == (ticket,):
             return ticket
         for one, error in turns.shed:
@@ -67,20 +70,13 @@ class Gate:
     def left(self, ticket: Ticket, usage: CallUsage | None) -> None:
         """The call has ended."""
         self.admission.left(ticket, None if usage is None else usage.prompt_tokens + usage.output_tokens)
-        self._tell(self.admission.poll(ticket.model, loop_time_s()))
+        if self._waiting:
+            self._tell(self.admission.poll(ticket.model, loop_time_s()))
 
-    def _ticket(self, delivery: Delivery) -> Ticket:
-        call = delivery.call
-        output_tokens = min(EXPECTED_OUTPUT_TOKENS, call.output_limit or EXPECTED_OUTPUT_TOKENS) * delivery.choices
-        counted_tokens = max(1, round(DECODE_SHARE * output_tokens))
-        return Ticket(
-            delivery.tenant,
-            call.model,
-            call.prompt_tokens + output_tokens,
-            self._predicted_s(call.model, call.prompt_tokens, counted_tokens),
-            delivery.session or "",
-            for_throughput=call.objective is Objective.THROUGHPUT,
-        )
+    def _work_s(self, delivery: Delivery) -> float:
+        """The engine time that a call is counted with while it waits."""
+        call, output_tokens = delivery.call, _output_tokens(delivery)
+        return self._predicted_s(call.model, call.prompt_tokens, max(1, round(DECODE_SHARE * output_tokens)))
 
     def _gone(self, ticket: Ticket, waiter: asyncio.Future[None]) -> None:
         """The call was refused, or its client has gone."""
@@ -117,3 +113,20 @@ class Gate:
                     self._tell(self.admission.poll(model, loop_time_s()))
         finally:
             self._is_polling = False
+
+
+def _output_tokens(delivery: Delivery) -> int:
+    """The tokens that a call is expected to generate."""
+    return min(EXPECTED_OUTPUT_TOKENS, delivery.call.output_limit or EXPECTED_OUTPUT_TOKENS) * delivery.choices
+
+
+def _ticket(delivery: Delivery) -> Ticket:
+    """A call's ticket. Its work is predicted only if it has to wait."""
+    call = delivery.call
+    return Ticket(
+        delivery.tenant,
+        call.model,
+        call.prompt_tokens + _output_tokens(delivery),
+        session=delivery.session or "",
+        for_throughput=call.objective is Objective.THROUGHPUT,
+    )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plait.backends.errors import LimitError
-from plait.gateway.admission.admission import Admission
+from plait.gateway.admission.admission import Admission, Turns
 from plait.gateway.admission.drain_rate import DrainRate
 from plait.gateway.admission.tenant_limits import UNLIMITED, TenantLimits, TenantUse
 from plait.policy.admission.fair_queue import Ticket
@@ -34,10 +34,15 @@ def admission(fleet: Fleet, *, max_wait_s: float = 1e9, limits: TenantLimits = U
     return Admission(fleet.has_room, max_wait_s, lambda _: limits)
 
 
+def enter(made: Admission, one: Ticket, now_s: float) -> Turns:
+    """A call arrives."""
+    return Turns((one,)) if made.admits(one, now_s) else made.wait(one, now_s)
+
+
 def test_while_there_is_room_nothing_waits() -> None:
     made = admission(Fleet(1))
     one = ticket()
-    assert made.enter(one, 0.0).admitted == (one,)
+    assert enter(made, one, 0.0).admitted == (one,)
     assert (made.waiting("m"), made.use("a").running) == (0, 1)
     made.left(one, None)
     made.check([])
@@ -46,7 +51,7 @@ def test_while_there_is_room_nothing_waits() -> None:
 def test_what_waits_goes_when_there_is_room_and_is_placed_one_by_one() -> None:
     fleet = Fleet()
     made, tickets = admission(fleet), [ticket() for _ in range(3)]
-    assert [made.enter(one, 0.0).admitted for one in tickets] == [()] * 3
+    assert [enter(made, one, 0.0).admitted for one in tickets] == [()] * 3
     fleet.room = 2
     assert made.poll("m", 1.0).admitted == (tickets[0],)
     assert made.poll("m", 1.0).admitted == (), "the first one takes its room first"
@@ -60,9 +65,9 @@ def test_what_waits_goes_when_there_is_room_and_is_placed_one_by_one() -> None:
 def test_who_comes_later_does_not_overtake_the_queue() -> None:
     fleet = Fleet()
     made, first, second = admission(fleet), ticket(), ticket()
-    made.enter(first, 0.0)
+    enter(made, first, 0.0)
     fleet.room = 1
-    assert made.enter(second, 0.0).admitted == (first,)
+    assert enter(made, second, 0.0).admitted == (first,)
     assert made.waiting("m") == 1
 
 
@@ -71,7 +76,7 @@ def test_one_tenant_cannot_take_the_others_share() -> None:
     made = admission(fleet)
     for name, calls in (("greedy", 400), ("b", 20), ("c", 20)):
         for _ in range(calls):
-            made.enter(ticket(name), 0.0)
+            enter(made, ticket(name), 0.0)
     fleet.room = 1
     turns = made.poll("m", 0.0)
     for number in range(60):
@@ -84,33 +89,33 @@ def test_one_tenant_cannot_take_the_others_share() -> None:
 
 def test_beyond_the_bound_calls_are_refused_with_the_time_to_come_back() -> None:
     made = admission(Fleet(), max_wait_s=2.5)
-    made.enter(ticket(), 0.0)
-    made.enter(ticket(), 0.0)
+    enter(made, ticket(), 0.0)
+    enter(made, ticket(), 0.0)
     third = ticket()
-    ((refused, error),) = made.enter(third, 0.0).shed
+    ((refused, error),) = enter(made, third, 0.0).shed
     assert refused is third
     assert error.message.startswith("2 calls of this API key wait for this model, about 2 s")
     assert (error.status, error.retry_after_s, made.waiting("m")) == (429, 2.0, 2)
-    assert admission(Fleet(), max_wait_s=0.5).enter(ticket(), 0.0).shed == (), "one call may always wait"
+    assert enter(admission(Fleet(), max_wait_s=0.5), ticket(), 0.0).shed == (), "one call may always wait"
 
 
 def test_calls_for_throughput_are_shed_first() -> None:
     made = admission(Fleet(), max_wait_s=2.5)
     batch = [ticket("b", throughput=True) for _ in range(2)]
     for one in batch:
-        made.enter(one, 0.0)
-    assert [one for one, _ in made.enter(ticket("a"), 2.0).shed] == [batch[1]]
+        enter(made, one, 0.0)
+    assert [one for one, _ in enter(made, ticket("a"), 2.0).shed] == [batch[1]]
     late = ticket("b", throughput=True)
-    assert [one for one, _ in made.enter(late, 3.0).shed] == [late]
+    assert [one for one, _ in enter(made, late, 3.0).shed] == [late]
 
 
 def test_a_tenant_within_its_share_loses_nothing_to_anothers_queue() -> None:
     made = admission(Fleet(), max_wait_s=10.0)
     for _ in range(30):
-        made.enter(ticket("greedy"), 0.0)
+        enter(made, ticket("greedy"), 0.0)
     assert made.waiting("m") == 10
     for number in range(4):
-        ((refused, _),) = made.enter(ticket("b"), float(number)).shed
+        ((refused, _),) = enter(made, ticket("b"), float(number)).shed
         assert refused.tenant == "greedy"
 
 
@@ -119,16 +124,16 @@ def test_a_tenant_that_others_overtake_may_have_less_waiting() -> None:
     fleet = Fleet()
     made = admission(fleet, max_wait_s=10.0)
     for _ in range(10):
-        made.enter(ticket("greedy"), 0.0)
+        enter(made, ticket("greedy"), 0.0)
     fleet.room = 1
     now_s = 0.0
     for number in range(40):
         now_s += 0.5  # two calls a second leave, one of them a light tenant's
-        made.enter(ticket("light"), now_s)
+        enter(made, ticket("light"), now_s)
         for one in made.poll("m", now_s).admitted:
             made.left(one, None)
         if number % 2:
-            made.enter(ticket("greedy"), now_s)
+            enter(made, ticket("greedy"), now_s)
     assert made.waiting("m") <= 12
 
 
@@ -136,11 +141,11 @@ def test_a_tenant_at_its_limit_waits_while_others_go() -> None:
     fleet = Fleet(9)
     made = admission(fleet, limits=TenantLimits(max_running=1, max_waiting=1))
     first, second, other = ticket(), ticket(), ticket("b")
-    assert made.enter(first, 0.0).admitted == (first,)
-    assert made.enter(second, 0.0).admitted == ()
+    assert enter(made, first, 0.0).admitted == (first,)
+    assert enter(made, second, 0.0).admitted == ()
     with pytest.raises(LimitError, match="1 calls of this API key wait already"):
-        made.enter(ticket(), 0.0)
-    assert made.enter(other, 0.0).admitted == (other,)
+        enter(made, ticket(), 0.0)
+    assert enter(made, other, 0.0).admitted == (other,)
     assert made.placed(other, 0.0).admitted == ()
     made.left(first, None)
     assert made.poll("m", 1.0).admitted == (second,)
@@ -149,8 +154,8 @@ def test_a_tenant_at_its_limit_waits_while_others_go() -> None:
 def test_a_call_whose_client_goes_leaves_the_queue() -> None:
     fleet = Fleet()
     made, one, two = admission(fleet), ticket(), ticket()
-    made.enter(one, 0.0)
-    made.enter(two, 0.0)
+    enter(made, one, 0.0)
+    enter(made, two, 0.0)
     made.give_up(one)
     fleet.room = 1
     assert made.poll("m", 1.0).admitted == (two,)
@@ -216,7 +221,7 @@ class Machine(RuleBasedStateMachine):
     def enter(self, tenant: str, throughput: bool, work_s: float) -> None:
         one = ticket(tenant, throughput=throughput, work_s=work_s)
         try:
-            turns = self.made.enter(one, self.now_s)
+            turns = enter(self.made, one, self.now_s)
         except LimitError:
             return
         self.waiting.append(one)

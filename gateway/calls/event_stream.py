@@ -141,6 +141,9 @@ def _says_more(events: bytes) -> bool:
 
 
 def _events(buffer: bytes) -> list[bytes]:
+    if b"\r" not in buffer:
+        *events, rest = [event + b"\n\n" for event in buffer.split(b"\n\n")]
+        return events if rest == b"\n\n" else [*events, rest[:-2]]
     events, start = [], 0
     for match in _END_OF_EVENT.finditer(buffer):
         events.append(buffer[start : match.end()])

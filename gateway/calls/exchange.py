@@ -183,7 +183,8 @@ class Exchange:
     async def _pass_on(self, stream: EventStream, events: bytes, response: Response, send: Send) -> None:
         """Send the events on as they come."""
         booking, router, text = self.booking, self.router, self.delivery.text
-        last_s = loop_time_s()
+        clock = asyncio.get_running_loop().time
+        last_s = clock()
         while True:
             if events:
                 if text is not None:
@@ -195,7 +196,7 @@ class Exchange:
             if not piece:
                 booking.client_is_slow = True  # the engine has sent all, whatever the client still has to read
                 break
-            now_s = loop_time_s()
+            now_s = clock()
             router.received(booking, now_s)
             self.gaps.observe(now_s - last_s)
             last_s = now_s

@@ -62,6 +62,7 @@ class CallMetrics:
             name: Counter(f"plait_{name}", text, by_engine, registry=registry) for name, text in TOKENS.items()
         }
         self._by_engine: dict[tuple[str, str], _OfEngine] = {}
+        self._by_placement: dict[tuple[str, str, str], Counter] = {}
         self._count_retries(registry)
         self._measure_times(registry)
         self.objectives = ObjectiveMetrics(registry)
@@ -96,7 +97,11 @@ class CallMetrics:
     def placed(self, booking: Booking) -> None:
         """A call was placed."""
         placement = booking.placement
-        self._placements.labels(booking.call.model, placement.engine_id, placement.reason.value).inc()
+        key = (booking.call.model, placement.engine_id, placement.reason.value)
+        counter = self._by_placement.get(key)
+        if counter is None:
+            counter = self._by_placement[key] = self._placements.labels(*key)
+        counter.inc()
 
     def retried(self, model: str, engine_id: str, cause: str) -> None:
         """A call that the engine failed is tried again."""

@@ -20,6 +20,7 @@ class ObjectiveMetrics:
             [*labels, "slo", "met"],
             registry=registry,
         )
+        self._good_by: dict[tuple[str, str, str], Counter] = {}
         self._good = Counter(
             "plait_good_calls", "Calls that met all their SLOs: the rate is the goodput", labels, registry=registry
         )
@@ -34,7 +35,10 @@ class ObjectiveMetrics:
             met_all &= met
             self._slo.labels(*labels, slo, "yes" if met else "no").inc()
         if met_all:
-            self._good.labels(*labels).inc()
+            good = self._good_by.get(labels)
+            if good is None:
+                good = self._good_by[labels] = self._good.labels(*labels)
+            good.inc()
 
 
 def _times(exchange: Exchange, now_s: float) -> Iterator[tuple[str, float, float]]:

@@ -10,13 +10,14 @@ import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import structlog
+from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
-from plait.gateway.asgi import error_headers
+from plait.gateway.asgi import WatchedReceive, error_headers
 from plait.gateway.commands.opening import Opening
 from plait.gateway.commands.request_bounds import Part, RequestBounds, RequestLimits
 from plait.gateway.commands.slow_clients import PatientProtocol, SlowClients
@@ -62,6 +63,7 @@ class BoundedProtocol(PatientProtocol):
         self._bounds = RequestBounds(bounds.limits, self._now_s)
         self._refused = False
         self._running: RequestResponseCycle | None = None
+        self._receive: WatchedReceive  # of what runs
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -86,6 +88,7 @@ class BoundedProtocol(PatientProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True  # uvicorn tells only the latest of several pipelined requests
             self._running.message_event.set()
+            self._receive.gone()
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
@@ -145,6 +148,8 @@ class BoundedProtocol(PatientProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        self._receive = WatchedReceive(cast("Receive", cycle.receive))
+        cycle.receive = self._receive  # type: ignore[method-assign,assignment]
         cycle.transport = Opening(cycle, self.loop)  # type: ignore[assignment]  # all that a cycle needs of it
         super()._start_asgi_task(cycle, app)
 

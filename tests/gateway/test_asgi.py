@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from plait.backends.errors import BodyTooLargeError, CallerError, LimitError, MethodNotAllowedError, NoEngineError
-from plait.gateway.asgi import ClientGoneError, Headers, header, read_body, send_error
+from plait.gateway.asgi import ClientGoneError, Headers, WatchedReceive, header, read_body, send_error, unless_gone
 
 
 def body_of(*pieces: bytes, gone: bool = False) -> tuple[Any, list[int]]:
@@ -82,3 +83,79 @@ async def test_an_error_is_a_whole_response(error: CallerError, status: int, hea
     always = {b"content-type": b"application/json", b"x-request-id": b"r1", b"content-length": length}
     assert (start["status"], dict(start["headers"])) == (status, always | headers)
     assert body == {"type": "http.response.body", "body": error.body()}
+
+
+class Leaving:
+    """A client that goes when it is told to. Its server says so (`watched`), or the application has to ask."""
+
+    def __init__(self, *, watched: bool) -> None:
+        self._gone = asyncio.Event()
+        self.receive: Any = WatchedReceive(self._disconnected) if watched else self._disconnected
+
+    def go(self) -> None:
+        self._gone.set()
+        if isinstance(self.receive, WatchedReceive):
+            self.receive.gone()
+
+    async def _disconnected(self) -> dict[str, Any]:
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+async def test_work_ends_when_its_client_goes(watched: bool) -> None:
+    client, ended = Leaving(watched=watched), []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    task = asyncio.create_task(unless_gone(client.receive, work()))
+    await settled()
+    client.go()
+    with pytest.raises(ClientGoneError):
+        await task
+    assert (ended, task.cancelling()) == ([True], 0)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+async def test_work_that_ends_is_not_disturbed_by_a_client_that_goes_later(watched: bool) -> None:
+    client = Leaving(watched=watched)
+
+    async def answer() -> str:
+        found = await unless_gone(client.receive, asyncio.sleep(0, "done"))
+        client.go()
+        await settled()
+        return found
+
+    assert await answer() == "done"
+    assert len(asyncio.all_tasks()) == 1, "nothing goes on to wait for the client"
+
+
+async def test_no_work_begins_for_a_client_that_has_gone() -> None:
+    client, begun = Leaving(watched=True), []
+
+    async def work() -> None:
+        begun.append(True)
+
+    client.go()
+    with pytest.raises(ClientGoneError):
+        await unless_gone(client.receive, work())
+    assert not begun
+
+
+@pytest.mark.parametrize("watched", [True, False])
+async def test_a_cancellation_by_another_is_not_the_clients(watched: bool) -> None:
+    client = Leaving(watched=watched)
+    task = asyncio.create_task(unless_gone(client.receive, asyncio.Event().wait()))
+    await settled()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

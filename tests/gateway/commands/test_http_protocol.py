@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import PlaitError
-from plait.gateway.asgi import ClientGoneError, read_body, send_whole
+from plait.gateway.asgi import ClientGoneError, read_body, send_whole, unless_gone
 from plait.gateway.commands.http_protocol import BoundedProtocol, ClientBounds
 from plait.gateway.commands.request_bounds import RequestLimits
 from plait.gateway.open_requests import OpenRequests
@@ -28,9 +28,12 @@ ROOMY = replace(LIMITS, header_timeout_s=30.0, body_timeout_s=30.0)
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
 
+HAPPENED: dict[str, asyncio.Event] = {}
+"""What the application has seen at /watched."""
+
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Echoes the body, fails at /defect, streams without an end at /stream, waits at /wait."""
+    """Echoes the body, fails at /defect, streams without an end at /stream, waits at /wait and /watched."""
     if scope["type"] != "http":
         return
     if scope["path"] == "/defect":
@@ -40,6 +43,13 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"] == "/headers":
         await read_body(receive, scope["headers"], 10_000)
         await send_whole(send, 200, [], b" ".join(name for name, _ in scope["headers"]))
+        return
+    if scope["path"] == "/watched":
+        HAPPENED["running"].set()
+        try:
+            await unless_gone(receive, asyncio.Event().wait())
+        except ClientGoneError:
+            HAPPENED["gone"].set()
         return
     if scope["path"] in ("/stream", "/broken"):
         kind = [(b"content-type", b"text/event-stream")]
@@ -195,6 +205,17 @@ async def test_an_answer_under_way_is_not_mixed_with_a_refusal() -> None:
         answer = await running.ask(GET + b"\r\nnonsense")
         assert answer.startswith(b"HTTP/1.1 200")
         assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_an_application_is_told_that_its_client_has_gone() -> None:
+    HAPPENED.update(running=asyncio.Event(), gone=asyncio.Event())
+    async with serving(ROOMY) as running:
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(b"GET /watched HTTP/1.1\r\n\r\n")
+        await asyncio.wait_for(HAPPENED["running"].wait(), 5.0)
+        assert not HAPPENED["gone"].is_set()
+        writer.close()
+        await asyncio.wait_for(HAPPENED["gone"].wait(), 5.0)
 
 
 async def test_a_refused_client_may_send_on() -> None:

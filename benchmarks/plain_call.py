@@ -87,9 +87,11 @@ def main() -> None:
     parser.add_argument("--checkout", type=Path, action="append", default=[], help="another one; the first is the base")
     parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
     parser.add_argument("--calls", type=int, default=400, help="of each shape in a round (default: %(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="the shapes whose name contains this")
     parser.add_argument("--log-level", default="info", help="of the gateways (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the times there, in seconds of CPU a call")
     arguments = parser.parse_args()
+    shapes = [shape for shape in SHAPES if arguments.only in shape.name]
     checkouts = [*(path.resolve() for path in arguments.checkout), HERE]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         port = free_port()
@@ -99,23 +101,25 @@ def main() -> None:
             stack.enter_context(_gateway(path, port, arguments.log_level, Path(folder) / f"{number}"))
             for number, path in enumerate(checkouts)
         ]
-        times = uvloop.run(_measure(gateways, arguments.rounds, arguments.calls))
-    for shape in SHAPES:
+        times = uvloop.run(_measure(gateways, shapes, arguments.rounds, arguments.calls))
+    for shape in shapes:
         _print(shape, times[shape.name])
     if arguments.json is not None:
         names = {str(path): number for number, path in enumerate(checkouts)}
-        report = {"checkouts": names, "shapes": list(map(asdict, SHAPES)), "cpu_s": times}
+        report = {"checkouts": names, "shapes": list(map(asdict, shapes)), "cpu_s": times}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
-async def _measure(gateways: Sequence[Gateway], rounds: int, calls: int) -> dict[str, list[list[float]]]:
+async def _measure(
+    gateways: Sequence[Gateway], shapes: Sequence[Shape], rounds: int, calls: int
+) -> dict[str, list[list[float]]]:
     """The CPU seconds of a call, by shape, then by gateway."""
-    times: dict[str, list[list[float]]] = {shape.name: [[] for _ in gateways] for shape in SHAPES}
+    times: dict[str, list[list[float]]] = {shape.name: [[] for _ in gateways] for shape in shapes}
     clients = [Client(gateway.port) for gateway in gateways]
     for client in clients:
         await _load(client, SHAPES[-1], WARM_UP_CALLS)
     for number in range(rounds):
-        for shape in SHAPES:
+        for shape in shapes:
             for place in range(len(gateways)):
                 turn = (place + number) % len(gateways)
                 await _load(clients[turn], shape, 2 * shape.concurrency)

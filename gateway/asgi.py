@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
+from secrets import token_hex
 from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Send
@@ -29,6 +30,11 @@ def header(headers: Headers, name: bytes) -> str | None:
         if key == name:
             return value.decode("latin-1")
     return None
+
+
+def id_of(headers: Headers) -> str:
+    """The client's name for its request, or a new one: 128 random bits."""
+    return header(headers, b"x-request-id") or token_hex(16)
 
 
 def is_event_stream(headers: Headers) -> bool:

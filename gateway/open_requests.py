@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable
 from contextlib import suppress
 
@@ -11,7 +10,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
-from plait.gateway.asgi import header, is_event_stream, send_error
+from plait.gateway.asgi import id_of, is_event_stream, send_error
 
 LAST_WORD_S = 1.5
 """The longest time that an error may take to be sent at the end, to a client that reads slowly."""
@@ -105,7 +104,7 @@ class _OpenRequest:
     def id(self) -> str:
         """The client's name for the request, or a new one."""
         if self._id is None:
-            self._id = header(self._scope["headers"], b"x-request-id") or uuid.uuid4().hex
+            self._id = id_of(self._scope["headers"])
         return self._id
 
 

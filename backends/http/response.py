@@ -46,6 +46,11 @@ class Response:
         """Whether more may still arrive: the exchange has neither ended nor failed."""
         return self._source is not None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether all has arrived, without a failure, and was read."""
+        return self._source is None and self._error is None and not self._pieces
+
     async def read_chunk(self) -> bytes:
         """All of the body that has arrived and is unread. After the end it is always `b""`.
 

@@ -5,7 +5,6 @@ A plain ASGI callable, since these two routes are the data path. Starlette serve
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 
 import structlog
@@ -15,7 +14,7 @@ from plait.backends.errors import MethodNotAllowedError, PlaitError
 from plait.backends.protocol.openai import parse_request
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.metrics import RefusalMetrics
-from plait.gateway.asgi import ClientGoneError, Headers, header, read_body, send_error
+from plait.gateway.asgi import ClientGoneError, Headers, id_of, read_body, send_error
 from plait.gateway.calls.annotations import read_annotations
 from plait.gateway.calls.call_reader import KINDS, CallReader, Incoming
 from plait.gateway.calls.relay import Relay
@@ -40,7 +39,7 @@ class CompletionApi:
         """Answer one POST. Every failure before the first byte becomes an OpenAI error object."""
         headers: Headers = scope["headers"]
         arrived_s = loop_time_s()
-        request_id = header(headers, b"x-request-id") or uuid.uuid4().hex
+        request_id = id_of(headers)
         try:
             tenant = self.keys.check(headers)
             if scope["method"] != "POST":

@@ -18,7 +18,7 @@ from plait.backends.errors import CallerError, FailedDependencyError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.variable_response import VariableResponse, described, described_failure
-from plait.gateway.asgi import header, read_body
+from plait.gateway.asgi import id_of, read_body
 from plait.gateway.calls.annotations import Annotations, read_annotations
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
@@ -153,7 +153,7 @@ class SemanticApi:
         annotations = _annotations(submission)
         self._chained.runner.reader.router.models.check(submission.body.model)
         self._chained.runner.reader.prompts.check(submission.opening)
-        request_id = header(headers, b"x-request-id") or uuid.uuid4().hex
+        request_id = id_of(headers)
         session = self._executor.sessions.open(tenant, submission.body.session_id, loop_time_s())
         incoming = Incoming("/v1/submit", headers, raw, request_id, loop_time_s(), tenant)
         call = self._submitted(session, incoming, submission, annotations)

@@ -84,7 +84,8 @@ class Exchange:
         something by then, it has been sent an error event too.
         """
         delivery, call = self.delivery, self.booking.call
-        body = delivery.body.for_engine(self.kind, call, self.booking.placement, loop_time_s() - delivery.arrived_s)
+        age_s = self.booking.booked_s - delivery.arrived_s
+        body = delivery.body.for_engine(self.kind, call, self.booking.placement, age_s)
         waiting = asyncio.timeout(None)
         self.booking.give_up = lambda: waiting.reschedule(0.0)
         try:
@@ -143,6 +144,7 @@ class Exchange:
             choices=self.delivery.choices,
             bounds=self._bounds(),
         )
+        last = b""
         try:
             events = await self._first_events(stream, response)
             self.router.first_token(self.booking, loop_time_s())
@@ -150,21 +152,21 @@ class Exchange:
             headers = _response_headers(response, self.booking, self.delivery.session)
             self.booking.client_is_slow = True
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._pass_on(stream, events, response, send)
+            last = await self._pass_on(stream, events, response, send)
             problem = stream.problem
             if isinstance(problem, EngineError) and stream.error is None:
                 raise problem
         except EngineError as error:
             if self.told:
-                await send({"type": "http.response.body", "body": _error_event(error)})
+                await send({"type": "http.response.body", "body": last + _error_event(error)})
             raise
         finally:
             self.usage, self.usage_corrected = stream.usage, stream.usage_corrected
         if isinstance(problem, EngineError):  # the engine's own error event has been passed on
-            await send({"type": "http.response.body", "body": b""})
+            await send({"type": "http.response.body", "body": last})
             raise problem
         self.ended = "ok"
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": last})
         text = self.delivery.text
         return problem if problem is not None or text is None else text.problem
 
@@ -180,30 +182,32 @@ class Exchange:
             if not piece:
                 raise EngineBrokenError(f"engine {self.engine_id} ended its stream without an event")
 
-    async def _pass_on(self, stream: EventStream, events: bytes, response: Response, send: Send) -> None:
-        """Send the events on as they come."""
+    async def _pass_on(self, stream: EventStream, events: bytes, response: Response, send: Send) -> bytes:
+        """Send the events on as they come; returns the last ones, which are sent with the end if it came with them."""
         booking, router, text = self.booking, self.router, self.delivery.text
         clock = asyncio.get_running_loop().time
         last_s = clock()
         while True:
+            if text is not None and events:
+                text.feed(events)
+            if response.is_read:
+                break
             if events:
-                if text is not None:
-                    text.feed(events)
                 booking.client_is_slow = True
                 await send({"type": "http.response.body", "body": events, "more_body": True})
                 booking.client_is_slow = False
             piece = await response.read_chunk()
             if not piece:
-                booking.client_is_slow = True  # the engine has sent all, whatever the client still has to read
+                events = b""
                 break
             now_s = clock()
             router.received(booking, now_s)
             self.gaps.observe(now_s - last_s)
             last_s = now_s
             events = stream.feed(piece)
+        booking.client_is_slow = True  # the engine has sent all, whatever the client still has to read
         rest = stream.end()
-        if rest and stream.problem is None:
-            await send({"type": "http.response.body", "body": rest, "more_body": True})
+        return events + rest if stream.problem is None else events
 
     async def _refusal(self, response: Response, answer: bytes, send: Send) -> str:
         """Pass on an error that is the caller's fault. Raises `EngineStatusError` for every other."""

@@ -63,9 +63,9 @@ class Gate:
                 self._gone(ticket, waiter)
         return ticket
 
-    def placed(self, ticket: Ticket) -> None:
+    def placed(self, ticket: Ticket, now_s: float) -> None:
         """The call is on an engine."""
-        self._tell(self.admission.placed(ticket, loop_time_s()))
+        self._tell(self.admission.placed(ticket, now_s))
 
     def left(self, ticket: Ticket, usage: CallUsage | None) -> None:
         """The call has ended."""

@@ -118,7 +118,7 @@ class Relay:
             raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")
         link = self._links[placement.engine_id]
         booking = self._router.book(delivery.call, placement, now_s)
-        self._gate.placed(journey.ticket)
+        self._gate.placed(journey.ticket, now_s)
         self._metrics.placed(booking)
         gaps = self._metrics.gaps.of(delivery.call.model, placement.engine_id)
         exchange = journey.exchange = Exchange(

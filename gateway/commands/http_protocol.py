@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,7 +16,7 @@ from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
-from plait.gateway.asgi import WatchedReceive, error_headers
+from plait.gateway.asgi import WatchedReceive, error_headers, id_of
 from plait.gateway.commands.opening import Opening
 from plait.gateway.commands.request_bounds import Part, RequestBounds, RequestLimits
 from plait.gateway.commands.slow_clients import PatientProtocol, SlowClients
@@ -192,7 +191,7 @@ class BoundedProtocol(PatientProtocol):
         self._answer(error)
 
     def _answer(self, error: PlaitError) -> None:
-        request_id = uuid.uuid4().hex
+        request_id = id_of(())
         log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
         self._on_refused(error)
         body = error.body()

@@ -36,6 +36,8 @@ class FullEngines:
 
     def has_room(self, model: str, now_s: float) -> bool:
         """Whether a call for `model` should be placed now: an engine is not full, or none takes calls at all."""
+        if not self._full:
+            return True
         engines = self._models.able(model)
         for engine_id in [engine.engine_id for engine in engines if engine.engine_id in self._full]:
             self.note(self._engines[engine_id], now_s)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import structlog
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
@@ -147,10 +147,14 @@ class BoundedProtocol(PatientProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        self._receive = WatchedReceive(cast("Receive", cycle.receive))
-        cycle.receive = self._receive  # type: ignore[method-assign,assignment]
+        self._receive = receive = WatchedReceive(cast("Receive", cycle.receive))
         cycle.transport = Opening(cycle, self.loop)  # type: ignore[assignment]  # all that a cycle needs of it
-        super()._start_asgi_task(cycle, app)
+
+        def watched(scope: Scope, _receive: Receive, send: Send) -> Awaitable[None]:
+            answered: Awaitable[None] = app(scope, receive, send)
+            return answered
+
+        super()._start_asgi_task(cycle, watched)  # type: ignore[arg-type]
 
     def _unsupported_upgrade_warning(self) -> None:
         """The request is served as HTTP/1.1. The parser takes no other request after it."""

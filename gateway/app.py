@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from plait.backends.errors import CallerError, NotFoundError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.metrics import AdmissionCollector
-from plait.gateway.admission.tenant_limits import TenantLimits
+from plait.gateway.admission.tenant_terms import TenantTerms
 from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.metrics import RefusalMetrics, SlowClientMetrics
@@ -57,7 +56,8 @@ class Gateway:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.router = build_router(config)
-        self._keys = KeyRing(config.server.api_keys)
+        self._keys = KeyRing(config.server.api_keys, config.tenants)
+        self._terms = TenantTerms(config.admission, config.tenants)
         self._admin_keys = KeyRing(filter(None, [config.server.admin_key]))
         self._links = {engine.name: new_link(config, engine) for engine in config.engines}
         self._prompts = PromptReader(config, self.router.block_tokens)
@@ -74,7 +74,9 @@ class Gateway:
         self.engines = EngineSet(
             config, self.router, self._links, self._monitor, self._recovery, supervisor=self._supervisor
         )
-        self._reloading = Reloading(config, self.engines, self._keys, self._admin_keys, self._registry)
+        self._reloading = Reloading(
+            config, self.engines, self._keys, self._admin_keys, self._terms, registry=self._registry
+        )
         relay = Relay(
             self.router,
             self._links,
@@ -115,14 +117,8 @@ class Gateway:
         return rest
 
     def _new_gate(self, reader: CallReader) -> Gate:
-        settings, router = self.config.admission, self.router
-        limits = TenantLimits(
-            settings.calls_per_s or inf,
-            settings.tokens_per_s or inf,
-            settings.max_running or inf,
-            settings.max_waiting or inf,
-        )
-        admission = Admission(router.full.has_room, settings.max_wait_s, lambda _: limits)
+        max_wait_s = self.config.admission.max_wait_s
+        admission = Admission(self.router.full.has_room, max_wait_s, self._terms.limits, self._terms.weights)
         self._registry.register(AdmissionCollector(admission))
         return Gate(admission, reader.predicted_s, self._supervisor)
 

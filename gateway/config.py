@@ -23,6 +23,8 @@ NotNegative = Annotated[int, Meta(ge=0, description="an integer, 0 or more")]
 # The upper bound excludes infinity, which timers refuse.
 Seconds = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds above 0")]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=1e9, description="a number of seconds, 0 or more")]
+Rate = Annotated[float, Meta(ge=0, le=1e9, description="a number, 0 or more")]
+Weight = Annotated[float, Meta(ge=1e-3, le=1e6, description="a number from 0.001 to 1000000")]
 
 SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys"})
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|([0-9A-Fa-f]*:){2,}[0-9A-Fa-f.]*")  # a name or IPv4 address, or an IPv6 address
@@ -47,9 +49,9 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     64 KiB). header_timeout_s: seconds for them to come (default 10). body_timeout_s: seconds for the body to come, plus
     1 s for each 64 KiB of it (default 60). trust_request_chat_template: take a request's own `chat_template`, as vLLM's
     --trust-request-chat-template does; it is rendered in a process with limits (default false). token_cache_bytes:
-    memory for the ids of prompts' beginnings, 0 for none (default 64 MiB). api_keys: keys clients may present; none
-    leaves the gateway open (default). isolate_tenants: give each key's prompts cached prefixes of their own (by a cache
-    salt, needs api_keys, default false). shutdown_grace_s: seconds that running calls get to end at shutdown (default
+    memory for the ids of prompts' beginnings, 0 for none (default 64 MiB). api_keys: keys clients may present, each a
+    tenant of its own (default none). isolate_tenants: give each tenant's prompts cached prefixes of their own (by a
+    cache salt, needs keys, default false). shutdown_grace_s: seconds that running calls get to end at shutdown (default
     30). admin_key: key of the admin API; without one it answers 404 (default). admin_port: serve the admin API on this
     port only, on the same host (default: on `port`). drain_delay_s: seconds from SIGTERM, while `/ready` answers 503
     and calls are still taken (default 5). slow_client_timeout_s: a client that does not read 64 KiB of its waiting
@@ -77,10 +79,6 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not _HOST.fullmatch(self.host):
             raise ValueError(f"host = {shown(self.host)}: expected a host name or an IP address, without a port")
-        if self.isolate_tenants and not self.api_keys:
-            raise ValueError("isolate_tenants = true: expected api_keys, which tell tenants apart")
-        if self.admin_key is not None and self.admin_key in self.api_keys:
-            raise ValueError("admin_key = (hidden): expected a key that is not one of api_keys")
         if self.admin_port is not None and (self.admin_key is None or self.admin_port == self.port):
             raise ValueError(f"admin_port = {self.admin_port}: expected admin_key, and a port other than server.port")
 
@@ -145,17 +143,38 @@ class AdmissionConfig(Section, frozen=True, kw_only=True):
 
     engine_backlog_s: predicted seconds of queue in an engine above which further calls wait in the gateway, where
     tenants take turns (default 4). max_wait_s: predicted seconds of work that may wait for a model; more is refused
-    with 429 (default 120). The limits of each tenant, 0 for none: calls_per_s and tokens_per_s (prompt and expected
-    output), with bursts of ten seconds; max_running: calls on engines at once; max_waiting: calls that wait here at
-    once (all default 0).
+    with 429 (default 120). The limits of each tenant that has none of its own in `[[tenants]]`, 0 for none:
+    calls_per_s and tokens_per_s (prompt and expected output), with bursts of ten seconds; max_running: calls on engines
+    at once; max_waiting: calls that wait here at once (all default 0).
     """
 
     engine_backlog_s: Seconds = 4.0
     max_wait_s: Seconds = 120.0
-    calls_per_s: SecondsOrZero = 0.0
-    tokens_per_s: SecondsOrZero = 0.0
+    calls_per_s: Rate = 0.0
+    tokens_per_s: Rate = 0.0
     max_running: NotNegative = 0
     max_waiting: NotNegative = 0
+
+
+class TenantConfig(Section, frozen=True, kw_only=True):
+    """`[[tenants]]`: one tenant, which may have several keys.
+
+    name: as logs and metrics call it (required). api_keys: its keys (required). weight: its share of the engines while
+    calls wait, relative to those of others (default 1). calls_per_s, tokens_per_s, max_running, max_waiting: its own
+    limits, 0 for none (default: those of `[admission]`).
+    """
+
+    name: Token
+    api_keys: tuple[Token, ...]
+    weight: Weight = 1.0
+    calls_per_s: Rate | None = None
+    tokens_per_s: Rate | None = None
+    max_running: NotNegative | None = None
+    max_waiting: NotNegative | None = None
+
+    def __post_init__(self) -> None:
+        if not self.api_keys:
+            raise ValueError("api_keys = []: expected at least one key")
 
 
 class SessionsConfig(Section, frozen=True, kw_only=True):
@@ -228,9 +247,15 @@ class Config(Section, frozen=True, kw_only=True):
     placement: PlacementConfig = PlacementConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    tenants: tuple[TenantConfig, ...] = ()
     sessions: SessionsConfig = SessionsConfig()
     models: tuple[ModelConfig, ...] = ()
     engines: tuple[EngineConfig, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients need no key."""
+        return not self.server.api_keys and not self.tenants
 
     def model(self, name: str) -> ModelConfig:
         """The model's configuration; the defaults if the file has none for that name."""

@@ -115,9 +115,26 @@ def _conflicts(config: Config) -> Iterator[str]:
     """Conflicts between values that are each valid."""
     if not config.engines:
         yield "engines: none is configured; add [[engines]] with a url"
+    if config.server.isolate_tenants and config.is_open:
+        yield "server.isolate_tenants = true: expected server.api_keys or [[tenants]], which tell tenants apart"
+    yield from _repeated_keys(config)
+    yield from _repeated("tenants", "name", [tenant.name for tenant in config.tenants])
     yield from _repeated("models", "name", [model.name for model in config.models])
     yield from _repeated("engines", "url", [engine.url for engine in config.engines])
     yield from _repeated("engines", "name", [engine.name for engine in config.engines])
+
+
+def _repeated_keys(config: Config) -> Iterator[str]:
+    """Keys that stand in two places, named by these places: nobody could say whose calls they are."""
+    places = [(f"server.api_keys[{place}]", key) for place, key in enumerate(config.server.api_keys)]
+    for number, tenant in enumerate(config.tenants):
+        places += [(f"tenants[{number}].api_keys[{place}]", key) for place, key in enumerate(tenant.api_keys)]
+    if config.server.admin_key is not None:
+        places.append(("server.admin_key", config.server.admin_key))
+    first: dict[str, str] = {}
+    for where, key in places:
+        if first.setdefault(key, where) != where:
+            yield f"{where} = (hidden): {first[key]} has the same key"
 
 
 def _repeated(section: str, key: str, values: Sequence[str]) -> Iterator[str]:

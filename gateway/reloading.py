@@ -9,10 +9,11 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from plait.backends.errors import ConflictError
+from plait.gateway.admission.tenant_terms import TenantTerms
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.calls.engine_set import EngineSet
 from plait.gateway.config import Config, EngineConfig
-from plait.gateway.config_change import ConfigChange, config_change
+from plait.gateway.config_change import LIMITS, ConfigChange, config_change
 from plait.gateway.config_file import ConfigError, load_config
 from plait.gateway.log import change_level
 
@@ -26,12 +27,20 @@ class Reloading:
     """
 
     def __init__(
-        self, config: Config, engines: EngineSet, keys: KeyRing, admin_keys: KeyRing, registry: CollectorRegistry
+        self,
+        config: Config,
+        engines: EngineSet,
+        keys: KeyRing,
+        admin_keys: KeyRing,
+        terms: TenantTerms,
+        *,
+        registry: CollectorRegistry,
     ) -> None:
         self.config = config
         self._engines = engines
         self._keys = keys
         self._admin_keys = admin_keys
+        self._terms = terms
         self._reloads = Counter(
             "plait_reloads", "Times that the configuration file was read again", ["outcome"], registry=registry
         )
@@ -51,10 +60,8 @@ class Reloading:
     def apply(self, after: Config) -> ConfigChange:
         """Take over what can change in a running gateway; returns and logs the change."""
         change = config_change(self.config, after)
+        self._apply_tenants(change, after)
         server = self.config.server
-        if change.api_keys:
-            self._keys.replace(after.server.api_keys)
-            server = msgspec.structs.replace(server, api_keys=after.server.api_keys)
         if change.admin_key:
             self._admin_keys.replace(filter(None, [after.server.admin_key]))
             server = msgspec.structs.replace(server, admin_key=after.server.admin_key)
@@ -74,12 +81,26 @@ class Reloading:
             engines_added=[engine.name for engine in change.added],
             engines_removed=change.removed,
             engines_changed=[engine.name for engine in change.changed],
-            api_keys_changed=change.api_keys,
+            tenants_changed=change.tenants,
+            limits_changed=change.limits,
             admin_key_changed=change.admin_key,
             log_level=after.log.level if change.log_level else None,
             needs_restart=change.needs_restart,
         )
         return change
+
+    def _apply_tenants(self, change: ConfigChange, after: Config) -> None:
+        """A tenant is its name: sessions of a tenant that is gone stay until they expire."""
+        now = self.config
+        if change.limits:
+            limits = {key: getattr(after.admission, key) for key in LIMITS}
+            now = msgspec.structs.replace(now, admission=msgspec.structs.replace(now.admission, **limits))
+        if change.tenants:
+            server = msgspec.structs.replace(now.server, api_keys=after.server.api_keys)
+            now = msgspec.structs.replace(now, server=server, tenants=after.tenants)
+            self._keys.replace(now.server.api_keys, now.tenants)
+        self._terms.replace(now.admission, now.tenants)
+        self.config = now
 
     def _apply_engines(self, change: ConfigChange) -> None:
         """Engines that go take calls until those that come have been tried."""

@@ -37,11 +37,11 @@ class _Line:
     """
 
     def tenant_wait_s(self, tenant: str) -> float:
-        """How long a tenant's calls take to leave. Before its own rate is known, it has an equal part of the whole."""
+        """How long a tenant's calls take to leave. Before its own rate is known, it has its share of the whole."""
         work_s, own = self.queue.waiting_s(tenant), self.rates.get(tenant)
         if own is not None and own.is_measured:
             return own.seconds(work_s)
-        return self.rate.seconds(work_s * max(1, self.queue.tenants))
+        return self.rate.seconds(work_s / self.queue.share(tenant))
 
     def left(self, ticket: Ticket, now_s: float) -> None:
         """A call has left the queue to be placed."""
@@ -62,7 +62,7 @@ class _Line:
 class Admission:
     """The calls that wait in the gateway. No call is to wait longer than `max_wait_s`, as predicted.
 
-    `limits` returns the limits of a tenant.
+    `limits` returns the limits of a tenant. `weights` are the tenants' shares (default 1); they may change.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Admission:
         self._has_room = has_room
         self._max_wait_s = max_wait_s
         self._limits = limits
-        self._weights = weights or {}
+        self._weights = {} if weights is None else weights
         self._lines: dict[str, _Line] = {}
         self._uses: dict[str, TenantUse] = {}
 
@@ -130,7 +130,7 @@ class Admission:
         line = self._lines[ticket.model]
         if line.queue.waiting(ticket.tenant) >= limits.max_waiting:
             raise LimitError(
-                f"{limits.max_waiting} calls of this API key wait already, the most that may.",
+                f"{limits.max_waiting} calls of this tenant wait already, the most that may.",
                 code="too_many_waiting", retry_after_s=max(1.0, line.rate.seconds(line.queue.work_s)),
             )  # fmt: skip
         use.enter(ticket.tokens)
@@ -204,6 +204,6 @@ class Admission:
     def _overloaded(self, line: _Line, tenant: str) -> OverloadedError:
         calls, wait_s = line.queue.waiting(tenant), line.tenant_wait_s(tenant)
         return OverloadedError(
-            f"{calls} calls of this API key wait for this model, about {wait_s:.0f} s; send the call again later.",
+            f"{calls} calls of this tenant wait for this model, about {wait_s:.0f} s; send the call again later.",
             retry_after_s=max(1.0, wait_s),
         )

@@ -52,7 +52,7 @@ class TenantUse:
             over = used + more - max(BURST_S * rate, more) if rate < inf else 0.0
             if over > 0:
                 raise LimitError(
-                    f"This API key may use {rate:g} {unit} a second; send the call again later.",
+                    f"This tenant may use {rate:g} {unit} a second; send the call again later.",
                     code=f"{unit}_per_second", retry_after_s=max(1.0, over / rate),
                 )  # fmt: skip
 

@@ -49,16 +49,27 @@ class _Tenant:
     def of(self, ticket: Ticket) -> Sessions:
         return self.throughput if ticket.for_throughput else self.urgent
 
+    def take(self) -> Ticket:
+        """The next call. Its session goes to the end of the line."""
+        sessions = self.urgent or self.throughput
+        session, tickets = next(iter(sessions.items()))
+        ticket = tickets.popleft()
+        if tickets:
+            sessions.move_to_end(session)
+        else:
+            del sessions[session]
+        return ticket
+
 
 class FairQueue:
-    """The waiting calls of one model. `weights` are the tenants' shares (default 1).
+    """The waiting calls of one model. `weights` are the tenants' shares (default 1). They may change at any time.
 
     `work_s` is the sum of the calls' work.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self.work_s = 0.0
-        self._weights = weights or {}
+        self._weights = {} if weights is None else weights
         self._tenants: dict[str, _Tenant] = {}
         self._order: list[tuple[float, int, str]] = []  # a heap of the tenants that wait; stale entries are skipped
         self._turn = count()
@@ -86,6 +97,11 @@ class FairQueue:
     def tenants(self) -> int:
         """How many tenants have waiting calls."""
         return sum(tenant.waiting > 0 for tenant in self._tenants.values())
+
+    def share(self, name: str) -> float:
+        """The part of the service that a tenant gets while it and those that wait now do: 1 if nobody else waits."""
+        others = sum(self._weight(other) for other, tenant in self._tenants.items() if tenant.waiting and other != name)
+        return self._weight(name) / (self._weight(name) + others)
 
     def push(self, ticket: Ticket) -> None:
         """A call waits."""
@@ -133,7 +149,7 @@ class FairQueue:
         tenant = self._tenants.get(name)
         if tenant is None:
             return
-        tenant.served = max(0.0, tenant.served + tokens / self._weights.get(name, 1.0))
+        tenant.served = max(0.0, tenant.served + tokens / self._weight(name))
         if tenant.waiting:
             self._enter(name, tenant)
         elif tenant.served <= self._now:
@@ -156,7 +172,7 @@ class FairQueue:
         those = those or [item for item in self._tenants.items() if item[1].waiting]
         if not those:
             return None
-        heaviest, _ = max(those, key=lambda item: item[1].work_s / self._weights.get(item[0], 1.0))
+        heaviest, _ = max(those, key=lambda item: item[1].work_s / self._weight(item[0]))
         return self.latest_of(heaviest)
 
     def check(self) -> None:
@@ -169,26 +185,18 @@ class FairQueue:
             assert all(tenant.urgent.values())
             assert all(tenant.throughput.values())
 
+    def _weight(self, name: str) -> float:
+        return self._weights.get(name, 1.0)
+
     def _serve(self, name: str, tenant: _Tenant) -> Ticket:
         self._now = max(self._now, tenant.served)
-        ticket = self._take(tenant)
+        ticket = tenant.take()
         self._count(tenant, ticket, -1)
         self.charge(name, ticket.tokens)
         return ticket
 
     def _enter(self, name: str, tenant: _Tenant) -> None:
         heapq.heappush(self._order, (tenant.served, next(self._turn), name))
-
-    def _take(self, tenant: _Tenant) -> Ticket:
-        """The next call of a tenant. Its session goes to the end of the line."""
-        sessions = tenant.urgent or tenant.throughput
-        session, tickets = next(iter(sessions.items()))
-        ticket = tickets.popleft()
-        if tickets:
-            sessions.move_to_end(session)
-        else:
-            del sessions[session]
-        return ticket
 
     def _count(self, tenant: _Tenant, ticket: Ticket, sign: int) -> None:
         tenant.waiting += sign

@@ -203,6 +203,37 @@ def test_keys_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "name='a:80'" in shown
 
 
+def test_a_key_stands_in_one_place() -> None:
+    tenants = [{"name": "blue", "api_keys": ["two", "one"]}, {"name": "green", "api_keys": ["three", "two"]}]
+    assert problems(server={"api_keys": ["one"], "admin_key": "three"}, tenants=tenants) == [
+        "tenants[0].api_keys[1] = (hidden): server.api_keys[0] has the same key",
+        "tenants[1].api_keys[1] = (hidden): tenants[0].api_keys[0] has the same key",
+        "server.admin_key = (hidden): tenants[1].api_keys[0] has the same key",
+    ]
+
+
+def test_a_tenant_has_a_name_of_its_own_and_a_key() -> None:
+    assert problems(tenants=[{"name": "blue", "api_keys": []}]) == [
+        "tenants[0].api_keys = []: expected at least one key"
+    ]
+    assert problems(tenants=[{"name": "blue", "api_keys": ["one"]}, {"name": "blue", "api_keys": ["two"]}]) == [
+        'tenants[1].name = "blue": tenants[0] has the same name'
+    ]
+    assert problems(tenants=[{"name": "a b", "api_keys": ["one"], "weight": 0}]) == [
+        'tenants[0].name = "a b": expected printable ASCII without spaces',
+        "tenants[0].weight = 0: expected a number from 0.001 to 1000000",
+    ]
+
+
+def test_tenants_are_kept_apart_only_if_there_are_keys() -> None:
+    assert problems(server={"isolate_tenants": True}) == [
+        "server.isolate_tenants = true: expected server.api_keys or [[tenants]], which tell tenants apart"
+    ]
+    for keys in ({"server": {"api_keys": ["one"]}}, {"tenants": [{"name": "blue", "api_keys": ["one"]}]}):
+        assert not parse(**keys).is_open
+    assert parse().is_open
+
+
 def test_relative_paths_start_at_the_files_folder() -> None:
     def paths(**values: str) -> tuple[str, str | None, str]:
         [model] = parse(models=[{"name": "m", **values}]).models
@@ -259,15 +290,16 @@ def test_the_example_fits_the_demo() -> None:
 
 def test_the_example_states_the_defaults() -> None:
     config, defaults = load_config(EXAMPLE), Config()
-    for name in ("server", "log", "placement", "upstream", "sessions"):
+    for name in ("server", "log", "placement", "upstream", "admission", "sessions"):
         assert getattr(config, name) == getattr(defaults, name)
 
 
 def test_the_example_has_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_API_KEY", "k")
-    monkeypatch.setenv("PLAIT_ADMIN_KEY", "k")
+    monkeypatch.setenv("PLAIT_ADMIN_KEY", "admin")
+    monkeypatch.setenv("BLUE_API_KEY", "blue")
     # The keys that stand commented out are switched on: they have to be right too.
-    text = re.sub(r"^# (?=[a-z_]+ = )", "", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text = re.sub(r"^# (?=[a-z_]+ = |\[\[)", "", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     data = tomllib.loads(text)
     parse_config(data, str(EXAMPLE))
     for section in msgspec.structs.fields(Config):

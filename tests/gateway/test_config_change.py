@@ -39,7 +39,17 @@ def test_an_engines_cache_size_needs_a_restart_and_the_rest_does_not() -> None:
 def test_keys_and_log_level_change() -> None:
     before = config(server={"api_keys": ["one"]})
     change = config_change(before, config(server={"api_keys": ["two"], "admin_key": "admin"}, log={"level": "warning"}))
-    assert change == ConfigChange(api_keys=True, admin_key=True, log_level=True)
+    assert change == ConfigChange(tenants=True, admin_key=True, log_level=True)
+
+
+def test_tenants_and_limits_change() -> None:
+    tenant = {"name": "blue", "api_keys": ["one"]}
+    before = config(tenants=[tenant])
+    for changed in ({**tenant, "weight": 2.0}, {**tenant, "api_keys": ["two"]}, {**tenant, "max_running": 4}):
+        assert config_change(before, config(tenants=[changed])) == ConfigChange(tenants=True)
+    moved = config(server={"api_keys": ["one"]})
+    assert config_change(before, moved) == ConfigChange(tenants=True)
+    assert config_change(before, config(tenants=[tenant], admission={"max_running": 4})) == ConfigChange(limits=True)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +57,9 @@ def test_keys_and_log_level_change() -> None:
     [
         ({"server": {"port": 9}}, "server.port"),
         ({"server": {"api_keys": ["k"]}}, "server.api_keys"),
+        ({"tenants": [{"name": "blue", "api_keys": ["k"]}]}, "tenants"),
+        ({"admission": {"max_wait_s": 1}}, "admission.max_wait_s"),
+        ({"admission": {"engine_backlog_s": 1}}, "admission.engine_backlog_s"),
         ({"log": {"format": "json"}}, "log.format"),
         ({"placement": {"policy": "round_robin"}}, "placement.policy"),
         ({"upstream": {"max_attempts": 1}}, "upstream.max_attempts"),

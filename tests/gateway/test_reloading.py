@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,26 @@ async def test_keys_change_and_what_needs_a_restart_is_named(running: Running) -
     ]
     assert listed == [401, 200, 401]
     assert running.reloading.apply(after).needs_restart == ("server.port",), "it is said again: it is not in force"
+
+
+async def test_tenants_change_in_a_running_gateway(running: Running) -> None:
+    terms = running.gateway._terms
+    tenant = {"name": "blue", "api_keys": ["two"], "weight": 3.0, "max_running": 2}
+    change = running.reloading.apply(config(tenants=[tenant], admission={"max_running": 9, "max_waiting": 5}))
+    assert (change.tenants, change.limits, change.needs_restart) == (True, True, ())
+    assert (terms.limits("blue").max_running, terms.limits("blue").max_waiting) == (2, 5)
+    assert (terms.limits("another").max_running, terms.weights) == (9, {"blue": 3.0})
+    headers = {"authorization": "Bearer two"}
+    assert (await running.http.get("/v1/models", headers=headers)).status_code == 200
+    running.reloading.apply(config())
+    assert (await running.http.get("/v1/models", headers=headers)).status_code == 401
+    assert (terms.limits("blue").max_running, terms.weights) == (inf, {})
+
+
+async def test_a_gateway_with_keys_stays_one(running: Running) -> None:
+    change = running.reloading.apply(config(server={"api_keys": []}))
+    assert change.needs_restart == ("server.api_keys",)
+    assert (await running.http.get("/v1/models")).status_code == 401
 
 
 async def test_a_wrong_file_changes_nothing(running: Running, tmp_path: Path) -> None:

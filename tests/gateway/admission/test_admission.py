@@ -94,7 +94,7 @@ def test_beyond_the_bound_calls_are_refused_with_the_time_to_come_back() -> None
     third = ticket()
     ((refused, error),) = enter(made, third, 0.0).shed
     assert refused is third
-    assert error.message.startswith("2 calls of this API key wait for this model, about 2 s")
+    assert error.message.startswith("2 calls of this tenant wait for this model, about 2 s")
     assert (error.status, error.retry_after_s, made.waiting("m")) == (429, 2.0, 2)
     assert enter(admission(Fleet(), max_wait_s=0.5), ticket(), 0.0).shed == (), "one call may always wait"
 
@@ -143,7 +143,7 @@ def test_a_tenant_at_its_limit_waits_while_others_go() -> None:
     first, second, other = ticket(), ticket(), ticket("b")
     assert enter(made, first, 0.0).admitted == (first,)
     assert enter(made, second, 0.0).admitted == ()
-    with pytest.raises(LimitError, match="1 calls of this API key wait already"):
+    with pytest.raises(LimitError, match="1 calls of this tenant wait already"):
         enter(made, ticket(), 0.0)
     assert enter(made, other, 0.0).admitted == (other,)
     assert made.placed(other, 0.0).admitted == ()

@@ -5,6 +5,7 @@ import pytest
 from plait.backends.errors import AuthenticationError
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.asgi import Headers
+from plait.gateway.config import TenantConfig
 
 
 def bearer(value: bytes) -> Headers:
@@ -44,6 +45,17 @@ def test_a_tenant_is_known_by_its_key_which_its_name_does_not_give_away() -> Non
     one, again, two = (ring.check(bearer(value)) for value in (b"Bearer one", b"bearer one", b"Bearer two"))
     assert one == again != two
     assert "one" not in one
+
+
+def test_a_named_tenant_may_have_several_keys() -> None:
+    ring = KeyRing(["one"], [TenantConfig(name="blue", api_keys=("two", "three"))])
+    tenants = [ring.check(bearer(b"Bearer " + key)) for key in (b"one", b"two", b"three")]
+    assert tenants[1:] == ["blue", "blue"]
+    assert tenants[0] == KeyRing(["one"]).check(bearer(b"Bearer one"))
+    ring.replace([], [TenantConfig(name="green", api_keys=("two",))])
+    assert ring.check(bearer(b"Bearer two")) == "green"
+    with pytest.raises(AuthenticationError):
+        ring.check(bearer(b"Bearer three"))
 
 
 def test_keys_can_be_replaced() -> None:

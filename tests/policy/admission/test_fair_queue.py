@@ -149,3 +149,76 @@ def test_two_backlogged_tenants_never_differ_by_more_than_two_calls(first: list[
         assert one is not None
         served[one.tenant] += one.tokens
         assert abs(served["a"] - served["b"]) <= 600
+
+
+WEIGHTS = st.fixed_dictionaries({name: st.sampled_from((0.25, 1.0, 2.0, 7.5)) for name in "abc"})
+
+
+class Oracle:
+    """Start-time fair queueing by its definition: all virtual times, looked through at each step."""
+
+    def __init__(self, weights: dict[str, float]) -> None:
+        self.weights = weights
+        self.times = dict.fromkeys(weights, 0.0)
+        self.waiting = Counter[str]()
+        self.now = 0.0
+
+    def push(self, name: str) -> None:
+        if not self.waiting[name]:
+            self.times[name] = max(self.times[name], self.now)
+        self.waiting[name] += 1
+
+    def first(self) -> set[str]:
+        """The tenants of which one has to be served next."""
+        waiting = [name for name, calls in self.waiting.items() if calls]
+        least = min((self.times[name] for name in waiting), default=0.0)
+        return {name for name in waiting if self.times[name] == least}
+
+    def serve(self, name: str, tokens: int) -> None:
+        self.now = max(self.now, self.times[name])
+        self.times[name] += tokens / self.weights[name]
+        self.waiting[name] -= 1
+
+
+@given(WEIGHTS, st.lists(st.one_of(st.none(), CALLS), max_size=80))
+def test_the_tenant_that_is_furthest_behind_its_weight_is_served(
+    weights: dict[str, float], steps: list[Ticket | None]
+) -> None:
+    queue, oracle = FairQueue(weights), Oracle(weights)
+    for one in steps:
+        if one is not None:
+            queue.push(one)
+            oracle.push(one.tenant)
+            continue
+        first, found = oracle.first(), queue.pop()
+        if found is None:
+            assert not first
+        else:
+            assert found.tenant in first
+            oracle.serve(found.tenant, found.tokens)
+
+
+@given(WEIGHTS, st.lists(st.integers(1, 300), min_size=150, max_size=150))
+def test_the_shares_of_backlogged_tenants_are_their_weights(weights: dict[str, float], sizes: list[int]) -> None:
+    """No two differ by more than a longest call of each, divided by their weights (Goyal et al., theorem 1)."""
+    queue, served = FairQueue(weights), Counter[str]()
+    for number, tokens in enumerate(sizes):
+        queue.push(ticket("abc"[number % 3], tokens))
+    while all(map(queue.waiting, "abc")):
+        one = queue.pop()
+        assert one is not None
+        served[one.tenant] += one.tokens
+        for first, second in ("ab", "bc", "ca"):
+            difference = abs(served[first] / weights[first] - served[second] / weights[second])
+            assert difference <= 300 / weights[first] + 300 / weights[second] + 1e-6
+
+
+def test_a_share_is_the_weight_among_those_that_wait() -> None:
+    weights = {"a": 3.0}
+    queue = FairQueue(weights)
+    assert (queue.share("a"), queue.share("b")) == (1.0, 1.0)
+    for name in "ab":
+        queue.push(ticket(name))
+    assert (queue.share("a"), queue.share("b"), queue.share("c")) == (0.75, 0.25, 0.2)
+    weights["a"] = 1.0
+    assert queue.share("a") == 0.5, "weights may change at any time"

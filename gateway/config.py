@@ -187,7 +187,7 @@ class SessionsConfig(Section, frozen=True, kw_only=True):
     if engines break its answer off (default 3). max_sessions (default 10000), max_variables (default 200000),
     max_waiting_calls: calls that wait for inputs (default 20000). max_value_bytes: longest value of a variable, and
     of the text that it is made from (default 1 MiB). max_held_bytes: total of values, texts that are being generated,
-    bodies of calls that have not ended, and recorded answers (default 256 MiB). Idle sessions are evicted before a call
+    bodies of calls that have not ended, and answers (default 256 MiB). Idle sessions are evicted before a call
     is refused for max_sessions, max_variables or max_held_bytes.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from plait.backends.errors import EngineError, EngineGarbledError
@@ -68,12 +69,17 @@ class Response:
             self._source.resume()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def read(self, limit_bytes: int | None = None) -> bytes:
-        """The rest of the body. Raises the errors of `read_chunk`, and `EngineGarbledError` beyond `limit_bytes`."""
+    async def read(self, limit_bytes: int | None = None, on_piece: Callable[[int], None] | None = None) -> bytes:
+        """The rest of the body. `on_piece` is told the bytes of each piece as it comes, and may raise.
+
+        Raises the errors of `read_chunk`, and `EngineGarbledError` beyond `limit_bytes`.
+        """
         pieces, size = [], 0
         while piece := await self.read_chunk():
             pieces.append(piece)
             size += len(piece)
+            if on_piece is not None:
+                on_piece(len(piece))
             if limit_bytes is not None and size > limit_bytes:
                 raise EngineGarbledError(f"the engine's answer is longer than {limit_bytes} bytes")
         return b"".join(pieces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from plait.backends.errors import EngineError
 from plait.gateway.asgi import Headers
@@ -11,11 +12,22 @@ from plait.gateway.calls.outgoing import OutgoingBody
 from plait.policy.types import Call
 
 
+class HeldBytes(Protocol):
+    """Where bytes count that are held for a call."""
+
+    def hold(self, size_bytes: int) -> None:
+        """Count this much more. Raises `PlaitError` beyond the limit."""
+
+    def free(self, size_bytes: int) -> None:
+        """Count this much less."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """A request to be placed and sent. The call's times count from `arrived_s`: its arrival, or when it was ready.
 
-    `session` is echoed in a header. `text` reads the completion's text, if it is needed. The engine `continues_on` has
+    `session` is echoed in a header. `text` reads the completion's text, if it is needed. An
+    answer that is not streamed counts in `held` while it comes. The engine `continues_on` has
     most of the prompt in its cache. The call failed on the engines in `avoids`; it goes there only if there is no other
     engine. The body has `prompts` prompts and asks for `choices` completions in all. The model's context is
     `context_tokens` long, None if it is not known.
@@ -28,6 +40,7 @@ class Delivery:
     arrived_s: float
     session: str | None = None
     text: TextTap | None = None
+    held: HeldBytes | None = None
     continues_on: str | None = None
     avoids: frozenset[str] = frozenset()
     tenant: str = ""

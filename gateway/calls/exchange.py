@@ -32,7 +32,7 @@ from plait.gateway.calls.completion_body import (
     read_usage,
     reported_error,
 )
-from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.delivery import Delivery, HeldBytes
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.event_stream import EventStream
 from plait.gateway.calls.passed_headers import retry_after_s, to_client, to_engine
@@ -101,7 +101,7 @@ class Exchange:
         try:
             if response.status == 200 and is_event_stream(response.headers):
                 return await self._stream(response, send)
-            answer = await response.read(MAX_ANSWER_BYTES)
+            answer = await _read(response, self.delivery.held)
             if response.status == 200:
                 return await self._whole(response, answer, send)
             return await self._refusal(response, answer, send)
@@ -243,6 +243,23 @@ class Exchange:
         limit = self.booking.call.output_limit
         each = context_tokens if limit is None else min(context_tokens, limit)
         return UsageBounds(context_tokens * delivery.prompts, each * delivery.choices)
+
+
+async def _read(response: Response, held: HeldBytes | None) -> bytes:
+    """The whole body. Its bytes count in `held` until it is passed on."""
+    if held is None:
+        return await response.read(MAX_ANSWER_BYTES)
+    size_bytes = 0
+
+    def hold(piece_bytes: int) -> None:
+        nonlocal size_bytes
+        held.hold(piece_bytes)
+        size_bytes += piece_bytes
+
+    try:
+        return await response.read(MAX_ANSWER_BYTES, hold)
+    finally:
+        held.free(size_bytes)
 
 
 def _request_headers(delivery: Delivery, link: EngineLink, *, sends_client_key: bool) -> list[tuple[bytes, bytes]]:

@@ -1,4 +1,4 @@
-"""The bytes that one recorded answer holds. They count against its tenant from the moment at which they come."""
+"""The bytes that one chained call's answer holds. They count against its tenant from the moment at which they come."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.completion_text import TextTap
 from plait.gateway.calls.delivery import Delivery, Outcome
 from plait.gateway.calls.relay import Relay
+from plait.gateway.programs.answer_bytes import AnswerBytes
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
@@ -143,7 +144,8 @@ class ChainedCall(ABC):
     async def _attempt(self, delivery: Delivery, send: Send, failed: Sequence[Outcome]) -> Outcome:
         text = TextTap(self._on_text) if self.call.outputs else None
         avoids = frozenset(outcome.engine_id for outcome in failed)
-        outcome = await self.runner.relay.run(replace(delivery, text=text, avoids=avoids), send)
+        held = AnswerBytes(self.runner.executor.sessions, self.session)
+        outcome = await self.runner.relay.run(replace(delivery, text=text, held=held, avoids=avoids), send)
         self._was_cut = text is not None and text.was_cut
         return outcome
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from plait.backends.errors import EngineError
+from plait.backends.errors import EngineError, LimitError
 from plait.gateway.asgi import ClientGoneError, Headers
 from tests.gateway.calls.scripted_engines import (
     DONE,
@@ -136,3 +136,45 @@ async def test_a_broken_off_streams_usage_so_far_is_no_calls_length(error: Engin
         await asyncio.gather(task, return_exceptions=True)
         assert made.outcomes() == {("a", "failed" if error else "client_gone"): 1}
         assert made.router.engines["a"].view.ledger.mean_output_tokens == 128
+
+
+class Held:
+    """Bytes that count, up to a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.size, self.most = limit, 0, 0
+
+    def hold(self, size_bytes: int) -> None:
+        if self.size + size_bytes > self.limit:
+            raise LimitError("too much")
+        self.size += size_bytes
+        self.most = max(self.most, self.size)
+
+    def free(self, size_bytes: int) -> None:
+        self.size -= size_bytes
+
+
+async def test_an_answer_that_is_not_streamed_counts_while_it_comes() -> None:
+    client, held = Client(), Held(1_000)
+    exchange = Exchange(headers=JSON, pieces=[WHOLE[:50], None])
+    async with gateway(FakeHttp(exchange)) as made:
+        task = asyncio.create_task(made.relay.run(made.delivery(held=held), client.send))
+        await until_stuck()
+        assert held.size == 50
+        exchange.response.push(WHOLE[50:])
+        exchange.response.finish()
+        await task
+        assert (held.size, held.most, client.body) == (0, len(WHOLE), WHOLE)
+
+
+async def test_an_answer_that_may_not_be_held_is_given_up() -> None:
+    held = Held(60)
+    exchange = Exchange(headers=JSON, pieces=[WHOLE[:50], None])
+    async with gateway(FakeHttp(exchange)) as made:
+        task = asyncio.create_task(made.relay.run(made.delivery(held=held), Client().send))
+        await until_stuck()
+        exchange.response.push(WHOLE[50:])
+        exchange.response.wake()
+        with pytest.raises(LimitError):
+            await task
+        assert (held.size, exchange.aborted) == (0, True)

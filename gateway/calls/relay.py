@@ -141,7 +141,8 @@ class Relay:
             usage = None if exchange.usage_corrected else exchange.usage  # the prediction is better than a wrong count
             change = self._router.settle(booking, usage, now_s)
         elif error is None:
-            self._router.release(booking, now_s, delivered=outcome == "client_gone" and exchange.told)
+            refused = outcome == "refused"
+            self._router.release(booking, now_s, delivered=exchange.told and not refused, refused=refused)
         elif isinstance(error, EngineLostError):
             self._router.fail(booking, None, now_s)
         else:

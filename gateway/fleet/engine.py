@@ -97,11 +97,14 @@ class FleetEngine:
         booking.enter(BookingState.RELEASED)
         self._leave(booking, now_s, stored=False)
 
-    def release(self, booking: Booking, now_s: float, *, delivered: bool) -> None:
-        """The call ended without usage. If it was not delivered, its booking is undone."""
+    def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
+        """The call ended without usage. If it was not delivered, its booking is undone.
+
+        Its cost stays if the engine `refused` one call after the other: it must not look idle and draw all calls.
+        """
         booking.enter(BookingState.RELEASED)
-        view = self.view
-        if not delivered:
+        view, again = self.view, refused and self.progress.refused_again()
+        if not delivered and not again:
             if view.ledger.cancel(booking.entry):
                 view.residency.unshare(booking.leaf)
             if view.free_tokens is not None and self.report_number == booking.report_number:

@@ -35,6 +35,7 @@ class Progress:
 
     def __init__(self, hang_s: float = DEFAULT_HANG_S) -> None:
         self.byte_s = -inf
+        self._refuses = False
         self._hang_s = hang_s
         self.waiting: dict[Booking, None] = {}
         self._streaming: dict[Booking, None] = {}
@@ -62,6 +63,7 @@ class Progress:
     def answered(self, booking: Booking, now_s: float) -> None:
         """A call has its first byte, or its whole answer. Calls that wait past their time were overtaken."""
         self.byte(now_s)
+        self._refuses = False
         was_waiting = booking in self.waiting
         self.leave(booking)
         if not was_waiting:
@@ -70,6 +72,11 @@ class Progress:
             if waiting.late_s >= now_s:
                 break  # calls are late about in the order in which they came
             waiting.overtaken += _overtakes(booking, waiting)
+
+    def refused_again(self) -> bool:
+        """The engine refused a call: whether it has done so before, and answered none since."""
+        again, self._refuses = self._refuses, True
+        return again
 
     def forgotten(self, now_s: float) -> list[Booking]:
         """The calls that the engine has forgotten."""

@@ -135,12 +135,12 @@ class Router:
         self._left(booking, now_s)
         return self.health.succeeded(engine, booking, now_s)
 
-    def release(self, booking: Booking, now_s: float, *, delivered: bool) -> None:
+    def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
         """The call ended, and its engine is not at fault: it was aborted, or (not `delivered`) never begun.
 
-        The booking of a call that was not delivered is undone.
+        The booking of a call that was not delivered is undone, unless its engine `refused` the call before too.
         """
-        self.engines[booking.placement.engine_id].release(booking, now_s, delivered=delivered)
+        self.engines[booking.placement.engine_id].release(booking, now_s, delivered=delivered, refused=refused)
         self._left(booking, now_s)
 
     def fail(self, booking: Booking, failure: Failure | None, now_s: float) -> HealthChange | None:

@@ -6,7 +6,7 @@ import pytest
 
 from plait.backends.errors import ModelNotFoundError, NoEngineError
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
-from plait.gateway.fleet.booking import BookingState, BookingTransitionError, CallUsage
+from plait.gateway.fleet.booking import Booking, BookingState, BookingTransitionError, CallUsage
 from plait.gateway.fleet.router import EngineBusyError, Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain, root_hash
@@ -323,6 +323,41 @@ def test_a_call_that_aged_out_of_the_window_may_still_be_taken_back() -> None:
     router.release(booking, 181.0, delivered=False)
     assert len(router.tree) == 0
     router.check()
+
+
+def test_a_refused_call_is_forgotten_unless_the_engine_has_refused_the_one_before() -> None:
+    router = new_router("a")
+    ledger = router.engines["a"].view.ledger
+
+    def book() -> Booking:
+        return router.book(call("q"), router.select(call("q")), 0.0)
+
+    def kept_after_refusal() -> bool:
+        before, booking = len(ledger), book()
+        router.release(booking, 1.0, delivered=False, refused=True)
+        router.check()
+        return len(ledger) > before
+
+    assert [kept_after_refusal() for _ in range(3)] == [False, True, True]
+    router.first_token(streamed := book(), 2.0)
+    assert [kept_after_refusal() for _ in range(2)] == [False, True]
+    router.settle(streamed, CallUsage(65, 1), 3.0)
+    assert not kept_after_refusal()
+
+
+def test_an_engine_that_refuses_everything_does_not_draw_the_calls() -> None:
+    """Each call has a prompt of its own, so that only load decides."""
+    router, refused, answered = new_router("broken", "good"), 0, 0
+    for number in range(40):
+        one = call(chr(1_000 + number))
+        booking = router.book(one, router.select(one), float(number))
+        if booking.placement.engine_id == "broken":
+            router.release(booking, number + 0.1, delivered=False, refused=True)
+            refused += 1
+        else:
+            router.settle(booking, CallUsage(65, 128), number + 0.5)
+            answered += 1
+    assert (refused, answered) == (21, 19), "the first refusal is free; were all free, all calls would go there"
 
 
 # What an engine has.

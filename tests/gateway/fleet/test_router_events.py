@@ -159,6 +159,13 @@ class Fleet(RuleBasedStateMachine):
         else:
             del self.running[booking]
 
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 99))
+    def refuse(self, which: int) -> None:
+        booking = list(self.running)[which % len(self.running)]
+        self.router.release(booking, self.now_s, delivered=False, refused=True)
+        del self.running[booking]
+
     def end(self, booking: Booking, stores: int) -> None:
         prefix, engine = self.running.pop(booking), booking.placement.engine_id
         fake = self.fakes[engine]

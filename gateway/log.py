@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from typing import Any
 
 import msgspec
 import structlog
@@ -43,7 +44,7 @@ def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the conf
     render = _console_processors() if console else _json_processors()
     structlog.configure(
         processors=[_drop_below_threshold, *shared, *render],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),  # the level can change later
+        wrapper_class=_Logger,
         logger_factory=structlog.WriteLoggerFactory(file=_Stderr()),  # type: ignore[arg-type]  # write and flush will do
         cache_logger_on_first_use=True,
     )
@@ -58,6 +59,17 @@ def change_level(level: str) -> None:
     """Send events of at least `level` from now on, from loggers that are in use too."""
     _threshold["level"] = _LEVELS[level]
     _set_standard_levels(_LEVELS[level])
+
+
+_OfAnyLevel: Any = structlog.make_filtering_bound_logger(logging.DEBUG)  # the level can change later
+
+
+class _Logger(_OfAnyLevel):  # type: ignore[misc]
+    """A logger that does not even begin an info below the level: there is one for each call."""
+
+    def info(self, event: str, *args: object, **fields: object) -> None:
+        if _threshold["level"] <= logging.INFO:
+            super().info(event, *args, **fields)
 
 
 def _drop_below_threshold(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -64,6 +64,8 @@ class Counters:
 class Engine:
     """One emulated engine. `facts` is its local scheduler's input. `journal` has its cache's content.
 
+    `cost_model` may be replaced: from then on the emulated accelerator is another one.
+
     `scheduler` replaces the scheduler in the settings.
     """
 
@@ -80,7 +82,7 @@ class Engine:
         self.counters = Counters()
         self.waiting: list[EmbeddedCall] = []
         self.running: list[EmbeddedCall] = []
-        self._cost_model = cost_model
+        self.cost_model = cost_model
         self._scheduler = scheduler or SCHEDULERS[settings.scheduler]()
         self._measuring = measuring(self._scheduler, cost_model)
         self._blocks = KvBlocks(settings.kv_tokens, settings.block_tokens)
@@ -183,7 +185,7 @@ class Engine:
             self._schedule(call, tokens)
         if not work:
             return None
-        duration_s = self._cost_model.iteration_time_s(work)
+        duration_s = self.cost_model.iteration_time_s(work)
         self.counters.iterations += 1
         self.counters.busy_s += duration_s
         self._iterations.computes([tokens for tokens, _ in work])

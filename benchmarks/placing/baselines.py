@@ -38,7 +38,7 @@ def sticky(call: Call, situation: Situation) -> Placement:
 
 
 def _queue_s(engine: EngineView) -> float:
-    return engine.drain_s(engine.queue.tokens, 0)
+    return engine.drain_s(engine.queue.tokens)
 
 
 def _in_turn(situation: Situation) -> list[EngineView]:

@@ -206,6 +206,8 @@ class Relay:
             model=delivery.call.model,
             engine=exchange and exchange.engine_id,
             placement=booking and booking.placement.reason.value,
+            objective=delivery.call.objective,
+            group=delivery.call.group and delivery.call.group.group_id,
             outcome=journey.outcome if exchange else "no_engine",
             failed_on=[f"{engine_id}: {error.cause}" for engine_id, error in journey.failures] or None,
             prompt_tokens=delivery.call.prompt_tokens,

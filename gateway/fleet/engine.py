@@ -81,14 +81,21 @@ class FleetEngine:
         booking.enter(BookingState.STREAMING)
         booking.first_token_s = now_s
         self.progress.first_byte(booking, now_s)
-        self.view.queue.computed(booking.prefill, now_s)
+        view = self.view
+        view.queue.computed(booking.prefill, now_s)
+        view.computed_s += view.cost_model.marginal_s(booking.prefill.tokens) + booking.prefill.attention_s
+        booking.computed_s, booking.iteration_s = view.computed_s, view.iteration_s
         self._end_expectation(booking)
 
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
         """The call ended; the engine's token counts replace the predicted ones."""
         booking.enter(BookingState.SETTLED)
         cached = booking.placement.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
-        self.view.ledger.settle(booking.entry, max(0, usage.prompt_tokens - cached), usage.output_tokens)
+        view = self.view
+        view.ledger.settle(booking.entry, max(0, usage.prompt_tokens - cached), usage.output_tokens)
+        if booking.first_token_s is not None and usage.output_tokens > 1:
+            time_s = now_s - booking.first_token_s
+            view.observe_decode(time_s, usage.output_tokens - 1, booking.iteration_s, booking.computed_s, now_s)
         self.progress.answered(booking, now_s)
         self._leave(booking, now_s, stored=True)
 

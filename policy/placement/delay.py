@@ -38,14 +38,14 @@ def delay_cost(call: Call, engine: EngineView, held_blocks: int, output_tokens: 
     cached_tokens = held_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
     attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
-    decodes = calls - len(engine.queue)
     context_tokens = engine.context_tokens
-    before_s = costs.decode_iteration_s(calls, context_tokens) if calls else 0.0
+    before_s = engine.iteration_s
     after_s = costs.decode_iteration_s(calls + 1, context_tokens + call.prompt_tokens + output_tokens / 2)
+    pace = engine.pace.factor(now_s)
     return DelayCost(
-        queue_s=engine.queue_s(now_s),
-        prefill_s=engine.drain_s(missed_tokens, decodes) + attention_s,
-        decode_s=output_tokens * after_s,
-        stall_s=calls * (costs.marginal_s(missed_tokens) + attention_s),
-        slow_s=calls * LEFT_SHARE * output_tokens * (after_s - before_s),
+        queue_s=pace * engine.queue_s(now_s),
+        prefill_s=pace * engine.prefill_s(missed_tokens, cached_tokens),
+        decode_s=pace * output_tokens * after_s,
+        stall_s=pace * calls * (costs.marginal_s(missed_tokens) + attention_s),
+        slow_s=pace * calls * LEFT_SHARE * output_tokens * (after_s - before_s),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from plait.policy.cost_model import CostModel
 from plait.policy.placement.load import LoadLedger
+from plait.policy.placement.pace import Pace
 from plait.policy.placement.prefill_queue import PrefillQueue
 from plait.policy.prefix.residency import Residency
 
@@ -20,6 +21,7 @@ class EngineView:
     `free_tokens` is the part of the KV cache that no block fills: the reported number, less the tokens booked since
     then. It is None if the engine reports none; no eviction is expected then. `context_tokens` are the prompts of the
     `outstanding` calls, with half of the expected answer each. `batch_tokens` is the token budget of an iteration.
+    `computed_s` is what all prompts so far have added to iterations, by the cost model. `pace` corrects the cost model.
     """
 
     engine_id: str
@@ -31,21 +33,46 @@ class EngineView:
     context_tokens: float = 0.0
     queue: PrefillQueue = field(default_factory=PrefillQueue)
     batch_tokens: int = DEFAULT_BATCH_TOKENS
+    computed_s: float = 0.0
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def decodes(self) -> int:
+        """Calls whose prompt is computed."""
+        return self.outstanding - len(self.queue)
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of an iteration in which all outstanding calls decode, by the cost model."""
+        return self.cost_model.decode_iteration_s(self.outstanding, self.context_tokens) if self.outstanding else 0.0
 
     def queue_s(self, now_s: float) -> float:
-        """Seconds until the prompts that wait here are computed."""
+        """Seconds until the prompts that wait here are computed, by the cost model."""
         queue = self.queue
         if not len(queue):
             return 0.0
-        decodes = self.outstanding - len(queue)
-        return self.drain_s(queue.tokens, decodes) + queue.attention_s - queue.progress_s(now_s)
+        return self.drain_s(queue.tokens) + queue.attention_s - queue.progress_s(now_s)
 
-    def drain_s(self, tokens: int, decodes: int) -> float:
-        """Seconds in which the engine computes `tokens` of prompts while `decodes` calls decode, without attention.
+    def prefill_s(self, missed_tokens: int, cached_tokens: int) -> float:
+        """Seconds of a new prompt's prefill, by the cost model."""
+        return self.drain_s(missed_tokens) + self.cost_model.attention_time_s(missed_tokens, cached_tokens)
+
+    def observe_decode(
+        self, time_s: float, iterations: int, begun_iteration_s: float, begun_computed_s: float, now_s: float
+    ) -> None:
+        """A call decoded for `time_s` and `iterations`. `iteration_s` and `computed_s` were those at its begin.
+
+        The cost model expects these iterations, and the prompts that were computed meanwhile.
+        """
+        decode_s = iterations * (begun_iteration_s + self.iteration_s) / 2
+        self.pace.observe(time_s, decode_s + self.computed_s - begun_computed_s, now_s)
+
+    def drain_s(self, tokens: int) -> float:
+        """Seconds in which the engine computes `tokens` of prompts beside its decodes, without the prompts' attention.
 
         Each iteration has a token for each decode. The others are the prompts'.
         """
-        costs = self.cost_model
+        costs, decodes = self.cost_model, self.decodes
         full, rest = divmod(tokens, max(1, self.batch_tokens - decodes))
         seconds = full * costs.forward(self.batch_tokens)
         if rest:

@@ -330,7 +330,7 @@ def test_a_refused_call_is_forgotten_unless_the_engine_has_refused_the_one_befor
     ledger = router.engines["a"].view.ledger
 
     def book() -> Booking:
-        return router.book(call("q"), router.select(call("q")), 0.0)
+        return router.book(call("q"), router.select(call("q"), 0.0), 0.0)
 
     def kept_after_refusal() -> bool:
         before, booking = len(ledger), book()
@@ -350,7 +350,7 @@ def test_an_engine_that_refuses_everything_does_not_draw_the_calls() -> None:
     router, refused, answered = new_router("broken", "good"), 0, 0
     for number in range(40):
         one = call(chr(1_000 + number))
-        booking = router.book(one, router.select(one), float(number))
+        booking = router.book(one, router.select(one, float(number)), float(number))
         if booking.placement.engine_id == "broken":
             router.release(booking, number + 0.1, delivered=False, refused=True)
             refused += 1

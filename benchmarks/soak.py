@@ -1,7 +1,8 @@
-"""A mixed load on engines that are killed, stopped and misbehave: `python -m benchmarks soak --minutes 60`.
+"""Engines that are killed, stopped and misbehave, and clients that do: `python -m benchmarks soak --minutes 60`.
 
-Every call is answered or fails cleanly. At the end the books are at zero, and the gateway holds no more descriptors,
-threads and tasks than after its warm-up. Its memory is flat: that is claimed of runs long enough to fill its caches.
+Every plain call is answered or fails cleanly. Every request of a bad client ends as documented. At the end the books
+are at zero, and the gateway holds no more descriptors, threads and tasks than after its warm-up. Its memory is flat:
+that is judged only of runs of 20 minutes and longer, which fill its caches.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.faulting.bad_clients import MODELS, SETTINGS, BadClients
 from benchmarks.faulting.footprint import Footprint, footprint
-from benchmarks.faulting.gateways import PLAIT, process
+from benchmarks.faulting.gateways import plait, process
 from benchmarks.faulting.measurement import engines_command, until_ready
-from benchmarks.faulting.mixed_calls import MODEL, MixedCalls
+from benchmarks.faulting.mixed_calls import MixedCalls
 from benchmarks.faulting.trouble import Trouble, TroubledEngine
 from e2e.faults.fleet import ScriptedEngine, free_ports
 from e2e.faults.raw_client import Client
@@ -33,6 +35,21 @@ from e2e.faults.raw_client import Client
 ENGINES: Final = 4
 WORKERS: Final = 24
 CALL_TIMEOUT_S: Final = 60.0
+PROFILE: Final = """
+[source]
+engine = "scripted"
+model = "any"
+accelerator = "none"
+provenance = "benchmarks/faulting/measurement.py: 100 ms, and 12.5 ms a token; a prompt's length costs nothing"
+[forward]
+knots = [[1, 12.5]]
+slope_ms = 0.0001
+[attention]
+context_ms = 0.0
+[kv]
+tokens = 10_000_000
+"""
+"""The engines' cost. With a real one's, a prompt of a megabyte would excuse an engine that hangs for minutes."""
 SAMPLE_S: Final = 5.0
 WARM_SHARE, WARM_MOST_S = 0.1, 300.0
 QUIET_S: Final = 8.0
@@ -54,10 +71,14 @@ class Soak:
     fates: dict[str, int] = field(default_factory=dict)
     troubles: dict[str, int] = field(default_factory=dict)
     unclean: list[str] = field(default_factory=list)
+    bad_clients: dict[str, int] = field(default_factory=dict)
+    undocumented: list[str] = field(default_factory=list)
+    excess_gone: float = 0.0
     worst_s: float = 0.0
     not_retried: dict[str, float] = field(default_factory=dict)
     outstanding: float = -1.0
     held: float = -1.0
+    held_bytes: float = -1.0
     warm: Footprint | None = None
     end: Footprint | None = None
     samples: list[Footprint] = field(default_factory=list)
@@ -68,9 +89,12 @@ class Soak:
         assert self.end is not None
         calls, good = sum(self.fates.values()), self.fates.get("good", 0)
         yield _claim("calls that did not end cleanly", self.fates.get("unclean", 0), 0)
+        yield _claim("requests of bad clients that did not end as documented", len(self.undocumented), 0)
+        yield _claim("calls whose client is gone, less clients that left", self.excess_gone, 0)
         yield _claim("share of calls that did not succeed", 1 - good / calls, 0.05)
         yield _claim("calls left on the books", self.outstanding, 0)
         yield _claim("held calls left", self.held, 0)
+        yield _claim("held and recorded bytes left", self.held_bytes, 0)
         yield _claim("longest call (s)", self.worst_s, CALL_TIMEOUT_S)
         yield _claim("descriptors", self.end.descriptors, self.warm.descriptors + SLACK)
         yield _claim("threads", self.end.threads, self.warm.threads)
@@ -92,9 +116,12 @@ def main() -> None:
     asyncio.run(_run(soak))
     claims = list(soak.claims())
     print(f"calls {soak.fates}\nnot retried {soak.not_retried}\ntroubles {soak.troubles}")
+    print(f"bad clients {soak.bad_clients}")
     print(f"warm {soak.warm}\nend  {soak.end}")
     for line in soak.unclean[:5]:
         print(f"unclean: {line}")
+    for line in soak.undocumented[:5]:
+        print(f"not as documented: {line}")
     for claim in claims:
         print(f"{'holds' if claim['holds'] else 'FAILS'}: {claim['name']} = {claim['value']}, wanted {claim['target']}")
     if arguments.json is not None:
@@ -104,14 +131,16 @@ def main() -> None:
 
 async def _run(soak: Soak) -> None:
     ports = free_ports(2 * ENGINES + 2)
-    fleet = [ScriptedEngine(f"e{n}", [MODEL], ports[2 * n], ports[2 * n + 1]) for n in range(ENGINES)]
+    fleet = [ScriptedEngine(f"e{n}", MODELS, ports[2 * n], ports[2 * n + 1]) for n in range(ENGINES)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-soak-")))
         engines = [TroubledEngine(one, engines_command([one]), folder / f"{one.name}.log") for one in fleet]
         for engine in engines:
             engine.start()
             stack.callback(engine.end)
-        command = PLAIT.command(ports[-2:], [engine.url for engine in fleet], folder)
+        (folder / "scripted.toml").write_text(PROFILE)
+        settings = f'[[models]]\nname = "{MODELS[0]}"\nprofile = "scripted.toml"\n{SETTINGS}'
+        command = plait(ports[-2:], [engine.url for engine in fleet], folder, settings)
         gateway = stack.enter_context(process(command, folder / "gateway.log"))
         await until_ready(ports[-2], folder / "gateway.log", ENGINES)
         await _soak(soak, engines, gateway, ports[-2])
@@ -120,6 +149,7 @@ async def _run(soak: Soak) -> None:
 async def _soak(soak: Soak, engines: Sequence[TroubledEngine], gateway: subprocess.Popen[bytes], port: int) -> None:
     dice, began_s, length_s = random.Random(soak.seed), time.monotonic(), 60 * soak.minutes
     calls, trouble = MixedCalls(port, WORKERS, dice, CALL_TIMEOUT_S), Trouble(engines, dice)
+    bad = BadClients(port, dice)
 
     async def look() -> tuple[Footprint, str]:
         async with Client(port) as client:
@@ -132,6 +162,7 @@ async def _soak(soak: Soak, engines: Sequence[TroubledEngine], gateway: subproce
         ends_s = time.monotonic() + phase_s
         troubling = asyncio.create_task(trouble.run())
         calls.start()
+        bad.start()
         while time.monotonic() < ends_s:
             soak.samples.append((await look())[0])
             await asyncio.sleep(min(SAMPLE_S, max(0.0, ends_s - time.monotonic())))
@@ -139,19 +170,23 @@ async def _soak(soak: Soak, engines: Sequence[TroubledEngine], gateway: subproce
         with suppress(asyncio.CancelledError):
             await troubling
         await calls.stop()
+        await bad.stop()
         await asyncio.sleep(QUIET_S)
         quiet, metrics = await look()
         soak.warm, soak.end = soak.warm or quiet, quiet
     soak.fates, soak.troubles, soak.unclean = dict(calls.fates), dict(trouble.counts), calls.unclean
+    soak.bad_clients, soak.undocumented = dict(sorted(bad.fates.items())), bad.undocumented
+    soak.excess_gone = max(0.0, _sum(metrics, "plait_calls_total", 'outcome="client_gone"') - bad.gone)
     soak.worst_s = calls.worst_s
     soak.not_retried = {why: float(value) for why, value in _NOT_RETRIED.findall(metrics)}
     soak.outstanding, soak.held = _sum(metrics, "plait_engine_outstanding_calls"), _sum(metrics, "plait_held_calls")
+    soak.held_bytes = _sum(metrics, "plait_held_bytes") + _sum(metrics, "plait_recorded_answer_bytes")
 
 
-def _sum(metrics: str, name: str) -> float:
+def _sum(metrics: str, name: str, label: str = "") -> float:
     lines = [line for line in metrics.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     assert lines, name
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
+    return sum(float(line.rpartition(" ")[2]) for line in lines if label in line)
 
 
 def _rss(samples: Sequence[Footprint], fifth: int) -> list[int]:

@@ -36,11 +36,12 @@ class Gateway:
         return not self.requirement or _script(self.name).exists()
 
 
-def _plait(ports: Sequence[int], urls: Sequence[str], folder: Path) -> list[str]:
+def plait(ports: Sequence[int], urls: Sequence[str], folder: Path, settings: str = "") -> list[str]:
+    """Plait's command. Its configuration has `settings` at the end: sections in TOML."""
     lines = [f"[server]\nport = {ports[0]}", '[log]\nlevel = "warning"']
     lines += [f'[[engines]]\nname = "e{number}"\nurl = "{url}"' for number, url in enumerate(urls)]
     path = folder / "plait.toml"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join([*lines, settings]) + "\n")
     return [sys.executable, "-m", "plait.gateway.cli", "serve", "--config", str(path)]
 
 
@@ -56,7 +57,7 @@ def _script(name: str) -> Path:
     return PEERS / name / "bin" / name
 
 
-PLAIT: Final = Gateway("plait", _plait)
+PLAIT: Final = Gateway("plait", plait)
 GATEWAYS: Final = (
     PLAIT,
     Gateway("sglang-router", _peer("sglang-router", "launch"), "sglang-router==0.3.2"),

@@ -61,7 +61,7 @@ async def measure(case: Case, engines: int, gateway: Gateway, calls: int) -> Res
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-faults-")))
         stack.enter_context(process(engines_command(fleet), folder / "engines.log"))
-        await _until_engine(fleet[0])
+        await until_engine(fleet[0])
         stack.enter_context(
             process(gateway.command(ports[-2:], [engine.url for engine in fleet], folder), folder / "gateway.log")
         )
@@ -133,15 +133,16 @@ def _out_s(sign: Sign, stats: dict[str, Any], outcome: dict[str, Any], presence:
 
 
 def engines_command(fleet: Sequence[ScriptedEngine]) -> list[str]:
-    """The command of one process with these engines."""
+    """The command of one process with these engines, each with its models."""
     command = [sys.executable, "-m", "e2e.faults.scripted_engine", "--first-s", str(FIRST_S), "--token-s", str(TOKEN_S)]
     for engine in fleet:
-        command += ["--name", engine.name, "--model", MODEL]
+        command += ["--name", engine.name, "--model", ",".join(engine.models)]
         command += ["--port", str(engine.port), "--control-port", str(engine.control_port)]
     return command
 
 
-async def _until_engine(engine: ScriptedEngine) -> None:
+async def until_engine(engine: ScriptedEngine) -> None:
+    """Until it answers. Raises `RuntimeError` after some ten seconds."""
     for _ in range(200):
         with suppress(msgspec.DecodeError):
             await engine.stats()

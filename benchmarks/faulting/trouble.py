@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.faulting.measurement import until_engine
 from e2e.faults.fleet import ScriptedEngine
 from e2e.faults.modes import MODES
 
@@ -85,6 +86,7 @@ class Trouble:
         engine.end()
         await asyncio.sleep(time_s)
         engine.start()
+        await until_engine(engine.engine)  # else the next mode could come before it listens
 
     async def _stop(self, engine: TroubledEngine, time_s: float) -> None:
         self.counts["stopped"] += 1

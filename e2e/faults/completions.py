@@ -14,6 +14,10 @@ _WORDS: Final = tuple(
 )
 _LEAST_WORDS: Final = 8
 _CHARACTERS_PER_TOKEN: Final = 4
+LONG_MODEL: Final = "long"
+"""Its answers have 8 MiB, in tokens of 64 KiB: more than the kernel keeps for a client that does not read."""
+_LONG_TOKENS: Final = 128
+_LONG_TOKEN_BYTES: Final = 64 * 1024
 
 Body = Mapping[str, Any]
 
@@ -67,6 +71,8 @@ def completion_of(body: Body) -> Completion:
     prompt = prompt_of(body)
     limit = body.get("max_tokens") or body.get("max_completion_tokens")
     tokens = tuple(_tokens_of(prompt))
+    if body.get("model") == LONG_MODEL:
+        tokens = tuple(_long(tokens[at % len(tokens)]) for at in range(_LONG_TOKENS))
     finish_reason = "stop" if limit is None or limit >= len(tokens) else "length"
     prompt_tokens = 1 + len(prompt) // _CHARACTERS_PER_TOKEN
     return Completion(body.get("model", ""), "messages" in body, tokens[:limit], finish_reason, prompt_tokens)
@@ -95,3 +101,7 @@ def _tokens_of(prompt: str) -> Iterator[str]:
     digest = blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     for byte in digest[: _LEAST_WORDS + digest[-1] % _LEAST_WORDS]:
         yield _WORDS[byte % len(_WORDS)]
+
+
+def _long(token: str) -> str:
+    return (token * (_LONG_TOKEN_BYTES // len(token) + 1))[:_LONG_TOKEN_BYTES]

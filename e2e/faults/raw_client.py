@@ -45,7 +45,7 @@ class Client:
     def __init__(self, port: int, timeout_s: float = 60.0) -> None:
         self._port = port
         self._timeout_s = timeout_s
-        self._idle: list[_Connection] = []
+        self._idle: list[Connection] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,11 +63,11 @@ class Client:
 
     async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
         """A POST of a JSON body."""
-        return await self._send(_request("POST", path, body, headers))
+        return await self._send(request("POST", path, body, headers))
 
     async def put(self, path: str, body: Mapping[str, Any]) -> Answer:
         """A PUT of a JSON body."""
-        return await self._send(_request("PUT", path, body, None))
+        return await self._send(request("PUT", path, body))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -76,14 +76,14 @@ class Client:
         self._idle.clear()
         await asyncio.sleep(0)  # in which they are closed
 
-    async def _send(self, request: bytes) -> Answer:
+    async def _send(self, data: bytes) -> Answer:
         began_s = time.monotonic()
         while True:
             try:
                 connection, is_used = await self._connection()
             except OSError as error:
                 return Answer(began_s, ended_s=time.monotonic(), broken=f"no connection: {error}")
-            answer = await connection.exchange(request, began_s, self._timeout_s)
+            answer = await connection.exchange(data, began_s, self._timeout_s)
             if connection.is_reusable:
                 self._idle.append(connection)
             else:
@@ -91,23 +91,26 @@ class Client:
             if not (is_used and answer.broken and not answer.status):  # the server had closed it while it was idle
                 return answer
 
-    async def _connection(self) -> tuple[_Connection, bool]:
+    async def _connection(self) -> tuple[Connection, bool]:
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_lost:
                 return connection, True
-        _, made = await asyncio.get_running_loop().create_connection(_Connection, "127.0.0.1", self._port)
+        _, made = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self._port)
         return made, False
 
 
-def _request(method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bytes:
+def request(method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of a request with a JSON body."""
     data = msgspec.json.encode(body)
     fields = {"host": "test", "content-type": "application/json", "content-length": str(len(data)), **(headers or {})}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
+    """A connection that carries one request at a time. `is_reusable` says whether it can carry another."""
+
     def __init__(self) -> None:
         self.transport: asyncio.Transport
         self.is_lost = False
@@ -116,12 +119,12 @@ class _Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._done: asyncio.Future[None] | None = None
 
-    async def exchange(self, request: bytes, began_s: float, timeout_s: float) -> Answer:
+    async def exchange(self, data: bytes, began_s: float, timeout_s: float) -> Answer:
         """Send a request and return the answer."""
         self._answer, self._pieces, self.is_reusable = Answer(began_s), [], False
         self._parser = httptools.HttpResponseParser(self)
         self._done = asyncio.get_running_loop().create_future()
-        self.transport.write(request)
+        self.transport.write(data)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._done

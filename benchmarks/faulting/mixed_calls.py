@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any, Final
 
 from e2e.faults.completions import completion_of
+from e2e.faults.modes import REFUSAL
 from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.faults.verdicts import complaints, is_good
 
@@ -20,7 +21,7 @@ PAUSE_S: Final = 0.1
 
 
 class MixedCalls:
-    """`fates` counts the calls: `good`, `failed cleanly` with their status, or what is wrong with the answer."""
+    """`fates` counts the calls: `good`, `refused` by an engine, `failed cleanly` with their status, or `unclean`."""
 
     def __init__(self, port: int, workers: int, dice: random.Random, timeout_s: float) -> None:
         self.fates: Counter[str] = Counter()
@@ -78,6 +79,8 @@ class MixedCalls:
         found = sorted(set(complaints(answer, frozenset())))
         if is_good(body, answer) and not found:
             self.fates["good"] += 1
+        elif not found and REFUSAL in answer.body:
+            self.fates["refused"] += 1
         elif not found and (answer.status != 200 or b'"error"' in answer.body):
             self.fates[f"failed cleanly: {answer.status if answer.status != 200 else 'event'}"] += 1
         else:

@@ -19,6 +19,8 @@ from e2e.faults.completions import event
 HEALTHY: Final = "healthy"
 INTERNAL_URL: Final = "http://10.9.8.7:8000/internal"
 """Stands in the pages that no client may see."""
+REFUSAL: Final = b"You are wrong."
+"""The message of an engine that refuses a request as the caller's fault."""
 
 
 class Kinds(StrEnum):
@@ -93,8 +95,7 @@ def _statuses() -> Iterator[Mode]:
 
 def _callers_faults() -> Iterator[Mode]:
     openai, vllm, fastapi = (
-        body.replace(b"It is not well.", b"You are wrong.").replace(b"500", b"400")
-        for body in (_OPENAI, _VLLM, _FASTAPI)
+        body.replace(b"It is not well.", REFUSAL).replace(b"500", b"400") for body in (_OPENAI, _VLLM, _FASTAPI)
     )
     shapes = {400: {"openai": openai, "vllm": vllm}, 404: {"openai": openai}, 413: {"vllm": vllm}}
     shapes[422] = {"fastapi": fastapi}

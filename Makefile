@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo compare lint types test unit e2e e2e-faults e2e-vllm clean
+.PHONY: setup demo compare lint types test unit e2e e2e-faults soak e2e-vllm clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,10 @@ e2e: setup
 # Engines that fail, and clients that misbehave, in every known way: four minutes, because hangs take their time.
 e2e-faults: setup
 	$(BIN)/python -m pytest e2e/faults
+
+# Five minutes of engines that fail and clients that misbehave, all at the same time, beside well-behaved ones.
+soak: setup
+	$(BIN)/python -m benchmarks soak --minutes 5
 
 # Two real vLLM servers on the CPU; builds their environment when it is not there yet.
 e2e-vllm: setup

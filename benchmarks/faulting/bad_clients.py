@@ -1,4 +1,4 @@
-"""Clients that misbehave: some read slowly or not at all, some leave, and some send megabytes.
+"""Clients that misbehave: some read slowly or not at all, some leave, some send megabytes or what is no request.
 
 docs/failures.md says how each of their requests ends. `undocumented` lists those that ended in another way.
 """
@@ -18,6 +18,7 @@ import msgspec
 
 from benchmarks.faulting.measurement import MODEL
 from e2e.faults.completions import LONG_MODEL
+from e2e.faults.hostile_requests import CASES, is_whole
 from e2e.faults.raw_client import CHAT, Answer, Client, Connection, request
 from e2e.faults.verdicts import complaints, is_good
 
@@ -63,6 +64,9 @@ _CASES: Final[Mapping[str, tuple[str, int, str, int]]] = {
 }
 """A name, and then the model, the status that is due, and the text with its size in bytes."""
 _CODES: Final = {400: "context_length_exceeded", 413: "body_too_large"}
+HOSTILE: Final = [case for case in CASES if case.status != 408 and case.name != "more than fits"]
+"""Without those that wait for a time-out, and the one for another context: prompts over the context are above."""
+HOSTILE_PAUSE_S: Final = 0.5
 
 
 class BadClients:
@@ -81,7 +85,8 @@ class BadClients:
     def start(self) -> None:
         """Misbehave until `stop`."""
         self._over = asyncio.Event()
-        kinds = [self._pauses, self._pauses, self._never_reads, self._never_reads, self._leaves, self._large]
+        slow = [self._pauses, self._pauses, self._never_reads, self._never_reads]
+        kinds = [*slow, self._leaves, self._large, self._hostile]
         self._tasks = [asyncio.create_task(self._repeat(kind)) for kind in kinds]
 
     async def stop(self) -> None:
@@ -148,8 +153,28 @@ class BadClients:
         else:
             is_documented = fate != "unclean" and _code(answer) not in _CODES.values()
         self._count(name, fate, answer, is_documented=is_documented)
+        await self._rest(LARGE_PAUSE_S)
+
+    async def _hostile(self, _number: int) -> None:
+        """Bytes that are refused: no HTTP, no JSON, too many levels, too large a head."""
+        case = self._dice.choice(HOSTILE)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        raw = b""
+        with suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(TIMEOUT_S):
+                writer.writelines(case.pieces)
+                while not is_whole(raw) and (more := await reader.read(65_536)):
+                    raw += more
+        writer.transport.abort()
+        head, _, body = raw.partition(b"\r\n\r\n")
+        answer = Answer(0.0, int(head.split()[1]) if head else 0, body=body)
+        is_documented = answer.status == case.status and (case.code is None or _code(answer) == case.code)
+        self._count("hostile", f"refused: {answer.status}", answer, is_documented=is_documented)
+        await self._rest(HOSTILE_PAUSE_S)
+
+    async def _rest(self, time_s: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), LARGE_PAUSE_S)
+            await asyncio.wait_for(self._over.wait(), time_s)
 
     def _count(self, kind: str, fate: str, answer: Answer, *, is_documented: bool) -> None:
         self.fates[f"{kind}: {fate}"] += 1

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from plait.backends.errors import CallerError
-from plait.backends.protocol.json_depth import nests_deeper
+from plait.backends.protocol.json_structure import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES, Excess, excess_of
 
 MAX_JSON_LEVELS = 100
 """Arrays and objects in each other. A tool's JSON schema has some 20; each level is a frame on Python's stack."""
@@ -138,8 +138,11 @@ def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
     """A JSON body as the decoder's type; raises `CallerError` that names the field at fault."""
+    excess = excess_of(body, MAX_JSON_LEVELS)
+    if excess is not None:
+        raise _too_much(excess)
     try:
-        decoded = decoder.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         field = re.search(r"\w+", path)
@@ -149,17 +152,18 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CallerError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
     except RecursionError as error:
-        raise _too_deep() from error
-    if nests_deeper(body, MAX_JSON_LEVELS):
-        raise _too_deep()
-    return decoded
+        raise _too_much(Excess.LEVELS) from error
 
 
-def _too_deep() -> CallerError:
-    return CallerError(
-        f"The request body nests arrays and objects more than {MAX_JSON_LEVELS} levels deep. Make it flatter.",
-        code="json_too_deep",
-    )
+def _too_much(excess: Excess) -> CallerError:
+    if excess is Excess.LEVELS:
+        text = f"nests arrays and objects more than {MAX_JSON_LEVELS} levels deep. Make it flatter."
+    else:
+        text = (
+            f"has too many values. It may have {MAX_CONTAINERS:,} arrays and objects, {MAX_STRINGS:,} strings and "
+            f"{MAX_VALUES:,} other values. Send the text in fewer parts, or in several requests."
+        )
+    return CallerError(f"The request body {text}", code=excess)
 
 
 def _check(request: Request) -> None:
@@ -198,4 +202,5 @@ def _check_template_options(options: dict[str, Any]) -> None:
 
 
 def _are_tokens(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**32 for token in value)
+    """Whether it is a list of token ids. It may be a million, so nothing here is done one by one in Python."""
+    return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**32

@@ -73,6 +73,7 @@ CASES = [
     Case("1,000 levels", [with_content(b"[" * 1_000 + b"]" * 1_000)], 400, "json_too_deep"),
     Case("1,000,000 levels", [with_content(b"[" * 1_000_000)], 400, "json_too_deep"),
     Case("200 levels", [with_content(b'{"a":' * 200 + b"1" + b"}" * 200)], 400, "json_too_deep"),
+    Case("1,000,000 objects", [with_content(b"[" + b"{}," * 1_000_000 + b"{}]")], 400, "json_too_many_values"),
     Case("deep in a session", [posted(b"[" * 5_000, b"/v1/sessions")], 400, None),
     Case("deep in a submission", [posted(b'{"a":' * 5_000, b"/v1/submit")], 400, "json_too_deep"),
     Case("invalid UTF-8", [with_content(b'"\xff\xfe"')], 400, "invalid_json"),

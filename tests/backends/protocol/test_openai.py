@@ -9,12 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import CallerError
-from plait.backends.protocol.json_depth import nests_deeper
+from plait.backends.protocol.json_structure import (
+    MAX_CONTAINERS,
+    MAX_STRINGS,
+    MAX_VALUES,
+    Excess,
+    excess_of,
+)
 from plait.backends.protocol.openai import (
     MAX_JSON_LEVELS,
     MAX_MODEL_CHARACTERS,
     MAX_TEMPLATE_OPTIONS_BYTES,
     ChatRequest,
+    CompletionRequest,
     parse_request,
 )
 
@@ -47,7 +54,7 @@ documents = st.recursive(
 @given(documents, st.integers(0, 8), st.booleans())
 def test_the_depth_is_that_of_the_decoded_document(document: object, levels: int, as_ascii: bool) -> None:
     raw = json.dumps(document, ensure_ascii=as_ascii).encode()
-    assert nests_deeper(raw, levels) == (depth(document) > levels)
+    assert (excess_of(raw, levels) is Excess.LEVELS) == (depth(document) > levels)
 
 
 @pytest.mark.parametrize("levels", [MAX_JSON_LEVELS, 900, 1_000, 100_000])
@@ -56,6 +63,42 @@ def test_a_deep_body_is_refused(levels: int, ends: tuple[bytes, bytes]) -> None:
     deep = ends[0] * levels + b"1" + ends[1] * levels
     assert refusal(body(deep)) == (None, "json_too_deep")
     assert refusal(body()[:-1] + b', "unknown": ' + deep + b"}") == (None, "json_too_deep")
+
+
+MANY = {
+    "objects": b"[" + b"{}," * MAX_CONTAINERS + b"{}]",
+    "arrays": b"[" + b"[]," * MAX_CONTAINERS + b"[]]",
+    "strings": b"[" + b'"",' * MAX_STRINGS + b'""]',
+    "numbers": b"[" + b"1," * MAX_VALUES + b"1,1]",
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_a_body_with_too_many_values_is_refused(kind: str) -> None:
+    assert refusal(body()[:-1] + b', "unknown": ' + MANY[kind] + b"}") == (None, "json_too_many_values")
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_a_text_may_hold_any_number_of_brackets_quotes_and_commas(kind: str) -> None:
+    parse_request(body(json.dumps(MANY[kind].decode()).encode()), ChatRequest)
+
+
+@pytest.mark.parametrize(("many", "is_too_many"), [
+    (b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]", False),
+    (b"[" + b"[]," * (MAX_CONTAINERS - 1) + b"[]]", True),
+    (b"[" + b'"",' * (MAX_STRINGS - 1) + b'""]', False),
+    (b"[" + b'"",' * MAX_STRINGS + b'""]', True),
+    (b"[" + b"1," * MAX_VALUES + b"1]", False),
+    (b"[" + b"1," * (MAX_VALUES + 1) + b"1]", True),
+], ids=lambda value: str(value) if isinstance(value, bool) else value[:4].decode())  # fmt: skip
+def test_the_bounds_on_values_are_exact(many: bytes, is_too_many: bool) -> None:
+    assert (excess_of(many, MAX_JSON_LEVELS) is Excess.VALUES) == is_too_many
+
+
+@pytest.mark.parametrize("ids", [[], [True], [1.5], [-1], [2**32], [1, "a"]])
+def test_what_is_no_token_id_is_refused(ids: list[object]) -> None:
+    with pytest.raises(CallerError, match="list of token ids"):
+        parse_request(json.dumps({"model": "m", "prompt": ids}).encode(), CompletionRequest).prompts()
 
 
 def test_a_body_may_be_as_deep_as_allowed() -> None:

@@ -22,6 +22,7 @@ from plait.gateway.admission.tenant_terms import TenantTerms
 from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.metrics import RefusalMetrics, SlowClientMetrics
+from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.api.openai_api import CompletionApi
 from plait.gateway.api.operations import Operations
 from plait.gateway.api.semantic_api import SemanticApi
@@ -87,18 +88,16 @@ class Gateway:
             forward_client_key=self._keys.is_open,
         )
         self._chained = ChainedCalls(executor, reader, relay, programs, keep_alive_s=config.sessions.keep_alive_s)
-        body_bytes = config.server.max_body_bytes
+        bodies = OpenBodies(config.server.max_body_bytes, config.server.max_open_body_bytes)
         self.refusals = RefusalMetrics(self._registry)
-        self._completions = CompletionApi(reader, relay, self._chained, self._keys, body_bytes, self.refusals)
-        self._rest: ASGIApp = self._new_rest(self.refusals)
+        self._completions = CompletionApi(reader, relay, self._chained, self._keys, bodies, self.refusals)
+        self._rest: ASGIApp = self._new_rest(bodies)
         self._requests = OpenRequests(self._route)
 
-    def _new_rest(self, refusals: RefusalMetrics) -> Starlette:
+    def _new_rest(self, bodies: OpenBodies) -> Starlette:
         rest = Starlette(
             routes=[
-                *SemanticApi(
-                    self._chained, self._keys, self.config.server.max_body_bytes, self.config.sessions.keep_alive_s
-                ).routes,
+                *SemanticApi(self._chained, self._keys, bodies, self.config.sessions.keep_alive_s).routes,
                 *Operations(
                     self.router, self.config.models, self._keys, self._registry, lambda: self._requests.stopping
                 ).routes,
@@ -113,7 +112,7 @@ class Gateway:
             },
             lifespan=self._lifespan,
         )
-        rest.state.refusals = refusals
+        rest.state.refusals = self.refusals
         return rest
 
     def _new_gate(self, reader: CallReader) -> Gate:

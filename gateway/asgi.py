@@ -42,8 +42,13 @@ def is_event_stream(headers: Headers) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
-async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    """The request's body. Raises `BodyTooLargeError` as soon as it is known to exceed `max_bytes`."""
+async def read_body(
+    receive: Receive, headers: Headers, max_bytes: int, on_bytes: Callable[[int], None] | None = None
+) -> bytes:
+    """The request's body. Raises `BodyTooLargeError` as soon as it is known to exceed `max_bytes`.
+
+    `on_bytes` is told of the size of each piece. It may raise.
+    """
     declared = header(headers, b"content-length")
     if declared is not None and declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
@@ -55,6 +60,8 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
         piece: bytes = message.get("body", b"")
         if len(body) + len(piece) > max_bytes:
             raise _too_large(max_bytes)
+        if on_bytes is not None:
+            on_bytes(len(piece))
         if not message.get("more_body", False):
             return bytes(body + piece) if body else piece
         body += piece

@@ -14,7 +14,8 @@ from plait.backends.errors import MethodNotAllowedError, PlaitError
 from plait.backends.protocol.openai import parse_request
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.metrics import RefusalMetrics
-from plait.gateway.asgi import ClientGoneError, Headers, id_of, read_body, send_error
+from plait.gateway.api.open_bodies import OpenBodies
+from plait.gateway.asgi import ClientGoneError, Headers, id_of, send_error
 from plait.gateway.calls.annotations import read_annotations
 from plait.gateway.calls.call_reader import KINDS, CallReader, Incoming
 from plait.gateway.calls.relay import Relay
@@ -32,7 +33,7 @@ class CompletionApi:
     relay: Relay
     chained: ChainedCalls
     keys: KeyRing
-    max_body_bytes: int
+    bodies: OpenBodies
     refusals: RefusalMetrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,8 +45,9 @@ class CompletionApi:
             tenant = self.keys.check(headers)
             if scope["method"] != "POST":
                 raise MethodNotAllowedError(f"{scope['path']} takes POST requests only.")
-            body = await read_body(receive, headers, self.max_body_bytes)
-            await self._serve(Incoming(scope["path"], headers, body, request_id, arrived_s, tenant), receive, send)
+            with self.bodies.open(tenant) as open_body:
+                body = await open_body.read(receive, headers)
+                await self._serve(Incoming(scope["path"], headers, body, request_id, arrived_s, tenant), receive, send)
         except ClientGoneError:
             log.info("client gone", request_id=request_id)
         except PlaitError as error:

@@ -17,8 +17,9 @@ from starlette.routing import Route
 from plait.backends.errors import CallerError, FailedDependencyError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.api.variable_response import VariableResponse, described, described_failure
-from plait.gateway.asgi import id_of, read_body
+from plait.gateway.asgi import id_of
 from plait.gateway.calls.annotations import Annotations, read_annotations
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
@@ -89,11 +90,11 @@ _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
 class SemanticApi:
     """The routes for sessions, variables and submissions. They raise errors; the application answers with them."""
 
-    def __init__(self, chained: ChainedCalls, keys: KeyRing, max_body_bytes: int, keep_alive_s: float) -> None:
+    def __init__(self, chained: ChainedCalls, keys: KeyRing, bodies: OpenBodies, keep_alive_s: float) -> None:
         self._chained = chained
         self._executor = chained.executor
         self._keys = keys
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
         self._keep_alive_s = keep_alive_s
         self.routes = [
             Route("/v1/sessions", self._open, methods=["POST"]),
@@ -148,7 +149,8 @@ class SemanticApi:
     async def _submit(self, request: Request) -> Response:
         headers = request.scope["headers"]
         tenant = self._keys.check(headers)
-        raw = await read_body(request.receive, headers, self._max_body_bytes)
+        with self._bodies.open(tenant) as open_body:
+            raw = await open_body.read(request.receive, headers)
         submission = Submission(raw)
         annotations = _annotations(submission)
         self._chained.runner.reader.router.models.check(submission.body.model)
@@ -198,7 +200,8 @@ class SemanticApi:
         """The request's tenant and its decoded body."""
         headers = request.scope["headers"]
         tenant = self._keys.check(headers)
-        raw = await read_body(request.receive, headers, self._max_body_bytes)
+        with self._bodies.open(tenant) as open_body:
+            raw = await open_body.read(request.receive, headers)
         body: BodyT = decode_body(raw or b"{}", _DECODERS[kind])
         return tenant, body
 

@@ -13,6 +13,7 @@ from starlette.types import Receive, Send
 from plait.backends.errors import EngineError
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.metrics import RefusalMetrics
+from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.api.openai_api import CompletionApi
 from plait.gateway.asgi import ClientGoneError, send_whole
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
@@ -32,6 +33,7 @@ from plait.policy.types import Objective, Slo
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 MAX_BODY_BYTES = 100_000
+MAX_OPEN_BYTES = 300_000
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 
@@ -62,7 +64,9 @@ class Api:
         reader = CallReader(self.router, prompts, isolate_tenants)
         self.executor = Executor(SessionsConfig(), reader.predicted_s, at_loop_time)
         chained = ChainedCalls(self.executor, reader, relay, ProgramMetrics(new_registry()), keep_alive_s=5.0)
-        app = CompletionApi(reader, relay, chained, ring, MAX_BODY_BYTES, RefusalMetrics(new_registry()))
+        app = CompletionApi(
+            reader, relay, chained, ring, OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES), RefusalMetrics(new_registry())
+        )
         transport = httpx.ASGITransport(app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 

@@ -1,0 +1,100 @@
+"""What a tenant's bodies may take together, and when they count no more."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Message, Receive
+
+from plait.backends.errors import BodyTooLargeError, LimitError
+from plait.gateway.api.open_bodies import OpenBodies, OpenBody
+from plait.gateway.asgi import ClientGoneError
+
+MOST, MOST_OF_ALL = 10, 25
+
+
+def sending(*pieces: bytes, is_gone: bool = False) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    if is_gone:
+        messages.append({"type": "http.disconnect"})
+    else:
+        messages[-1]["more_body"] = False
+    waiting = iter(messages)
+
+    async def receive() -> Message:
+        return next(waiting)
+
+    return receive
+
+
+async def test_a_body_counts_until_its_request_ends() -> None:
+    bodies = OpenBodies(MOST, MOST_OF_ALL)
+    for _ in range(100):
+        with bodies.open("a") as first, bodies.open("a") as second:
+            assert await first.read(sending(b"01234", b"56789"), []) == b"0123456789"
+            assert await second.read(sending(b"0123456789"), []) == b"0123456789"
+            with bodies.open("a") as third, pytest.raises(LimitError, match="more than 25 bytes") as refused:
+                await third.read(sending(b"01234", b"5"), [])
+            assert (refused.value.code, refused.value.status) == ("too_many_open_bytes", 429)
+    assert bodies.bytes_of("a") == 0
+
+
+async def test_a_body_that_does_not_come_to_its_end_counts_too() -> None:
+    bodies, rest = OpenBodies(MOST, MOST_OF_ALL), asyncio.Event()
+
+    async def receive() -> Message:
+        if bodies.bytes_of("a"):
+            await rest.wait()
+        return {"type": "http.request", "body": b"0123456789", "more_body": True}
+
+    with bodies.open("a") as body:
+        reading = asyncio.create_task(body.read(receive, []))
+        await asyncio.sleep(0)
+        assert bodies.bytes_of("a") == 10
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    assert bodies.bytes_of("a") == 0
+
+
+async def test_tenants_count_apart() -> None:
+    bodies = OpenBodies(MOST, MOST_OF_ALL)
+    with bodies.open("a") as first, bodies.open("a") as second, bodies.open("b") as other:
+        for body in (first, second, other):
+            await body.read(sending(b"0123456789"), [])
+
+
+async def test_what_is_refused_or_left_counts_no_more() -> None:
+    bodies = OpenBodies(MOST, MOST_OF_ALL)
+    with bodies.open("a") as body, pytest.raises(BodyTooLargeError):
+        await body.read(sending(b"0123456789", b"0"), [])
+    with bodies.open("a") as body, pytest.raises(ClientGoneError):
+        await body.read(sending(b"01234", is_gone=True), [])
+    assert bodies.bytes_of("a") == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(-1, 12)), max_size=40))
+def test_the_bytes_are_those_of_the_open_bodies(steps: list[tuple[str, int]]) -> None:
+    """A step opens a body and sends so many bytes, or ends the oldest one."""
+    bodies, open_ = OpenBodies(MOST, MOST_OF_ALL), list[tuple[OpenBody, int]]()
+    for tenant, size in steps:
+        if size < 0:
+            if open_:
+                open_.pop(0)[0].__exit__(None, None, None)
+            continue
+        body, held = bodies.open(tenant), sum(size for other, size in open_ if other.tenant == tenant)
+        pieces = sending(b"x" * size)
+        if size > MOST or held + size > MOST_OF_ALL:
+            with body, pytest.raises((BodyTooLargeError, LimitError)):
+                asyncio.run(_read(body, pieces))
+        else:
+            asyncio.run(_read(body, pieces))
+            open_.append((body, size))
+        assert bodies.bytes_of(tenant) == sum(size for body, size in open_ if body.tenant == tenant)
+
+
+async def _read(body: OpenBody, receive: Receive) -> bytes:
+    return await body.read(receive, [])

@@ -36,9 +36,9 @@ class Gateway:
         return not self.requirement or _script(self.name).exists()
 
 
-def plait(ports: Sequence[int], urls: Sequence[str], folder: Path, settings: str = "") -> list[str]:
-    """Plait's command. Its configuration has `settings` at the end: sections in TOML."""
-    lines = [f"[server]\nport = {ports[0]}", '[log]\nlevel = "warning"']
+def plait(ports: Sequence[int], urls: Sequence[str], folder: Path, settings: str = "", server: str = "") -> list[str]:
+    """Plait's command. In TOML, `server` are keys of that section, and `settings` are further sections."""
+    lines = [f"[server]\nport = {ports[0]}\n{server}", '[log]\nlevel = "warning"']
     lines += [f'[[engines]]\nname = "e{number}"\nurl = "{url}"' for number, url in enumerate(urls)]
     path = folder / "plait.toml"
     path.write_text("\n".join([*lines, settings]) + "\n")

@@ -1,0 +1,1 @@
+"""The parts of `neighbours`: what one tenant does, and what another one notices."""

@@ -1,0 +1,175 @@
+"""What one tenant notices of another that does not behave: `python -m benchmarks neighbours --json PATH`.
+
+Each case starts a gateway and its engines. One tenant calls at a steady rate, first alone and then beside the other.
+Its p99 may move by 100 ms, and the gateway may grow by what is configured. Times depend on how busy the machine is:
+both are measured in one run, and so is the machine's load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.chaining.figures import Spread
+from benchmarks.faulting.bad_clients import LARGE_MODEL, SHORT_MODEL
+from benchmarks.faulting.gateways import plait, process
+from benchmarks.faulting.measurement import until_engine
+from benchmarks.neighbouring.attacks import ATTACKS
+from benchmarks.neighbouring.tenant import Tenant, Times
+from e2e.faults.completions import LONG_MODEL
+from e2e.faults.fleet import ScriptedEngine, free_ports
+
+MODEL: Final = "demo"
+KEYS: Final = ("well", "badly")
+SERVER: Final = f"""api_keys = {json.dumps(KEYS)}
+trust_request_chat_template = true"""
+CONTEXTS: Final = {MODEL: 32_768, SHORT_MODEL: 32_768, LARGE_MODEL: 4_000_000, LONG_MODEL: 32_768}
+MODELS: Final = "\n".join(
+    f'[[models]]\nname = "{model}"\ntokenizer = "embedded"\nmax_context_tokens = {tokens}'
+    for model, tokens in CONTEXTS.items()
+)
+WARM_S, BEFORE_S, DURING_S = 2.0, 8.0, 12.0
+BEGIN_S: Final = 1.0
+"""The other tenant is at work for so long before its neighbour is measured."""
+MOVED_MOST_S: Final = 0.1
+MEBIBYTE: Final = 2**20
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case. Memory in bytes: the gateway's before the attack, and the most during it."""
+
+    case: str
+    what: str
+    before: Spread
+    during: Spread
+    long_before: Spread
+    long_during: Spread
+    failed: int
+    rss_bytes: int
+    peak_rss_bytes: int
+    answered: dict[str, int]
+
+    @property
+    def moved_s(self) -> float:
+        """By how much the p99 of short calls moved."""
+        return self.during.p99_s - self.before.p99_s
+
+    @property
+    def long_moved_s(self) -> float:
+        """By how much the p99 of prompts of 20 kB moved."""
+        return self.long_during.p99_s - self.long_before.p99_s
+
+
+def main() -> None:
+    """Run the cases, print the table, and say whether the target holds."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks neighbours")
+    parser.add_argument("--only", nargs="+", choices=list(ATTACKS), default=list(ATTACKS), metavar="CASE")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(f"{os.cpu_count()} cores, load {load:.2f} before the first case{HEAD}")
+    results = []
+    for name in arguments.only:
+        results.append(asyncio.run(_measured(name)))
+        print(_row(results[-1]), flush=True)
+    if arguments.json is not None:
+        report = {"cores": os.cpu_count(), "load": load, "results": [asdict(result) for result in results]}
+        arguments.json.write_text(json.dumps(report, indent=2))
+    sys.exit(any(max(result.moved_s, result.long_moved_s) > MOVED_MOST_S for result in results))
+
+
+async def _measured(name: str) -> Result:
+    ports = free_ports(6)
+    well = ScriptedEngine("well", [MODEL], ports[0], ports[1])
+    badly = ScriptedEngine("badly", [SHORT_MODEL, LARGE_MODEL, LONG_MODEL], ports[2], ports[3])
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-neighbours-")))
+        for engine in (well, badly):
+            stack.enter_context(process(_engine_command(engine), folder / f"{engine.name}.log"))
+            await until_engine(engine)
+        command = plait(ports[4:], [well.url, badly.url], folder, MODELS, SERVER)
+        gateway = stack.enter_context(process(command, folder / "gateway.log"))
+        tenant = Tenant(ports[4], MODEL, KEYS[0])
+        await _until_up(tenant)
+        await tenant.call(WARM_S)
+        before = await tenant.call(BEFORE_S)
+        rss_bytes = _memory(gateway.pid, "VmRSS")
+        _forget_peak(gateway.pid)
+        words = [str(ports[4]), KEYS[1], name, str(BEGIN_S + DURING_S)]
+        attack = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.neighbouring.attacks", *words, stdout=asyncio.subprocess.PIPE
+        )
+        await asyncio.sleep(BEGIN_S)
+        during = await tenant.call(DURING_S)
+        answered = json.loads((await attack.communicate())[0])
+        peak_bytes = _memory(gateway.pid, "VmHWM")
+    return Result(
+        name,
+        ATTACKS[name].what,
+        Spread.of(before.short_s),
+        Spread.of(during.short_s),
+        Spread.of(before.long_s),
+        Spread.of(during.long_s),
+        before.failed + during.failed,
+        rss_bytes,
+        peak_bytes,
+        answered,
+    )
+
+
+async def _until_up(tenant: Tenant) -> None:
+    """Until calls get good answers. Raises `RuntimeError` if that takes too long."""
+    for _ in range(60):
+        times: Times = await tenant.call(0.1)
+        if not times.failed:
+            return
+        await asyncio.sleep(0.5)
+    raise RuntimeError("the gateway does not get ready")
+
+
+def _engine_command(engine: ScriptedEngine) -> list[str]:
+    command = [sys.executable, "-m", "e2e.faults.scripted_engine", "--name", engine.name]
+    command += ["--model", ",".join(engine.models), "--port", str(engine.port)]
+    return [*command, "--control-port", str(engine.control_port)]
+
+
+def _forget_peak(pid: int) -> None:
+    """Count the peak of the memory anew (`man 5 proc`)."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def _memory(pid: int, name: str) -> int:
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return 1024 * int(fields[name].split()[0])
+
+
+HEAD: Final = """
+| one tenant sends | the other's p99 before, during (ms): short calls | 20 kB prompts | memory, peak (MiB) | answers |
+|---|---|---|---|---|"""
+
+
+def _row(result: Result) -> str:
+    def pair(before: Spread, during: Spread) -> str:
+        return f"{1e3 * before.p99_s:.0f}, {1e3 * during.p99_s:.0f}"
+
+    answers: Sequence[Any] = [f"{number} x {status}" for status, number in result.answered.items()]
+    memory = f"{result.rss_bytes // MEBIBYTE}, {result.peak_rss_bytes // MEBIBYTE}"
+    failed = f"; {result.failed} of the neighbour's failed" if result.failed else ""
+    return (
+        f"| {result.what} | {pair(result.before, result.during)} | {pair(result.long_before, result.long_during)} "
+        f"| {memory} | {', '.join(answers)}{failed} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

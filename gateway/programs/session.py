@@ -54,9 +54,9 @@ class Session:
         self.created_s = self.touched_s = now_s
         self.due_s = float("inf")  # when to check next whether the session has expired
         self.ended = False
-        self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph.view, self._predicted_s)
         self.calls: dict[str, HeldCall] = {}
+        self.graph = RequestGraph()
+        self.deductions = self._new_deductions()
         self.outputs: dict[str, HeldCall | None] = {}
         self.values: dict[str, str] = {}
         self.made: dict[str, Made] = {}
@@ -165,12 +165,13 @@ class Session:
         for texts in (self.calls, self.outputs, self.values, self.getters):
             texts.clear()
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph.view, self._predicted_s)
+        self.deductions = self._new_deductions()
         self.ended = True
         return concerned
 
-    def _predicted_s(self, call_id: str) -> float:
-        return self.calls[call_id].predicted_s
+    def _new_deductions(self) -> Deductions:
+        calls = self.calls  # not the session, which would then be freed by the garbage collector only
+        return Deductions(self.graph.view, lambda call_id: calls[call_id].predicted_s)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

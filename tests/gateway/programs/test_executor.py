@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from plait.backends.errors import (
@@ -443,6 +445,21 @@ def test_many_short_sessions_leave_nothing_behind() -> None:
         core.executor.end(core.session(f"s{number}"), "was deleted")
     core.executor.check()
     assert len(core.executor.sessions._due) <= 65
+
+
+def test_a_session_that_ends_is_freed_without_the_garbage_collector() -> None:
+    core = Core()
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(100):
+            session = core.session(f"s{number}")
+            core.executor.variables.set_value(session, "x", "1", 0.0)
+            core.executor.end(session, "was deleted")
+        del session
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_limits_are_each_tenants_and_name_themselves() -> None:

@@ -6,6 +6,7 @@ Decoding takes time for each value, and nothing else runs meanwhile. So a docume
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from enum import StrEnum
 from itertools import accumulate
 from typing import Final
@@ -16,6 +17,9 @@ MAX_STRINGS: Final = 200_000
 """Strings, some 0.2 microseconds each. Each message has four or more: the names of its fields, and their values."""
 MAX_VALUES: Final = 1_000_000
 """Commas, some 0.1 microseconds for each number. They are the token ids of a prompt: a context has at most as many."""
+
+PART_BYTES: Final = 256 * 1024
+"""Looked at in some 5 ms. A document that has too many values shows it in its first parts."""
 
 _TO_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _OTHERS: Final = bytes(set(range(256)) - set(b'[]{}",'))
@@ -30,10 +34,11 @@ class Excess(StrEnum):
     VALUES = "json_too_many_values"
 
 
-def excess_of(document: bytes, levels: int) -> Excess | None:
+def excess_of(document: bytes, levels: int, part_bytes: int = PART_BYTES) -> Excess | None:
     """What is too much: more than `levels` arrays and objects in each other, or more values than the bounds above.
 
-    The document need not be valid JSON. One with few brackets, quotes and commas is only searched for them.
+    The document need not be valid JSON. One with few brackets, quotes and commas is only searched for them. Another is
+    looked at in parts of `part_bytes`, up to the first that is too much.
     """
     if (
         document.count(b"[") + document.count(b"{") <= levels
@@ -41,18 +46,42 @@ def excess_of(document: bytes, levels: int) -> Excess | None:
         and document.count(b",") <= MAX_VALUES
     ):
         return None
-    structure = _without_escapes(document)
-    if structure.count(b'"') > 2 * MAX_STRINGS:
-        return Excess.VALUES
-    structure = b"".join(structure.split(b'"')[::2])  # without strings
-    brackets = structure.replace(b",", b"")
-    if max(accumulate(array("b", brackets[: 2 * MAX_CONTAINERS].translate(_STEPS))), default=0) > levels:
-        return Excess.LEVELS
-    if brackets.count(b"[") > MAX_CONTAINERS or len(structure) - len(brackets) > MAX_VALUES:
-        return Excess.VALUES
+    scan = _Scan()
+    for part in _parts(document, part_bytes):
+        scan.add(part)
+        if scan.deepest > levels:
+            return Excess.LEVELS
+        if scan.containers > MAX_CONTAINERS or scan.quotes > 2 * MAX_STRINGS or scan.commas > MAX_VALUES:
+            return Excess.VALUES
     return None
 
 
-def _without_escapes(document: bytes) -> bytes:
-    """The quotes that begin and end strings, and all brackets and commas."""
-    return document.replace(rb"\\", b"").replace(rb"\"", b"").translate(_TO_SQUARE, _OTHERS)
+class _Scan:
+    """Counts what was seen so far, outside strings. `deepest` is right as long as the containers are not too many."""
+
+    def __init__(self) -> None:
+        self.containers = self.quotes = self.commas = self.deepest = 0
+        self._depth = 0
+
+    def add(self, part: bytes) -> None:
+        """Go on with the next part of the document. No part ends within an escape."""
+        structure = part.replace(rb"\\", b"").replace(rb"\"", b"").translate(_TO_SQUARE, _OTHERS)
+        between = structure.split(b'"')
+        outside = b"".join(between[self.quotes % 2 :: 2])
+        brackets = outside.replace(b",", b"")
+        self.quotes += len(between) - 1
+        self.containers += brackets.count(b"[")
+        self.commas += len(outside) - len(brackets)
+        steps = array("b", brackets[: 2 * MAX_CONTAINERS].translate(_STEPS))
+        depths = list(accumulate(steps, initial=self._depth))
+        self._depth, self.deepest = depths[-1], max(self.deepest, *depths)
+
+
+def _parts(document: bytes, size: int) -> Iterator[bytes]:
+    begin = 0
+    while begin < len(document):
+        part = document[begin : begin + size]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:
+            part = document[begin : begin + size + 1]
+        yield part
+        begin += len(part)

@@ -51,10 +51,10 @@ documents = st.recursive(
 )
 
 
-@given(documents, st.integers(0, 8), st.booleans())
-def test_the_depth_is_that_of_the_decoded_document(document: object, levels: int, as_ascii: bool) -> None:
+@given(documents, st.integers(0, 8), st.booleans(), st.integers(1, 12))
+def test_the_depth_is_that_of_the_decoded_document(document: object, levels: int, as_ascii: bool, part: int) -> None:
     raw = json.dumps(document, ensure_ascii=as_ascii).encode()
-    assert (excess_of(raw, levels) is Excess.LEVELS) == (depth(document) > levels)
+    assert (excess_of(raw, levels, part) is Excess.LEVELS) == (depth(document) > levels)
 
 
 @pytest.mark.parametrize("levels", [MAX_JSON_LEVELS, 900, 1_000, 100_000])

@@ -82,6 +82,7 @@ class Soak:
     outstanding: float = -1.0
     held: float = -1.0
     held_bytes: float = -1.0
+    restarts: float = -1.0
     warm: Footprint | None = None
     end: Footprint | None = None
     samples: list[Footprint] = field(default_factory=list)
@@ -98,6 +99,7 @@ class Soak:
         yield _claim("calls left on the books", self.outstanding, 0)
         yield _claim("held calls left", self.held, 0)
         yield _claim("held and recorded bytes left", self.held_bytes, 0)
+        yield _claim("tasks that failed and were restarted", self.restarts, 0)
         yield _claim("longest call (s)", self.worst_s, CALL_TIMEOUT_S)
         yield _claim("descriptors", self.end.descriptors, self.warm.descriptors + SLACK)
         yield _claim("threads", self.end.threads, self.warm.threads)
@@ -188,6 +190,7 @@ async def _soak(soak: Soak, engines: Sequence[TroubledEngine], gateway: subproce
     soak.worst_s = calls.worst_s
     soak.not_retried = {why: float(value) for why, value in _NOT_RETRIED.findall(metrics)}
     soak.outstanding, soak.held = _sum(metrics, "plait_engine_outstanding_calls"), _sum(metrics, "plait_held_calls")
+    soak.restarts = _sum(metrics, "plait_task_restarts_total") if "plait_task_restarts_total{" in metrics else 0.0
     soak.held_bytes = _sum(metrics, "plait_held_bytes") + _sum(metrics, "plait_recorded_answer_bytes")
 
 

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from typing import Any
 
 import httpx
 import msgspec
@@ -143,8 +144,7 @@ class Monitor:
 
     async def _listed(self, engine: EngineConfig, http: httpx.AsyncClient) -> dict[str, int | None]:
         """The models that the engine serves, with their contexts in tokens. Raises what httpx and msgspec raise."""
-        response = await http.get("/v1/models")
-        response.raise_for_status()
+        response = await _got(http, "/v1/models")
         listed = {
             model.id: model.max_model_len for model in msgspec.json.decode(response.content, type=_ModelList).data
         }
@@ -169,10 +169,8 @@ class Monitor:
             query |= {"since": known.cursor, "epoch": known.epoch}
         timeout = self._upstream.report_wait_ms / 1e3 + self._upstream.probe_timeout_s
         try:
-            response = await http.get(
-                "/cache_state", params=query, headers={"accept": "application/msgpack"}, timeout=timeout
-            )
-            response.raise_for_status()
+            headers = {"accept": "application/msgpack"}
+            response = await _got(http, "/cache_state", params=query, headers=headers, timeout=timeout)
             report = msgspec.msgpack.decode(response.content, type=CacheState)
             self._router.report(engine.name, report, requested_s)
         except httpx.TimeoutException:
@@ -198,6 +196,16 @@ class Monitor:
         while True:
             await asyncio.sleep(AGE_INTERVAL_S)
             self._router.age(loop_time_s())
+
+
+async def _got(http: httpx.AsyncClient, path: str, **options: Any) -> httpx.Response:
+    """The answer to a GET. Raises `httpx.HTTPError`, also for a status above 399."""
+    try:
+        response = await http.get(path, **options)
+    except AttributeError as error:  # of anyio, if the engine closes the connection while it is made
+        raise httpx.ConnectError("the connection was closed while it was made") from error
+    response.raise_for_status()
+    return response
 
 
 def _client(engine: EngineConfig, upstream: UpstreamConfig) -> httpx.AsyncClient:

@@ -37,6 +37,7 @@ class FakeEngine:
         self.reports: list[httpx.Response | httpx.HTTPError | CacheState] = []
         self.reachable = True
         self.is_silent = False
+        self.closes_at_once = False
         self.requests: list[httpx.Request] = []
 
     async def answer(self, request: httpx.Request) -> httpx.Response:
@@ -45,6 +46,8 @@ class FakeEngine:
             raise httpx.ConnectError("refused", request=request)
         if self.is_silent:
             raise httpx.ReadTimeout("nothing came", request=request)
+        if self.closes_at_once:
+            raise AttributeError("'NoneType' object has no attribute 'getpeername'")
         if request.url.path == "/base/v1/models":
             return httpx.Response(200, content=msgspec.json.encode(self.models))
         while not self.reports:
@@ -115,6 +118,19 @@ async def test_an_engine_that_answers_serves_what_it_lists(monkeypatch: pytest.M
         assert (router.models.names, router.models.context_tokens("m")) == ({"m"}, 4_096)
         assert fake.requests[0].url == "http://engine/base/v1/models"
         assert fake.requests[0].headers["authorization"] == "Bearer secret"
+
+
+async def test_an_engine_that_closes_a_connection_while_it_is_made_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    with capture_logs() as logs:
+        async with watching(monkeypatch, fake) as router:
+            await until(lambda: is_up(router))
+            fake.closes_at_once = True
+            fake.reports.append(httpx.ReadError("reset"))
+            await until(lambda: router.engines["a"].health.state is HealthState.DOWN)
+            fake.closes_at_once = False
+            await until(lambda: is_up(router))
+    assert not [line for line in logs if line["event"] == "task failed and is restarted"]
 
 
 async def test_models_of_an_engine_that_reports_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,10 @@ async def read_body(
         if on_bytes is not None:
             on_bytes(len(piece))
         if not message.get("more_body", False):
-            return bytes(body + piece) if body else piece
+            if not body:
+                return piece
+            body += piece
+            return bytes(body)
         body += piece
 
 

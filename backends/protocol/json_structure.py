@@ -40,11 +40,7 @@ def excess_of(document: bytes, levels: int, part_bytes: int = PART_BYTES) -> Exc
     The document need not be valid JSON. One with few brackets, quotes and commas is only searched for them. Another is
     looked at in parts of `part_bytes`, up to the first that is too much.
     """
-    if (
-        document.count(b"[") + document.count(b"{") <= levels
-        and document.count(b'"') <= 2 * MAX_STRINGS
-        and document.count(b",") <= MAX_VALUES
-    ):
+    if _has_few(document, levels, part_bytes):
         return None
     scan = _Scan()
     for part in _parts(document, part_bytes):
@@ -54,6 +50,19 @@ def excess_of(document: bytes, levels: int, part_bytes: int = PART_BYTES) -> Exc
         if scan.containers > MAX_CONTAINERS or scan.quotes > 2 * MAX_STRINGS or scan.commas > MAX_VALUES:
             return Excess.VALUES
     return None
+
+
+def _has_few(document: bytes, levels: int, part_bytes: int) -> bool:
+    """Whether a document has few brackets, quotes and commas, also counting those within strings."""
+    brackets = quotes = commas = 0
+    for begin in range(0, len(document), part_bytes):
+        end = begin + part_bytes
+        brackets += document.count(b"[", begin, end) + document.count(b"{", begin, end)
+        quotes += document.count(b'"', begin, end)
+        commas += document.count(b",", begin, end)
+        if brackets > levels or quotes > 2 * MAX_STRINGS or commas > MAX_VALUES:
+            return False
+    return True
 
 
 class _Scan:

@@ -14,6 +14,8 @@ from typing import Protocol
 import structlog
 import uvicorn
 
+from plait.gateway.commands.full_collections import FullCollections
+
 LINGER_S = 0.5
 """Between the listener's end and that of idle connections: the request of one accepted last may be on its way."""
 
@@ -56,9 +58,10 @@ class DrainingServer(uvicorn.Server):
         self._is_stopping = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. From now on SIGHUP is handled."""
+        """Listen. From now on SIGHUP is handled, and the garbage collector runs as `FullCollections` says."""
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
+        FullCollections(self._loop).start()
         self._loop.add_signal_handler(signal.SIGHUP, self._stops.on_hangup)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -50,9 +50,12 @@ slope_ms = 0.0001
 [attention]
 context_ms = 0.0
 [kv]
-tokens = 10_000_000
+tokens = 1_000_000
 """
-"""The engines' cost. With a real one's, a prompt of a megabyte would excuse an engine that hangs for minutes."""
+"""The engines' cost. With a real one's, a prompt of a megabyte would excuse an engine that hangs for minutes.
+
+The estimated caches hold three such prompts each, so they are full after some minutes.
+"""
 SAMPLE_S: Final = 5.0
 WARM_SHARE, WARM_MOST_S = 0.1, 300.0
 QUIET_S: Final = 8.0

@@ -26,6 +26,7 @@ from plait.policy.cost_model import CostModel
 from plait.policy.placement.continuation import continue_on
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
+from plait.policy.placement.pace import Pace, Ratio
 from plait.policy.placement.policies import POLICIES
 from plait.policy.placement.situation import Policy, Situation
 from plait.policy.placement.traffic import Traffic
@@ -72,6 +73,7 @@ class Router:
         self.health = FleetHealth(self.engines, self.models, self._fleet_changed, jitter)
         self.retries = RetryBudgets()
         self._select = POLICIES[policy] if isinstance(policy, str) else policy
+        self._fleet_pace = Ratio()
         self._traffic: dict[str, Traffic] = {}
         self._no_traffic = Traffic(window_s, prior_output_tokens)
         self._window_s = window_s
@@ -169,7 +171,8 @@ class Router:
         `hang_s` is the shortest silence that counts as a hang.
         """
         ledger = LoadLedger(cost_model, self._window_s, self._prior_output_tokens)
-        view = EngineView(engine_id, cost_model, ledger, Residency(engine_id, self.tree))
+        residency, pace = Residency(engine_id, self.tree), Pace(self._fleet_pace)
+        view = EngineView(engine_id, cost_model, ledger, residency, pace=pace)
         self.engines[engine_id] = FleetEngine(
             view, health or Health(), self.block_tokens, kv_tokens, progress=Progress(hang_s)
         )

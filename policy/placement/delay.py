@@ -41,11 +41,11 @@ def delay_cost(call: Call, engine: EngineView, held_blocks: int, output_tokens: 
     context_tokens = engine.context_tokens
     before_s = engine.iteration_s
     after_s = costs.decode_iteration_s(calls + 1, context_tokens + call.prompt_tokens + output_tokens / 2)
-    pace = engine.pace.factor(now_s)
+    slowness = engine.pace.slowness(now_s)
     return DelayCost(
-        queue_s=pace * engine.queue_s(now_s),
-        prefill_s=pace * engine.prefill_s(missed_tokens, cached_tokens),
-        decode_s=pace * output_tokens * after_s,
-        stall_s=pace * calls * (costs.marginal_s(missed_tokens) + attention_s),
-        slow_s=pace * calls * LEFT_SHARE * output_tokens * (after_s - before_s),
+        queue_s=slowness * engine.queue_s(now_s),
+        prefill_s=slowness * engine.prefill_s(missed_tokens, cached_tokens),
+        decode_s=slowness * output_tokens * after_s,
+        stall_s=slowness * calls * (costs.marginal_s(missed_tokens) + attention_s),
+        slow_s=slowness * calls * LEFT_SHARE * output_tokens * (after_s - before_s),
     )

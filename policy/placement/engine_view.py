@@ -21,7 +21,8 @@ class EngineView:
     `free_tokens` is the part of the KV cache that no block fills: the reported number, less the tokens booked since
     then. It is None if the engine reports none; no eviction is expected then. `context_tokens` are the prompts of the
     `outstanding` calls, with half of the expected answer each. `batch_tokens` is the token budget of an iteration.
-    `computed_s` is what all prompts so far have added to iterations, by the cost model. `pace` corrects the cost model.
+    `computed_s` is what all prompts so far have added to iterations, by the cost model. `pace` tells how
+    much slower the engine is than the others.
     """
 
     engine_id: str

@@ -1,4 +1,8 @@
-"""How fast an engine really is: its observed times, over the times that its cost model predicts."""
+"""How fast an engine really is: its observed times over those that its cost model predicts, against the whole fleet.
+
+A profile that is wrong for every engine alike changes no comparison, so only the difference to the fleet counts. An
+engine of which nothing is known is taken to be like the others.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,19 @@ MEMORY_S = 20.0
 """Observations are forgotten over about so long. A slow engine is seen within seconds and tried again in a minute."""
 
 PRIOR_S = 1.0
-"""The cost model counts as so many seconds of observations. A single short call does not change it much."""
+"""The fleet's pace counts as so many seconds of observations. A single short call does not change it much."""
 
 MOST = 8.0
 """The largest correction. Beyond it an engine is not slow but broken, which its health shows."""
 
 TRUSTED = 1.5
-"""Within this factor the cost model is taken as right. Load that it does not know explains as much: with every
-correction applied, mean E2E on hot prefixes was up to a quarter longer.
+"""Within this factor an engine is taken to be like the others. Load that the cost model does not know explains as much:
+with every correction applied, mean E2E on hot prefixes was up to a quarter longer.
 """
 
 
-class Pace:
-    """A correction factor: 2 means twice as slow as predicted. It returns to 1 if nothing is observed.
+class Ratio:
+    """The observed over the predicted seconds.
 
     It is the ratio of two sums, so that long times count more than short ones, in which noise is a larger part.
     """
@@ -32,9 +36,6 @@ class Pace:
         self._predicted_s = 0.0
         self._at_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"Pace({self.factor(self._at_s):.2f})"
-
     def observe(self, observed_s: float, predicted_s: float, now_s: float) -> None:
         """Something took `observed_s` that was predicted to take `predicted_s`."""
         kept = exp((self._at_s - now_s) / MEMORY_S) if self._predicted_s else 0.0
@@ -42,10 +43,35 @@ class Pace:
         self._predicted_s = self._predicted_s * kept + predicted_s
         self._at_s = now_s
 
-    def factor(self, now_s: float) -> float:
-        """What predicted times have to be multiplied with: 1, or from `TRUSTED` to `MOST`, or the inverse of these."""
-        if not self._predicted_s:
+    @property
+    def latest(self) -> float:
+        """The ratio when something was last observed; 1 before that."""
+        return self._observed_s / self._predicted_s if self._predicted_s else 1.0
+
+    def at(self, now_s: float, prior: float) -> float:
+        """The ratio; `prior` counts as `PRIOR_S` seconds of it, to which it goes back if nothing is observed."""
+        kept = exp((self._at_s - now_s) / MEMORY_S) if self._predicted_s else 0.0
+        return (PRIOR_S * prior + self._observed_s * kept) / (PRIOR_S + self._predicted_s * kept)
+
+
+class Pace:
+    """One engine's pace. `fleet` is the ratio of all engines, which they share."""
+
+    __slots__ = ("_fleet", "_own")
+
+    def __init__(self, fleet: Ratio | None = None) -> None:
+        self._fleet = Ratio() if fleet is None else fleet
+        self._own = Ratio()
+
+    def observe(self, observed_s: float, predicted_s: float, now_s: float) -> None:
+        """Something took `observed_s` here that was predicted to take `predicted_s`."""
+        self._own.observe(observed_s, predicted_s, now_s)
+        self._fleet.observe(observed_s, predicted_s, now_s)
+
+    def slowness(self, now_s: float) -> float:
+        """How many times slower the engine is than the fleet: 1, or at least `TRUSTED`, or the inverse of that."""
+        fleet = self._fleet.latest
+        if fleet == 0.0:
             return 1.0
-        kept = exp((self._at_s - now_s) / MEMORY_S)
-        ratio = (PRIOR_S + self._observed_s * kept) / (PRIOR_S + self._predicted_s * kept)
+        ratio = self._own.at(now_s, fleet) / fleet
         return 1.0 if 1 / TRUSTED <= ratio <= TRUSTED else min(MOST, max(1 / MOST, ratio))

@@ -1,4 +1,4 @@
-"""How fast an engine is, from what was observed."""
+"""How fast an engine is against the fleet, from what was observed."""
 
 from __future__ import annotations
 
@@ -6,42 +6,62 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.placement.pace import MOST, TRUSTED, Pace
+from plait.policy.placement.pace import MOST, TRUSTED, Pace, Ratio
+
+
+def fleet(engines: int) -> list[Pace]:
+    shared = Ratio()
+    return [Pace(shared) for _ in range(engines)]
+
+
+def run(paces: list[Pace], times: list[float], seconds: int) -> None:
+    for second in range(seconds):
+        for pace, taken_s in zip(paces, times, strict=True):
+            pace.observe(taken_s, 1.0, float(second))
 
 
 def test_an_engine_that_takes_three_times_as_long_is_seen_within_seconds() -> None:
-    pace = Pace()
-    for second in range(5):
-        pace.observe(3.0, 1.0, float(second))
-    assert pace.factor(5.0) == pytest.approx(3.0, rel=0.2)
-    assert repr(pace).startswith("Pace(2.")
+    paces = fleet(4)
+    run(paces, [3.0, 1.0, 1.0, 1.0], 5)
+    slow, *others = [pace.slowness(5.0) for pace in paces]
+    assert slow == pytest.approx(2.0, rel=0.2), "the fleet's mean is 1.5"
+    assert others == [1.0] * 3
+
+
+def test_a_profile_that_is_wrong_for_all_changes_nothing() -> None:
+    """Not even for an engine of which nothing is known."""
+    paces = fleet(3)
+    run(paces[:2], [0.05, 0.05], 20)
+    assert [pace.slowness(20.0) for pace in paces] == [1.0] * 3
 
 
 def test_what_load_explains_changes_nothing() -> None:
-    pace = Pace()
-    for second in range(100):
-        pace.observe(1.4, 1.0, float(second))
-    assert pace.factor(100.0) == 1.0
+    paces = fleet(2)
+    run(paces, [1.6, 1.0], 100)
+    assert [pace.slowness(100.0) for pace in paces] == [1.0, 1.0]
 
 
 def test_an_engine_that_gets_no_calls_is_tried_again() -> None:
-    pace = Pace()
-    for second in range(10):
-        pace.observe(3.0, 1.0, float(second))
-    assert [pace.factor(now_s) > 1 for now_s in (10.0, 30.0, 90.0)] == [True, True, False]
+    paces = fleet(4)
+    run(paces, [5.0, 1.0, 1.0, 1.0], 10)
+    for second in range(10, 150):
+        for pace in paces[1:]:
+            pace.observe(1.0, 1.0, float(second))
+    assert [paces[0].slowness(now_s) > 1 for now_s in (10.0, 30.0, 150.0)] == [True, True, False]
 
 
 def test_one_short_call_is_no_evidence() -> None:
     pace = Pace()
     pace.observe(0.5, 0.1, 0.0)
-    assert pace.factor(0.0) == 1.0
+    assert pace.slowness(0.0) == 1.0
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100), st.floats(0, 50)), max_size=30))
-def test_the_factor_is_bounded(observations: list[tuple[float, float, float]]) -> None:
-    pace, now_s = Pace(), 0.0
-    for observed_s, predicted_s, passed_s in observations:
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 100), st.floats(0, 100), st.floats(0, 50)), max_size=30))
+def test_the_slowness_is_bounded(observations: list[tuple[int, float, float, float]]) -> None:
+    paces, now_s = fleet(3), 0.0
+    for which, observed_s, predicted_s, passed_s in observations:
         now_s += passed_s
-        pace.observe(observed_s, predicted_s, now_s)
-        factor = pace.factor(now_s)
-        assert factor == 1.0 or TRUSTED < factor <= MOST or 1 / MOST <= factor < 1 / TRUSTED
+        paces[which].observe(observed_s, predicted_s, now_s)
+        for pace in paces:
+            slowness = pace.slowness(now_s)
+            assert slowness == 1.0 or TRUSTED < slowness <= MOST or 1 / MOST <= slowness < 1 / TRUSTED

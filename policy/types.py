@@ -103,6 +103,11 @@ class DelayCost:
     slow_s: float
 
     @property
+    def first_token_s(self) -> float:
+        """When the call's first token is expected."""
+        return self.queue_s + self.prefill_s
+
+    @property
     def total_s(self) -> float:
         """All of it."""
         return self.queue_s + self.prefill_s + self.decode_s + self.stall_s + self.slow_s
@@ -110,10 +115,14 @@ class DelayCost:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The choice of an engine for a call. `cached_tokens` of the prompt are expected in that engine's cache."""
+    """The choice of an engine for a call. `cached_tokens` of the prompt are expected in that engine's cache.
+
+    `is_at_risk` says that no engine is expected to meet the call's TTFT.
+    """
 
     engine_id: str
     reason: PlacementReason
     cached_tokens: int
     missed_tokens: int
     cost: LoadCost | DelayCost | None = None
+    is_at_risk: bool = False

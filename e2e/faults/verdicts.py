@@ -13,7 +13,15 @@ from e2e.faults.raw_client import Answer
 
 _LONGEST_ERROR_BYTES = 10_000
 """A client may see a part of what the engine said, and the chain of causes of a program."""
-_ONCE = ("plait-engine", "plait-placement", "plait-cached-tokens", "x-request-id", "content-type", "content-length")
+_ONCE = (
+    "plait-engine",
+    "plait-placement",
+    "plait-cached-tokens",
+    "plait-slo",
+    "x-request-id",
+    "content-type",
+    "content-length",
+)
 
 
 def is_good(body: Body, answer: Answer) -> bool:

@@ -274,14 +274,16 @@ def _request_headers(delivery: Delivery, link: EngineLink, *, sends_client_key: 
 
 def _response_headers(response: Response, booking: Booking, session: str | None) -> list[tuple[bytes, bytes]]:
     placement = booking.placement
-    echoed = [] if session is None else [(b"plait-session", session.encode("latin-1"))]
+    more = [] if session is None else [(b"plait-session", session.encode("latin-1"))]
+    if placement.is_at_risk:
+        more.append((b"plait-slo", b"at-risk"))
     return [
         *to_client(response.headers),
         (b"x-request-id", booking.call.call_id.encode("latin-1")),
         (b"plait-engine", placement.engine_id.encode("latin-1")),
         (b"plait-placement", placement.reason.value.encode()),
         (b"plait-cached-tokens", str(placement.cached_tokens).encode()),
-        *echoed,
+        *more,
     ]
 
 

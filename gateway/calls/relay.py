@@ -207,6 +207,7 @@ class Relay:
             engine=exchange and exchange.engine_id,
             placement=booking and booking.placement.reason.value,
             objective=delivery.call.objective,
+            slo_at_risk=bool(booking and booking.placement.is_at_risk) or None,
             group=delivery.call.group and delivery.call.group.group_id,
             outcome=journey.outcome if exchange else "no_engine",
             failed_on=[f"{engine_id}: {error.cause}" for engine_id, error in journey.failures] or None,

@@ -21,6 +21,9 @@ from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.prefix.node import Node
 from plait.policy.types import Call, Placement
 
+SLO_SCHEDULER = "slo"
+"""The local scheduler that serves calls with a TTFT before others, by its name in `local_scheduler.SCHEDULERS`."""
+
 
 @dataclass(slots=True, eq=False)
 class FleetEngine:
@@ -68,7 +71,8 @@ class FleetEngine:
             view.free_tokens -= taken_tokens
             victims = view.residency.expect_eviction(ceil((missed_tokens - taken_tokens) / self.block_tokens))
         attention_s = view.cost_model.attention_time_s(missed_tokens, placement.cached_tokens)
-        prefill = Prefill(missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed)
+        is_urgent = call.slo is not None and call.slo.ttft_s is not None
+        prefill = Prefill(missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, is_urgent)
         booking = Booking(
             call, placement, leaf, entry, context_tokens, now_s, taken_tokens, self.report_number, prefill, victims
         )
@@ -155,6 +159,7 @@ class FleetEngine:
         self.reports, self.epoch, self.cursor, self.kind = True, state.epoch, state.cursor, state.kind
         self.view.free_tokens = float(state.kv_free_tokens)
         self.view.batch_tokens = state.iteration.budget_tokens or DEFAULT_BATCH_TOKENS
+        self.view.urgent_first = state.scheduler.policy == SLO_SCHEDULER
         self.last_report = msgspec.structs.replace(state, stored=[], removed=[])
         self.report_number += 1
         while self.unconfirmed and self.unconfirmed[0][0] <= requested_s:

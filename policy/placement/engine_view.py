@@ -21,6 +21,7 @@ class EngineView:
     `free_tokens` is the part of the KV cache that no block fills: the reported number, less the tokens booked since
     then. It is None if the engine reports none; no eviction is expected then. `context_tokens` are the prompts of the
     `outstanding` calls, with half of the expected answer each. `batch_tokens` is the token budget of an iteration.
+    `urgent_first` says that its local scheduler serves calls with a TTFT first.
     `computed_s` is what all prompts so far have added to iterations, by the cost model. `pace` tells how
     much slower the engine is than the others.
     """
@@ -34,6 +35,7 @@ class EngineView:
     context_tokens: float = 0.0
     queue: PrefillQueue = field(default_factory=PrefillQueue)
     batch_tokens: int = DEFAULT_BATCH_TOKENS
+    urgent_first: bool = False
     computed_s: float = 0.0
     pace: Pace = field(default_factory=Pace)
 
@@ -50,9 +52,17 @@ class EngineView:
     def queue_s(self, now_s: float) -> float:
         """Seconds until the prompts that wait here are computed, by the cost model."""
         queue = self.queue
+        queue.expire(now_s)
         if not len(queue):
             return 0.0
         return self.drain_s(queue.tokens) + queue.attention_s - queue.progress_s(now_s)
+
+    def urgent_queue_s(self, now_s: float) -> float:
+        """As `queue_s`, for a call with a TTFT: where the engine serves such calls first, only they count."""
+        if not self.urgent_first:
+            return self.queue_s(now_s)
+        self.queue.expire(now_s)
+        return self.drain_s(self.queue.urgent_tokens)
 
     def prefill_s(self, missed_tokens: int, cached_tokens: int) -> float:
         """Seconds of a new prompt's prefill, by the cost model."""

@@ -21,22 +21,33 @@ MOST_PROGRESS = 0.95
 
 @dataclass(slots=True, eq=False)
 class Prefill:
-    """One call's prefill: uncached tokens, and the seconds that it takes alone. `attention_s` is a part of them."""
+    """One call's prefill: uncached tokens, and the seconds that it takes alone. `attention_s` is a part of them.
+
+    `is_urgent` says that the call has a TTFT.
+    """
 
     tokens: int
     time_s: float
     attention_s: float
     booked_s: float
     is_streamed: bool = True
+    is_urgent: bool = False
 
 
 class PrefillQueue:
-    """The waiting prefills of one engine, the oldest first. `tokens` and `attention_s` are their sums."""
+    """The waiting prefills of one engine, the oldest first. `tokens` and `attention_s` are their sums.
 
-    __slots__ = ("_begun_s", "_gap_s", "_head_s", "_streamed", "_time_s", "_waiting", "_whole", "attention_s", "tokens")
+    `urgent_tokens` are those of urgent prefills.
+    """
+
+    __slots__ = (
+        *("_begun_s", "_gap_s", "_head_s", "_streamed", "_time_s", "_waiting", "_whole"),
+        *("attention_s", "tokens", "urgent_tokens"),
+    )
 
     def __init__(self) -> None:
         self.tokens = 0
+        self.urgent_tokens = 0
         self.attention_s = 0.0
         self._time_s = 0.0
         self._waiting: dict[Prefill, None] = {}
@@ -56,6 +67,7 @@ class PrefillQueue:
             self._head_s = prefill.booked_s
         self._waiting[prefill] = None
         self.tokens += prefill.tokens
+        self.urgent_tokens += prefill.tokens * prefill.is_urgent
         self.attention_s += prefill.attention_s
         self._time_s += prefill.time_s
         if prefill.is_streamed:
@@ -76,6 +88,7 @@ class PrefillQueue:
         if prefill in self._waiting:
             del self._waiting[prefill]
             self.tokens -= prefill.tokens
+            self.urgent_tokens -= prefill.tokens * prefill.is_urgent
             self.attention_s -= prefill.attention_s
             self._time_s -= prefill.time_s
             self._streamed -= prefill.is_streamed
@@ -86,7 +99,7 @@ class PrefillQueue:
             self._begun_s = None
 
     def expire(self, now_s: float) -> None:
-        """Prefills of calls that are not streamed end as predicted."""
+        """Prefills of calls that are not streamed end as predicted. This comes before the sums are read at `now_s`."""
         while self._whole and self._whole[0][0] <= now_s:
             _, prefill = self._whole.popleft()
             self.leave(prefill, now_s)
@@ -113,5 +126,6 @@ class PrefillQueue:
         """Assert the invariants; for tests."""
         assert self._streamed == sum(prefill.is_streamed for prefill in self._waiting)
         assert self.tokens == sum(prefill.tokens for prefill in self._waiting)
+        assert self.urgent_tokens == sum(prefill.tokens for prefill in self._waiting if prefill.is_urgent)
         assert abs(self._time_s - sum(prefill.time_s for prefill in self._waiting)) < 1e-6 or not self._waiting
         assert abs(self.attention_s - sum(p.attention_s for p in self._waiting)) < 1e-6 or not self._waiting

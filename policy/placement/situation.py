@@ -44,7 +44,9 @@ def placed(
     reason: PlacementReason,
     held_blocks: int,
     cost: LoadCost | DelayCost | None = None,
+    *,
+    is_at_risk: bool = False,
 ) -> Placement:
     """The placement of `call` on `engine`, which has `held_blocks` of its prompt."""
     cached_tokens = held_blocks * call.block_tokens
-    return Placement(engine.engine_id, reason, cached_tokens, call.prompt_tokens - cached_tokens, cost)
+    return Placement(engine.engine_id, reason, cached_tokens, call.prompt_tokens - cached_tokens, cost, is_at_risk)

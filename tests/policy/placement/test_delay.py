@@ -5,7 +5,7 @@ An iteration takes 10 ms, 1 ms for each new token and 10 us for each token of co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,7 @@ from plait.policy.placement.traffic import Traffic
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
-from plait.policy.types import Call, PlacementReason
+from plait.policy.types import Call, PlacementReason, Slo
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.000_01, 0.0, LongAttention())
 OUTPUT_TOKENS = 20
@@ -99,6 +99,31 @@ def test_a_cached_prefix_attracts_until_using_it_costs_more_than_computing_it_ag
         ("0", PlacementReason.EXPLOIT),
         ("1", PlacementReason.EXPLORE),
     ]
+
+
+def urgent(*engines: Engine, ttft_s: float) -> tuple[str, bool]:
+    placement = least_delay(replace(call_of("prefix"), slo=Slo(ttft_s=ttft_s)), situation(*engines))
+    return placement.engine_id, placement.is_at_risk
+
+
+def test_a_call_with_a_ttft_goes_where_it_is_met_even_if_that_delays_others_more() -> None:
+    """The first engine has the prefix and 300 tokens that wait; the second decodes much."""
+    queued, busy = Engine("prefix", waiting=(300,), contexts=(300,)), Engine(contexts=(100,) * 9)
+    assert place(queued, busy)[0] == "0"
+    assert [urgent(queued, busy, ttft_s=ttft_s) for ttft_s in (1.0, 0.2, 0.01)] == [
+        ("0", False),
+        ("1", False),
+        ("1", True),
+    ]
+
+
+def test_an_engine_that_serves_urgent_calls_first_makes_them_wait_for_urgent_calls_only() -> None:
+    fleet = situation(Engine("prefix", waiting=(300,), contexts=(300,)), Engine(contexts=(100,) * 9))
+    fleet.engines[0].urgent_first = True
+    call = replace(call_of("prefix"), slo=Slo(ttft_s=0.2))
+    assert least_delay(call, fleet).engine_id == "0"
+    fleet.engines[0].queue.add(Prefill(300, 0.3, 0.0, 0.0, is_urgent=True))
+    assert least_delay(call, fleet).engine_id == "1"
 
 
 def test_equal_engines_take_turns() -> None:

@@ -9,7 +9,7 @@ import asyncio
 import random
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from typing import Any, Final
@@ -94,7 +94,7 @@ class BadClients:
         self._over.set()
         await asyncio.gather(*self._tasks)
 
-    async def _repeat(self, kind: Any) -> None:
+    async def _repeat(self, kind: Callable[[int], Awaitable[None]]) -> None:
         while not self._over.is_set():
             await kind(next(self._numbers))
 
@@ -130,7 +130,7 @@ class BadClients:
         body = _body(LONG_MODEL, f"Answer {number} at length, if I stay. {'x' * 4096}")
         data = request("POST", CHAT, body, headers)
         if number % 3 == 0:
-            data = data[:-1024]
+            data = data[:-1024]  # it leaves before it has sent all
         connection = await self._connected()
         answer = await connection.exchange(data, 0.0, self._dice.uniform(*LEAVE_S))
         connection.transport.abort()

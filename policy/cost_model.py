@@ -36,9 +36,10 @@ class PiecewiseLinear:
         last_tokens, last_s = self.knots[-1]
         if tokens >= last_tokens:
             return last_s + (tokens - last_tokens) * self.slope_s
+        first_tokens, first_s = self.knots[0]
+        if tokens <= first_tokens:
+            return first_s
         right = bisect_right(self.knots, tokens, key=lambda knot: knot[0])
-        if right == 0:
-            return self.knots[0][1]
         (left_tokens, left_s), (right_tokens, right_s) = self.knots[right - 1], self.knots[right]
         return left_s + (right_s - left_s) * (tokens - left_tokens) / (right_tokens - left_tokens)
 
@@ -121,6 +122,10 @@ class CostModel:
     def marginal_s(self, new_tokens: int) -> float:
         """What `new_tokens` add to a large iteration, without attention."""
         return self.forward.slope_s * new_tokens / self.efficiency
+
+    def deepens(self, context_tokens: float) -> bool:
+        """Whether each further token of context makes an iteration longer: attention is above its minimum."""
+        return self.context_constant_s + self.context_s * context_tokens >= self.context_floor_s
 
     def decode_iteration_s(self, calls: int, context_tokens: float) -> float:
         """The time of an iteration in which `calls` calls decode, with so many tokens of context in all."""

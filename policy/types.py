@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Objective(StrEnum):
@@ -92,8 +93,7 @@ class LoadCost:
         return self.window_s + self.eviction_s + self.prefill_s
 
 
-@dataclass(frozen=True, slots=True)
-class DelayCost:
+class DelayCost(NamedTuple):
     """The delay that a call on an engine causes to itself and to others, in seconds (see `delay`)."""
 
     queue_s: float

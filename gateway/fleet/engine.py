@@ -16,7 +16,7 @@ from plait.backends.protocol.cache_state import CacheState, EngineKind
 from plait.gateway.fleet.booking import Booking, BookingState, CallUsage
 from plait.gateway.fleet.health import Health
 from plait.gateway.fleet.progress import Progress
-from plait.policy.placement.engine_view import DEFAULT_BATCH_TOKENS, EngineView
+from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.prefix.node import Node
 from plait.policy.types import Call, Placement
@@ -63,8 +63,6 @@ class FleetEngine:
         view.residency.book(leaf)
         entry = view.ledger.book(leaf, missed_tokens, call.prompt_tokens, now_s)
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
-        view.outstanding += 1
-        view.context_tokens += context_tokens
         taken_tokens, victims = 0.0, []
         if view.free_tokens is not None:
             taken_tokens = min(view.free_tokens, missed_tokens)
@@ -77,7 +75,7 @@ class FleetEngine:
             call, placement, leaf, entry, context_tokens, now_s, taken_tokens, self.report_number, prefill, victims
         )
         self.progress.book(booking, entry.prefill_s, _answer_s(call, view))
-        view.queue.add(prefill)
+        view.begin(context_tokens, prefill)
         return booking
 
     def first_token(self, booking: Booking, now_s: float) -> None:
@@ -86,8 +84,7 @@ class FleetEngine:
         booking.first_token_s = now_s
         self.progress.first_byte(booking, now_s)
         view = self.view
-        view.queue.computed(booking.prefill, now_s)
-        view.computed_s += view.cost_model.marginal_s(booking.prefill.tokens) + booking.prefill.attention_s
+        view.compute(booking.prefill, now_s)
         booking.computed_s, booking.iteration_s = view.computed_s, view.iteration_s
         self._end_expectation(booking)
 
@@ -158,8 +155,7 @@ class FleetEngine:
             residency.resident.store(run.parent, run.hashes)
         self.reports, self.epoch, self.cursor, self.kind = True, state.epoch, state.cursor, state.kind
         self.view.free_tokens = float(state.kv_free_tokens)
-        self.view.batch_tokens = state.iteration.budget_tokens or DEFAULT_BATCH_TOKENS
-        self.view.urgent_first = state.scheduler.policy == SLO_SCHEDULER
+        self.view.use_report(state.iteration.budget_tokens, urgent_first=state.scheduler.policy == SLO_SCHEDULER)
         self.last_report = msgspec.structs.replace(state, stored=[], removed=[])
         self.report_number += 1
         while self.unconfirmed and self.unconfirmed[0][0] <= requested_s:
@@ -174,7 +170,8 @@ class FleetEngine:
             self._assume_stored(self.unconfirmed.popleft()[1])
 
     def age(self, now_s: float) -> None:
-        """Drop placements older than the window."""
+        """Drop placements older than the window, and take the engine's latest pace."""
+        self.view.refresh(now_s)
         for entry in self.view.ledger.age(now_s):
             self.view.residency.unshare(entry.leaf)
 
@@ -197,10 +194,8 @@ class FleetEngine:
     def _leave(self, booking: Booking, now_s: float, *, stored: bool) -> None:
         """Remove an ended call. Stored blocks of an engine that reports stay expected until a later report."""
         view = self.view
-        view.outstanding -= 1
-        view.context_tokens = view.context_tokens - booking.context_tokens if view.outstanding else 0.0
+        view.end(booking.context_tokens, booking.prefill, now_s)
         self.progress.leave(booking)
-        view.queue.leave(booking.prefill, now_s)
         self._end_expectation(booking)
         if not stored:
             view.residency.unbook(booking.leaf)

@@ -74,6 +74,7 @@ class Router:
         self.retries = RetryBudgets()
         self._select = POLICIES[policy] if isinstance(policy, str) else policy
         self._fleet_pace = Ratio()
+        self._cost_models: dict[CostModel, CostModel] = {}
         self._traffic: dict[str, Traffic] = {}
         self._no_traffic = Traffic(window_s, prior_output_tokens)
         self._window_s = window_s
@@ -170,6 +171,7 @@ class Router:
 
         `hang_s` is the shortest silence that counts as a hang.
         """
+        cost_model = self._cost_models.setdefault(cost_model, cost_model)  # equal ones are recognised by identity
         ledger = LoadLedger(cost_model, self._window_s, self._prior_output_tokens)
         residency, pace = Residency(engine_id, self.tree), Pace(self._fleet_pace)
         view = EngineView(engine_id, cost_model, ledger, residency, pace=pace)

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from plait.policy.cost_model import CostModel
 from plait.policy.placement.load import LoadLedger
 from plait.policy.placement.pace import Pace
-from plait.policy.placement.prefill_queue import PrefillQueue
+from plait.policy.placement.prefill_queue import Prefill, PrefillQueue
 from plait.policy.prefix.residency import Residency
 
 DEFAULT_BATCH_TOKENS = 2048
 """The token budget of an iteration if the engine does not report it: vLLM's default for serving."""
+
+
+LEFT_SHARE = 0.5
+"""The part of its answer that a call still has to decode, on average over the calls that are there."""
+
+
+class Floor(NamedTuple):
+    """What a new call costs on an engine at least, whatever the call is. All times are to be multiplied by `slowness`.
+
+    `queue_s`: the wait for the prompts that are there, less the progress since `head_s`, which is at most
+    `most_progress_s`. `iteration_s`: each output token. `deepening`: for each second by which the call's context makes
+    an iteration longer, the seconds of that call (1) and of the others (half an answer each is left). `calls`: for each
+    second of the call's prefill, the seconds of others that it holds up.
+    """
+
+    queue_s: float
+    head_s: float
+    most_progress_s: float
+    iteration_s: float
+    deepening: float
+    calls: int
+    slowness: float
+
+
+IDLE = Floor(0.0, 0.0, 0.0, 0.0, 0.0, 0, 1.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -21,9 +47,9 @@ class EngineView:
     `free_tokens` is the part of the KV cache that no block fills: the reported number, less the tokens booked since
     then. It is None if the engine reports none; no eviction is expected then. `context_tokens` are the prompts of the
     `outstanding` calls, with half of the expected answer each. `batch_tokens` is the token budget of an iteration.
-    `urgent_first` says that its local scheduler serves calls with a TTFT first.
-    `computed_s` is what all prompts so far have added to iterations, by the cost model. `pace` tells how
-    much slower the engine is than the others.
+    `urgent_first` says that its local scheduler serves calls with a TTFT first. `computed_s` is what all prompts so far
+    have added to iterations, by the cost model. `pace` measures how fast the engine is, and `slowness` is its latest
+    figure. `floor` follows from all of these.
     """
 
     engine_id: str
@@ -38,35 +64,40 @@ class EngineView:
     urgent_first: bool = False
     computed_s: float = 0.0
     pace: Pace = field(default_factory=Pace)
+    slowness: float = 1.0
+    floor: Floor = IDLE
 
-    @property
-    def decodes(self) -> int:
-        """Calls whose prompt is computed."""
-        return self.outstanding - len(self.queue)
+    # What changes.
 
-    @property
-    def iteration_s(self) -> float:
-        """Seconds of an iteration in which all outstanding calls decode, by the cost model."""
-        return self.cost_model.decode_iteration_s(self.outstanding, self.context_tokens) if self.outstanding else 0.0
+    def begin(self, context_tokens: float, prefill: Prefill) -> None:
+        """A call was placed here."""
+        self.outstanding += 1
+        self.context_tokens += context_tokens
+        self.queue.add(prefill)
+        self._changed()
 
-    def queue_s(self, now_s: float) -> float:
-        """Seconds until the prompts that wait here are computed, by the cost model."""
-        queue = self.queue
-        queue.expire(now_s)
-        if not len(queue):
-            return 0.0
-        return self.drain_s(queue.tokens) + queue.attention_s - queue.progress_s(now_s)
+    def compute(self, prefill: Prefill, now_s: float) -> None:
+        """A call has its first token."""
+        self.queue.computed(prefill, now_s)
+        self.computed_s += self.cost_model.marginal_s(prefill.tokens) + prefill.attention_s
+        self._changed()
 
-    def urgent_queue_s(self, now_s: float) -> float:
-        """As `queue_s`, for a call with a TTFT: where the engine serves such calls first, only they count."""
-        if not self.urgent_first:
-            return self.queue_s(now_s)
-        self.queue.expire(now_s)
-        return self.drain_s(self.queue.urgent_tokens)
+    def end(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
+        """A call has ended."""
+        self.outstanding -= 1
+        self.context_tokens = self.context_tokens - context_tokens if self.outstanding else 0.0
+        self.queue.leave(prefill, now_s)
+        self._changed()
 
-    def prefill_s(self, missed_tokens: int, cached_tokens: int) -> float:
-        """Seconds of a new prompt's prefill, by the cost model."""
-        return self.drain_s(missed_tokens) + self.cost_model.attention_time_s(missed_tokens, cached_tokens)
+    def use_report(self, batch_tokens: int, *, urgent_first: bool) -> None:
+        """The engine has reported how it makes its iterations; 0 tokens: not known."""
+        self.batch_tokens, self.urgent_first = batch_tokens or DEFAULT_BATCH_TOKENS, urgent_first
+        self._changed()
+
+    def refresh(self, now_s: float) -> None:
+        """Take the latest pace. This comes about once a second."""
+        self.slowness = self.pace.slowness(now_s)
+        self._changed()
 
     def observe_decode(
         self, time_s: float, iterations: int, begun_iteration_s: float, begun_computed_s: float, now_s: float
@@ -78,14 +109,51 @@ class EngineView:
         decode_s = iterations * (begun_iteration_s + self.iteration_s) / 2
         self.pace.observe(time_s, decode_s + self.computed_s - begun_computed_s, now_s)
 
+    # What policies read.
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of an iteration in which all outstanding calls decode, at least one, by the cost model."""
+        return self.cost_model.decode_iteration_s(max(1, self.outstanding), self.context_tokens)
+
+    def queue_s(self, now_s: float, *, is_urgent: bool = False) -> float:
+        """Seconds until the prompts that wait here are computed, by the cost model.
+
+        Where the engine serves calls with a TTFT first, only these count for an `is_urgent` one.
+        """
+        queue = self.queue
+        if not queue.is_empty:
+            queue.expire(now_s)
+        if queue.is_empty:
+            return 0.0
+        if is_urgent and self.urgent_first:
+            return self.drain_s(queue.urgent_tokens)
+        return self.drain_s(queue.tokens) + queue.attention_s - queue.progress_s(now_s)
+
     def drain_s(self, tokens: int) -> float:
         """Seconds in which the engine computes `tokens` of prompts beside its decodes, without the prompts' attention.
 
         Each iteration has a token for each decode. The others are the prompts'.
         """
-        costs, decodes = self.cost_model, self.decodes
-        full, rest = divmod(tokens, max(1, self.batch_tokens - decodes))
+        costs, decodes = self.cost_model, self.outstanding - len(self.queue)
+        per_iteration = self.batch_tokens - decodes
+        if 0 < tokens < per_iteration:
+            return costs.forward(tokens + decodes) / costs.efficiency
+        full, rest = divmod(tokens, max(1, per_iteration))
         seconds = full * costs.forward(self.batch_tokens)
         if rest:
             seconds += costs.forward(rest + decodes)
         return seconds / costs.efficiency
+
+    def _changed(self) -> None:
+        queue = self.queue
+        waits = not queue.is_empty and not queue.may_expire
+        self.floor = Floor(
+            self.drain_s(queue.tokens) + queue.attention_s if waits else 0.0,
+            queue.head_s,
+            queue.most_progress_s if waits else 0.0,
+            self.iteration_s,
+            1 + LEFT_SHARE * self.outstanding if self.cost_model.deepens(self.context_tokens) else 0.0,
+            self.outstanding,
+            self.slowness,
+        )

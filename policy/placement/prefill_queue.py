@@ -37,12 +37,12 @@ class Prefill:
 class PrefillQueue:
     """The waiting prefills of one engine, the oldest first. `tokens` and `attention_s` are their sums.
 
-    `urgent_tokens` are those of urgent prefills.
+    `urgent_tokens` are those of urgent prefills. The oldest prefill has been computed since `head_s`.
     """
 
     __slots__ = (
-        *("_begun_s", "_gap_s", "_head_s", "_streamed", "_time_s", "_waiting", "_whole"),
-        *("attention_s", "tokens", "urgent_tokens"),
+        *("_begun_s", "_gap_s", "_streamed", "_time_s", "_waiting", "_whole"),
+        *("attention_s", "head_s", "tokens", "urgent_tokens"),
     )
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class PrefillQueue:
         self._streamed = 0
         self._gap_s = 0.0
         self._begun_s: float | None = None
-        self._head_s = 0.0
+        self.head_s = 0.0
 
     def __len__(self) -> int:
         """Prefills that wait, or are being computed."""
@@ -64,7 +64,7 @@ class PrefillQueue:
     def add(self, prefill: Prefill) -> None:
         """A call was placed here."""
         if not self._waiting:
-            self._head_s = prefill.booked_s
+            self.head_s = prefill.booked_s
         self._waiting[prefill] = None
         self.tokens += prefill.tokens
         self.urgent_tokens += prefill.tokens * prefill.is_urgent
@@ -92,7 +92,7 @@ class PrefillQueue:
             self.attention_s -= prefill.attention_s
             self._time_s -= prefill.time_s
             self._streamed -= prefill.is_streamed
-            self._head_s = now_s
+            self.head_s = now_s
         if not self._waiting:
             self._time_s = self.attention_s = 0.0  # rounding ends with the calls
         if self._streamed == 0:
@@ -104,12 +104,24 @@ class PrefillQueue:
             _, prefill = self._whole.popleft()
             self.leave(prefill, now_s)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
+
+    @property
+    def may_expire(self) -> bool:
+        """Whether a prefill may end without an event."""
+        return bool(self._whole)
+
+    @property
+    def most_progress_s(self) -> float:
+        """What `progress_s` is at most while nothing happens."""
+        return MOST_PROGRESS * next(iter(self._waiting)).time_s if self._waiting else 0.0
+
     def progress_s(self, now_s: float) -> float:
         """How much of the oldest prefill has been computed, as seconds of it."""
-        if not self._waiting:
-            return 0.0
-        head = next(iter(self._waiting))
-        return min(now_s - self._head_s, MOST_PROGRESS * head.time_s)
+        return min(now_s - self.head_s, self.most_progress_s)
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until the prefill of a new call would begin.

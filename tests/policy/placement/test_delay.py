@@ -6,14 +6,16 @@ An iteration takes 10 ms, 1 ms for each new token and 10 us for each token of co
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.placement.delay import delay_cost, least_delay
+from plait.policy.placement.delay import Asked, delay_cost
 from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.least_delay import best_of_all, best_of_many, least_delay
 from plait.policy.placement.load import LoadLedger
 from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.placement.situation import Situation
@@ -52,9 +54,9 @@ def situation(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> Situat
         view = EngineView(f"{number}", COSTS, LoadLedger(COSTS), Residency(f"{number}", tree))
         view.residency.resident.store(None, hashes(engine.cached))
         view.outstanding, view.context_tokens = len(engine.contexts), sum(engine.contexts)
-        view.batch_tokens = engine.batch_tokens
         for tokens in engine.waiting:
             view.queue.add(Prefill(tokens, tokens * 0.001, 0.0, 0.0))
+        view.use_report(engine.batch_tokens, urgent_first=False)
         views.append(view)
     return Situation(tree.match(hashes(prompt)), views, turn, 0.0, Traffic(60.0, OUTPUT_TOKENS))
 
@@ -80,7 +82,7 @@ def test_the_delay_by_hand(name: str, engine: Engine, parts: tuple[float, ...]) 
     assert name
     (view,) = situation(engine).engines
     held_blocks = 6 if engine.cached else 0
-    cost = delay_cost(call_of("prefix"), view, held_blocks, OUTPUT_TOKENS, 0.0)
+    cost = delay_cost(Asked(call_of("prefix"), OUTPUT_TOKENS, inf), view, held_blocks, 0.0)
     attention_s = 0.00061
     stalled = len(engine.contexts)
     got = (cost.queue_s, cost.prefill_s - attention_s, cost.decode_s, cost.stall_s - stalled * attention_s, cost.slow_s)
@@ -119,7 +121,7 @@ def test_a_call_with_a_ttft_goes_where_it_is_met_even_if_that_delays_others_more
 
 def test_an_engine_that_serves_urgent_calls_first_makes_them_wait_for_urgent_calls_only() -> None:
     fleet = situation(Engine("prefix", waiting=(300,), contexts=(300,)), Engine(contexts=(100,) * 9))
-    fleet.engines[0].urgent_first = True
+    fleet.engines[0].use_report(100, urgent_first=True)
     call = replace(call_of("prefix"), slo=Slo(ttft_s=0.2))
     assert least_delay(call, fleet).engine_id == "0"
     fleet.engines[0].queue.add(Prefill(300, 0.3, 0.0, 0.0, is_urgent=True))
@@ -171,3 +173,23 @@ def test_the_least_delay_of_all_engines(engines: list[Engine], turn: int) -> Non
     costs = [naive(engine, "prefix") for engine in engines]
     chosen, _ = place(*engines, turn=turn)
     assert costs[int(chosen)] == pytest.approx(min(costs))
+
+
+@given(
+    engines=st.lists(ENGINES, min_size=1, max_size=30),
+    slowness=st.lists(st.sampled_from((0.3, 1.0, 1.0, 4.0)), min_size=30, max_size=30),
+    ttft_s=st.sampled_from((inf, inf, 0.2, 0.01)),
+    prompt=st.sampled_from(("prefix", "preface", "other", "p")),
+)
+def test_the_search_of_a_large_fleet_finds_what_looking_at_all_does(
+    engines: list[Engine], slowness: list[float], ttft_s: float, prompt: str
+) -> None:
+    fleet = situation(*engines, prompt=prompt)
+    for view, slow in zip(fleet.engines, slowness, strict=False):
+        view.slowness = slow
+        view.use_report(view.batch_tokens, urgent_first=slow == 0.3)
+    asked = Asked(call_of(prompt), OUTPUT_TOKENS, ttft_s)
+    every, few = best_of_all(asked, fleet, fleet.engines), best_of_many(asked, fleet, fleet.engines)
+    assert few.rank == pytest.approx(every.rank)
+    if few.engine is not every.engine:
+        assert few.rank != every.rank, "ties are the first one's"

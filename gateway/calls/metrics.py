@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from plait.gateway.calls.exchange import Exchange
 from plait.gateway.calls.objective_metrics import ObjectiveMetrics
+from plait.gateway.calls.parity import Parity
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.metrics import Buckets, FastHistogram
 
@@ -91,8 +92,9 @@ class CallMetrics:
         )
         self._e2e = FastHistogram("plait_e2e_seconds", "Arrival to last token", by_engine, E2E_BUCKETS_S)
         self.gaps = FastHistogram("plait_itl_seconds", "Time between two pieces of a stream", by_engine, ITL_BUCKETS_S)
-        for histogram in (self._ttft, self._tpot, self._e2e, self.gaps):
-            registry.register(histogram)
+        self._parity = Parity()
+        for collector in (self._ttft, self._tpot, self._e2e, self.gaps, self._parity):
+            registry.register(collector)
 
     def placed(self, booking: Booking) -> None:
         """A call was placed."""
@@ -138,6 +140,7 @@ class CallMetrics:
             mine.predicted.inc(predicted)
             mine.reported.inc(usage.cached_tokens)
             mine.mispredicted.inc(abs(predicted - usage.cached_tokens))
+            self._parity.observe(model, engine_id, predicted, usage, now_s)
 
     def _of(self, model: str, engine_id: str) -> _OfEngine:
         found = self._by_engine.get((model, engine_id))

@@ -86,6 +86,8 @@ class FleetEngine:
         view = self.view
         view.compute(booking.prefill, now_s)
         booking.computed_s, booking.iteration_s = view.computed_s, view.iteration_s
+        if booking.call.streamed:
+            view.ledger.answered(booking.entry, now_s)
         self._end_expectation(booking)
 
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:

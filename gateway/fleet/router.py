@@ -28,6 +28,8 @@ from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
 from plait.policy.placement.pace import Pace, Ratio
 from plait.policy.placement.policies import POLICIES
+from plait.policy.placement.rebalancing import RebalancedE2
+from plait.policy.placement.routes import Routes
 from plait.policy.placement.situation import Policy, Situation
 from plait.policy.placement.traffic import Traffic
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
@@ -47,11 +49,12 @@ class EngineBusyError(ConflictError):
 
 
 class Router:
-    """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`.
+    """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`, or a policy.
 
     `models` knows which models the fleet serves. `expected_models` count as models of the fleet from the start.
     `health` takes the news of the engines' health. `jitter` varies the pauses before probes. An engine in which a new
-    call would wait `engine_backlog_s` is `full`: other engines are preferred to it.
+    call would wait `engine_backlog_s` is `full`: other engines are preferred to it. `routes` has the prefixes that
+    rebalancing sends elsewhere.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Router:
         self.health = FleetHealth(self.engines, self.models, self._fleet_changed, jitter)
         self.retries = RetryBudgets()
         self._select = POLICIES[policy] if isinstance(policy, str) else policy
+        self.routes = self._select.routes if isinstance(self._select, RebalancedE2) else Routes()
         self._fleet_pace = Ratio()
         self._cost_models: dict[CostModel, CostModel] = {}
         self._traffic: dict[str, Traffic] = {}
@@ -210,9 +214,11 @@ class Router:
             self.engines[engine_id].no_reports()
 
     def age(self, now_s: float) -> None:
-        """Drop placements older than the window. Called about once a second."""
+        """Drop placements older than the window, and rebalance. Called about once a second."""
         for engine in self.engines.values():
             engine.age(now_s)
+        if isinstance(self._select, RebalancedE2):
+            self._select.rebalance(self.models.peers(), now_s)
 
     def check(self) -> None:
         """Assert that the state is consistent; for tests."""

@@ -55,6 +55,14 @@ class ServedModels:
         """For each model, the engines that take calls for it."""
         return {model: [view.engine_id for view in views] for model, views in self._eligible.items()}
 
+    def peers(self) -> list[list[EngineView]]:
+        """The engines that take calls, in groups that serve the same models."""
+        groups: dict[frozenset[str], list[EngineView]] = {}
+        for engine in self._engines.values():
+            if engine.takes_calls:
+                groups.setdefault(frozenset(engine.models), []).append(engine.view)
+        return list(groups.values())
+
     def serving(self, model: str) -> int:
         """How many engines take calls for `model`."""
         return len(self._eligible.get(model, ()))

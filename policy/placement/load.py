@@ -6,6 +6,7 @@ See docs/design/placement.md.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plait.policy.cost_model import CostModel
@@ -22,13 +23,17 @@ DEFAULT_PRIOR_OUTPUT_TOKENS = 128
 
 @dataclass(slots=True, eq=False)
 class LedgerEntry:
-    """One call in the window. Its prompt ends at `leaf`. `prefill_s` is predicted first and replaced in `settle`."""
+    """One call in the window. Its prompt ends at `leaf`. `prefill_s` is predicted first and replaced in `settle`.
+
+    `queue_s` is the time from the booking to the first token, less the predicted prefill; None until it is known.
+    """
 
     booked_s: float
     leaf: Node
     prompt_tokens: int
     prefill_s: float
     output_tokens: int | None = None
+    queue_s: float | None = None
 
 
 class LoadLedger:
@@ -53,6 +58,10 @@ class LoadLedger:
         """Calls in the window."""
         return len(self._entries)
 
+    def __iter__(self) -> Iterator[LedgerEntry]:
+        """The calls in the window, the oldest first."""
+        return iter(self._entries)
+
     def __repr__(self) -> str:
         return f"LoadLedger(calls={len(self)}, prefill_s={self._prefill_s:.3f}, decode_s={self._decode_s():.3f})"
 
@@ -70,6 +79,10 @@ class LoadLedger:
         total = self.window_cost_s()
         return self._decode_s() / total if total else 0.0
 
+    def mean_decode_s(self) -> float:
+        """The part of the window's cost that is one call's decode."""
+        return self._decode_s() / len(self) if self._entries else 0.0
+
     def book(self, leaf: Node, missed_tokens: int, prompt_tokens: int, now_s: float) -> LedgerEntry:
         """Enter a call that was placed here. `missed_tokens` of its prompt are not cached."""
         entry = LedgerEntry(now_s, leaf, prompt_tokens, self._prefill_time_s(missed_tokens, prompt_tokens))
@@ -77,6 +90,10 @@ class LoadLedger:
         self._prefill_s += entry.prefill_s
         self._prompt_tokens += prompt_tokens
         return entry
+
+    def answered(self, entry: LedgerEntry, now_s: float) -> None:
+        """The call has its first token."""
+        entry.queue_s = max(0.0, now_s - entry.booked_s - entry.prefill_s)
 
     def settle(self, entry: LedgerEntry, missed_tokens: int, output_tokens: int) -> None:
         """Replace the prediction by the engine's token counts. No effect on an entry that has aged out."""

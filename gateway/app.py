@@ -46,6 +46,8 @@ from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.reloading import Reloading
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import at_loop_time
+from plait.policy.placement.rebalancing import rebalanced_e2
+from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 
 
 class Gateway:
@@ -184,7 +186,7 @@ def build_router(config: Config) -> Router:
     """The router for a configuration. Its engines are untried."""
     placement = config.placement
     router = Router(
-        placement.policy,
+        rebalanced_e2(placement.rebalance, MIN_TREE_BLOCK_TOKENS) if placement.rebalance else placement.policy,
         window_s=placement.window_s,
         prior_output_tokens=placement.prior_output_tokens,
         jitter=random.random,

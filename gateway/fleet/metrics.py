@@ -14,6 +14,9 @@ from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, HealthState
 from plait.gateway.fleet.health_change import HealthChange
 from plait.gateway.fleet.router import Router
+from plait.policy.placement.routes import RouteState
+
+REROUTED = (RouteState.SHIFTED, RouteState.RETURNING, RouteState.REPLICATED)
 
 Reading = Callable[[FleetEngine], float | None]
 """Reads one figure of an engine; None if it is not known."""
@@ -86,7 +89,12 @@ class FleetCollector(Collector):
             resident.add_metric([engine_id], len(engine.view.residency.resident) * self._router.block_tokens)
         tree = GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree")
         tree.add_metric([], len(self._router.tree))
-        yield from (health, resident, tree)
+        routes = GaugeMetricFamily(
+            "plait_rerouted_prefixes", "Prefixes whose calls rebalancing sends elsewhere", labels=["state"]
+        )
+        for rerouted in REROUTED:
+            routes.add_metric([rerouted.value], len(list(self._router.routes.of_state(rerouted))))
+        yield from (health, resident, tree, routes)
 
 
 class HealthMetrics:

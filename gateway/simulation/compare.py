@@ -18,6 +18,7 @@ from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
 from plait.gateway.simulation.workload import (
+    Kind,
     SharedPrefix,
     WorkloadCall,
     generate_calls,
@@ -37,7 +38,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """The inputs. `working_set` is in units of one engine's KV cache, `rate` in units of round robin's saturation."""
+    """The inputs. `working_set` is in units of one engine's KV cache, `rate` in units of round robin's saturation.
+
+    `kinds` of prompts are asked. `scheduler` names the engines' local scheduler.
+    """
 
     traces: Path | None = None
     policies: tuple[str, ...] = ("round_robin", "e2", "plait")
@@ -50,6 +54,8 @@ class Experiment:
     block_tokens: int = 16
     working_set: float = 1.5
     rate: float = 0.9
+    kinds: tuple[Kind, ...] = ("document", "tools")
+    scheduler: str = "slo"
 
     def __post_init__(self) -> None:
         unknown = [policy for policy in self.policies if policy not in POLICIES]
@@ -93,7 +99,7 @@ class Outcome:
 def prepare(experiment: Experiment, progress: Progress) -> Workload:
     """Choose the working set, draw the calls, tokenize their prompts. Raises ValueError for unusable traces."""
     tokenizer = load_tokenizer("embedded")
-    prefixes = load_prefixes(experiment.traces)
+    prefixes = [prefix for prefix in load_prefixes(experiment.traces) if prefix.kind in experiment.kinds]
     sizes = {prefix.name: len(_encode(tokenizer, prefix)) for prefix in prefixes}
     kv_tokens = experiment.kv_tokens or min(
         load_profile(experiment.profile).kv.tokens, int(sum(sizes.values()) / experiment.working_set)
@@ -126,7 +132,11 @@ def simulate(
         engine_id = f"engine-{number}"
         router.add_engine(engine_id, profile.cost_model(), kv_tokens=workload.kv_tokens)
         settings = EngineSettings(
-            name=engine_id, model=MODEL, kv_tokens=workload.kv_tokens, block_tokens=experiment.block_tokens
+            name=engine_id,
+            model=MODEL,
+            kv_tokens=workload.kv_tokens,
+            block_tokens=experiment.block_tokens,
+            scheduler=experiment.scheduler,
         )
         engines[engine_id] = Engine(settings, profile.cost_model())
     name = policy if isinstance(policy, str) else "policy"

@@ -1,0 +1,236 @@
+"""What each mechanism of placement gains, in virtual time: `python -m benchmarks ablation [--json PATH] [--quick]`.
+
+The tool lists of ToolBench with a popularity of Zipf 1.1, as in Preble's ablation (section 4.4): round robin, then E2,
+shift and replicas, decode balance, and the engines' priority groups, each added to the one before. Then the policy that
+ships, whole and with each part of its sum left out. Without traces, the built-in catalogues are used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from benchmarks.mixed_prompts import DEFAULT_TRACES
+from benchmarks.placing.steps import OURS, SHIPPED, STEPS, TERM_STEPS, Step
+from benchmarks.schedulers.claims import Claim
+from benchmarks.schedulers.sweep import Progress
+from benchmarks.workers import run_all
+from plait.gateway.simulation.compare import Experiment, Workload, prepare, saturation_rate, simulate, summarise
+from plait.policy.prefix.block_hash import tree_block_tokens
+
+RATES: Final = (0.9, 1.5, 2.0)
+SEEDS: Final = (1, 2, 3)
+QUICK_CALLS: Final = 300
+SAME: Final = 1.0
+"""A step has to be better than the one before: more than so many times."""
+WITHIN: Final = 1.03
+"""A part of the sum is worth keeping if no other sum is more than 3 % faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A rate, in units of round robin's saturation, under a step's system."""
+
+    rate: float
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Means over the seeds. Times in seconds. `added_share` of the calls were placed by what the step adds."""
+
+    ttft_s: float
+    ttft_p99_s: float
+    e2e_s: float
+    e2e_p99_s: float
+    hit_rate: float
+    added_share: float
+    busiest_share: float
+    """The share of the calls on the engine with the most."""
+
+
+Results = Mapping[Point, Figures]
+Task = tuple[int, float]
+"""A seed and a rate."""
+
+
+class Runner:
+    """Runs every system at one rate on the workload of one seed."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._seed: int | None = None
+        self._workload: Workload | None = None
+        self._saturation_per_s = 0.0
+
+    def __call__(self, task: Task) -> dict[Point, Figures]:
+        """The figures of each system."""
+        seed, rate = task
+        experiment = replace(self._experiment, seed=seed)
+        if self._workload is None or seed != self._seed:
+            self._seed, self._workload = seed, prepare(experiment, _quiet)
+            fcfs = replace(experiment, scheduler=STEPS["round robin"].scheduler)
+            self._saturation_per_s = saturation_rate(fcfs, self._workload, _quiet)
+        return {
+            Point(rate, step.name): _figures(experiment, self._workload, step, rate * self._saturation_per_s)
+            for step in STEPS.values()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NewRunner:
+    """Makes a runner in a worker process."""
+
+    experiment: Experiment
+
+    def __call__(self, traces: Path) -> Runner:
+        """The runner."""
+        return Runner(replace(self.experiment, traces=traces if traces.is_dir() else None))
+
+
+def main() -> int:
+    """Run, print, write; returns 1 if a claim does not hold."""
+    arguments = _arguments()
+    calls, seeds = (QUICK_CALLS, (1,)) if arguments.quick else (arguments.calls, arguments.seeds)
+    experiment = Experiment(calls=calls, engines=arguments.engines, profile=arguments.profile, kinds=("tools",))
+    results = run(experiment, arguments.traces, arguments.rates, seeds, arguments.jobs)
+    made = list(claims(results))
+    print("\n".join([*markdown(results), "", *lines(results, made)]))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(_report(experiment, seeds, results, made), indent=1) + "\n")
+    return int(not all(claim.holds for claim in made))
+
+
+def run(experiment: Experiment, traces: Path, rates: Sequence[float], seeds: Sequence[int], jobs: int) -> Results:
+    """The means over the seeds at each rate, in the order of `STEPS`."""
+    tasks = [(seed, rate) for seed in seeds for rate in rates]
+    found: list[dict[Point, Figures]] = []
+    progress = Progress()
+    for number, (_, figures) in enumerate(run_all(NewRunner(experiment), traces, tasks, jobs), start=1):
+        found.append(figures)
+        progress(number, len(tasks))
+    points = [Point(rate, name) for rate in rates for name in STEPS]
+    return {point: _mean([figures[point] for figures in found if point in figures]) for point in points}
+
+
+def claims(results: Results) -> Iterator[Claim]:
+    """Each step is better than the one before in mean or p99 E2E, and our conditions are better than the published.
+
+    Without one of its parts, the sum of `plait` is at most 3 % faster.
+    """
+    for step in STEPS.values():
+        if step.before is not None:
+            yield _better(results, step.name, step.before)
+    for ours, published in OURS.items():
+        yield _better(results, ours, published)
+    for step in TERM_STEPS[1:]:
+        value = gain(results, SHIPPED, step.name, "e2e_s")
+        yield Claim(f"{SHIPPED}: E2E over {step.name}", value, 1 / WITHIN, value >= 1 / WITHIN, "mean")
+
+
+def _better(results: Results, step: str, before: str) -> Claim:
+    gains = {word: gain(results, step, before, field) for word, field in E2E_FIELDS.items()}
+    best = max(gains, key=gains.__getitem__)
+    return Claim(f"{step}: E2E over {before}", gains[best], SAME, gains[best] > SAME, best)
+
+
+E2E_FIELDS: Final = {"mean": "e2e_s", "p99": "e2e_p99_s"}
+
+
+def gain(results: Results, step: str, before: str, field: str) -> float:
+    """How many times shorter a time is than before; the geometric mean over the rates."""
+    rates = {point.rate for point in results}
+    ratios = [getattr(results[Point(r, before)], field) / getattr(results[Point(r, step)], field) for r in rates]
+    return math.exp(fmean(map(math.log, ratios)))
+
+
+def lines(results: Results, made: Sequence[Claim]) -> Iterator[str]:
+    """The claims. A step that does not help says what it did."""
+    for claim in made:
+        yield f"- {'holds' if claim.holds else 'FAILS'}: {claim.name}: {claim.value:.3f} times ({claim.where})"
+        step = STEPS.get(claim.name.partition(":")[0])
+        if not claim.holds and step is not None and step.before is not None:
+            yield f"  {why(results, step, step.before)}"
+
+
+def why(results: Results, step: Step, before: str) -> str:
+    """What a step did, over all rates."""
+    now = [figures for point, figures in results.items() if point.step == step.name]
+    then = [figures for point, figures in results.items() if point.step == before]
+
+    def change(field: str) -> str:
+        values = (fmean(getattr(figures, field) for figures in side) for side in (then, now))
+        return " to ".join(f"{100 * value:.1f} %" for value in values)
+
+    placed = f"it placed {100 * fmean(figures.added_share for figures in now):.2f} % of the calls; " * bool(
+        step.reasons
+    )
+    return f"Measured: {placed}hit rate {change('hit_rate')}, calls on the busiest engine {change('busiest_share')}."
+
+
+def markdown(results: Results) -> Iterator[str]:
+    """A row for each system: mean / p99 of E2E in seconds at each rate."""
+    rates = list(dict.fromkeys(point.rate for point in results))
+    yield "| mean / p99 E2E in s at rate | " + " | ".join(f"{rate:g}" for rate in rates) + " |"
+    yield "|---|" + "---|" * len(rates)
+    for name in STEPS:
+        row = [results[Point(rate, name)] for rate in rates]
+        yield f"| {name} | " + " | ".join(f"{one.e2e_s:.2f} / {one.e2e_p99_s:.2f}" for one in row) + " |"
+
+
+def _figures(experiment: Experiment, workload: Workload, step: Step, rate_per_s: float) -> Figures:
+    scheduled = replace(experiment, scheduler=step.scheduler)
+    policy = step.new_policy(tree_block_tokens(experiment.block_tokens))
+    outcome = summarise(step.name, simulate(scheduled, workload, policy, rate_per_s, _quiet))
+    return Figures(
+        ttft_s=outcome.ttft_mean_s,
+        ttft_p99_s=outcome.ttft_p99_s,
+        e2e_s=outcome.e2e_mean_s,
+        e2e_p99_s=outcome.e2e_p99_s,
+        hit_rate=outcome.hit_rate,
+        added_share=sum(outcome.reasons.get(reason, 0) for reason in step.reasons) / outcome.calls,
+        busiest_share=max(outcome.calls_per_engine.values()) / outcome.calls,
+    )
+
+
+def _mean(runs: Sequence[Figures]) -> Figures:
+    rows = [asdict(one) for one in runs]
+    return Figures(**{name: fmean(row[name] for row in rows) for name in rows[0]})
+
+
+def _report(experiment: Experiment, seeds: Sequence[int], results: Results, made: Sequence[Claim]) -> dict[str, Any]:
+    return {
+        "experiment": "ablation",
+        "inputs": {**asdict(experiment), "policies": list(STEPS), "seeds": list(seeds)},
+        "results": [{**asdict(point), **asdict(figures)} for point, figures in results.items()],
+        "claims": [asdict(claim) for claim in made],
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
+    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, help="default: ../shared/traces")
+    parser.add_argument("--calls", type=int, default=6000, help="of a run (default: %(default)s)")
+    parser.add_argument("--engines", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--profile", default="a6000-mistral-7b", help="default: %(default)s")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="in round robin's saturation")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: 1 2 3")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_CALLS} calls and one seed: shows that it runs")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
+    return parser.parse_args()
+
+
+def _quiet(_label: str, _done: int, _total: int) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -44,7 +44,7 @@ def test_a_quick_run_reports_every_system(
 
 
 def figures(e2e_s: float, p99_s: float) -> Figures:
-    return Figures(1.0, 2.0, e2e_s, p99_s, hit_rate=0.5, added_share=0.25, busiest_share=0.4)
+    return Figures(1.0, 2.0, e2e_s, p99_s, hit_rate=0.5, added_share=0.25, busiest_share=0.4, decode_share=0.9)
 
 
 def test_a_step_that_does_not_help_says_what_it_did() -> None:

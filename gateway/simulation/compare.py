@@ -26,6 +26,7 @@ from plait.gateway.simulation.workload import (
     poisson_arrivals,
     select_working_set,
 )
+from plait.policy.placement.load import DEFAULT_WINDOW_S
 from plait.policy.placement.policies import POLICIES
 from plait.policy.placement.situation import Policy
 from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
@@ -40,7 +41,7 @@ Progress = Callable[[str, int, int], None]
 class Experiment:
     """The inputs. `working_set` is in units of one engine's KV cache, `rate` in units of round robin's saturation.
 
-    `kinds` of prompts are asked. `scheduler` names the engines' local scheduler.
+    `kinds` of prompts are asked. `scheduler` names the engines' local scheduler. `window_s` is the router's.
     """
 
     traces: Path | None = None
@@ -56,6 +57,7 @@ class Experiment:
     rate: float = 0.9
     kinds: tuple[Kind, ...] = ("document", "tools")
     scheduler: str = "slo"
+    window_s: float = DEFAULT_WINDOW_S
 
     def __post_init__(self) -> None:
         unknown = [policy for policy in self.policies if policy not in POLICIES]
@@ -126,7 +128,7 @@ def simulate(
 ) -> list[CallRecord]:
     """Run the workload in virtual time. Calls arrive at a Poisson rate; None: all at once."""
     profile = load_profile(experiment.profile)
-    router = Router(policy, block_tokens=tree_block_tokens(experiment.block_tokens))
+    router = Router(policy, block_tokens=tree_block_tokens(experiment.block_tokens), window_s=experiment.window_s)
     engines = {}
     for number in range(experiment.engines):
         engine_id = f"engine-{number}"

@@ -21,13 +21,19 @@ TH_BAL = 1.5
 number to profiling. At 1.5, a fleet of two runs at 83 % of its balanced speed.
 """
 
+FILLED = 0.5
+"""Ours: prefixes are moved once the engine's calls reach back over this share of the window. Before that, a load says
+which calls happened to come first. On tool lists, moves in the first seconds made calls slower (`benchmarks ablation`).
+"""
+
 
 class Shift:
     """Moves prefixes from the heaviest engine to the lightest, and moves them back.
 
     A prefix is moved only if the heavy engine then still has the load of the light one, and if the difference of the
     loads exceeds the prefill of the prefix. It goes back after a window at the earliest, once its engine would not be
-    heavier with it than the other without it. So steady loads move nothing to and fro.
+    heavier with it than the other without it. So steady loads move nothing to and fro. While its window fills, an
+    engine sheds nothing.
     """
 
     reason = PlacementReason.SHIFT
@@ -52,7 +58,7 @@ class Shift:
         loads = self.coming_loads(engines, now_s)
         self._give_back(engines, loads, now_s)
         heavy, light = max(engines, key=loads.__getitem__), min(engines, key=loads.__getitem__)
-        if loads[heavy] <= TH_BAL * loads[light]:
+        if loads[heavy] <= TH_BAL * loads[light] or not _is_filled(heavy, now_s):
             return
         for prefix in sorted(prefix_loads(heavy, now_s).values(), key=lambda prefix: -prefix.load_s):
             light = min(engines, key=loads.__getitem__)
@@ -108,6 +114,12 @@ def _direction(route: Route) -> tuple[str, str] | None:
     if route.state is RouteState.RETURNING:
         return route.others[0], route.home
     return None
+
+
+def _is_filled(engine: EngineView, now_s: float) -> bool:
+    """Whether the engine's calls reach back over `FILLED` of the window."""
+    oldest = next(iter(engine.ledger), None)
+    return oldest is not None and oldest.booked_s <= now_s - FILLED * engine.ledger.window_s
 
 
 def _load_s(node: Node, engine: EngineView) -> float:

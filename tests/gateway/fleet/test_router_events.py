@@ -20,6 +20,7 @@ from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.router import EngineBusyError, Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.policies import POLICIES
+from plait.policy.placement.rebalancing import rebalanced_e2
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call
 
@@ -29,6 +30,7 @@ PREFIXES = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)  # two
 REPORTING, SILENT = ("a", "b"), "c"
 ENGINES = st.sampled_from((*REPORTING, SILENT))
 WINDOW_S = 10.0
+REBALANCED = "e2 rebalanced"
 
 
 def hashes(prefix: Prefix) -> list[int]:
@@ -71,9 +73,10 @@ class Fleet(RuleBasedStateMachine):
         self.running: dict[Booking, Prefix] = {}
         self.ended: list[Booking] = []
 
-    @initialize(policy=st.sampled_from(sorted(POLICIES)), reports_first=st.booleans())
+    @initialize(policy=st.sampled_from((*sorted(POLICIES), REBALANCED)), reports_first=st.booleans())
     def start(self, policy: str, reports_first: bool) -> None:
-        self.router = Router(policy, window_s=WINDOW_S)
+        rebalanced = rebalanced_e2(("decode_balance", "shift", "replicate"), block_tokens=64)
+        self.router = Router(rebalanced if policy == REBALANCED else policy, window_s=WINDOW_S)
         for engine in self.fakes:
             self.router.add_engine(engine, COSTS)
             self.router.health.answered(engine, {"m": None})
@@ -289,6 +292,7 @@ class Fleet(RuleBasedStateMachine):
             self.report(engine, 0.0, forget=False)
         self.state_is_sound()
         assert set(self.router.tree.index) == {name(p) for fake in self.fakes.values() for p in fake.known}
+        assert not len(self.router.routes)
         for known in self.router.engines.values():
             assert (known.view.outstanding, len(known.view.ledger), list(known.unconfirmed)) == (0, 0, [])
             assert known.view.ledger.window_cost_s() == 0.0

@@ -31,8 +31,8 @@ COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 0.001), 0.0, 0.0, 0.0, LongAttent
 MECHANISMS = ("decode_balance", "shift", "replicate")
 
 
-def new_engine(name: str, tree: PrefixTree) -> EngineView:
-    return EngineView(name, COSTS, LoadLedger(COSTS, window_s=100.0, prior_output_tokens=0), Residency(name, tree))
+def new_engine(name: str, tree: PrefixTree, costs: CostModel = COSTS) -> EngineView:
+    return EngineView(name, costs, LoadLedger(costs, window_s=100.0, prior_output_tokens=0), Residency(name, tree))
 
 
 def booked(

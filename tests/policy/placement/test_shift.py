@@ -8,15 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.routes import Routes, RouteState
 from plait.policy.placement.shift import TH_BAL, Shift
 from plait.policy.prefix.prefix_tree import PrefixTree
 from tests.policy.placement.test_rebalancing import booked, new_engine
 
 BLOCK_TOKENS, PREFIX_BLOCKS = 10, 3
-PREFILL_S = PREFIX_BLOCKS * BLOCK_TOKENS / 1000
+TOKEN_S = 2**-10
+"""A power of two, so that sums are exact in any order."""
+COSTS = CostModel(PiecewiseLinear(((0, 0.0),), TOKEN_S), 0.0, 0.0, 0.0, LongAttention())
+PREFILL_S = PREFIX_BLOCKS * BLOCK_TOKENS * TOKEN_S
 Calls = list[tuple[str, int]]
-"""The prefix of each call, and the milliseconds of its prefill."""
+"""The prefix of each call, and the tokens that it computes."""
 WINDOWS = st.lists(
     st.lists(st.tuples(st.sampled_from("ABCDEF"), st.integers(1, 60)), max_size=12), min_size=1, max_size=3
 )
@@ -24,11 +28,11 @@ WINDOWS = st.lists(
 
 def moves(windows: list[Calls]) -> list[tuple[str, int, int]]:
     """Each prefix that is moved, from the engine of the first number to that of the second."""
-    loads = {number: sum(ms for _, ms in calls) / 1000 for number, calls in enumerate(windows)}
+    loads = {number: sum(tokens for _, tokens in calls) * TOKEN_S for number, calls in enumerate(windows)}
     heavy = max(loads, key=lambda number: loads[number])
     found = []
     own = windows[heavy]
-    shared = {prefix: sum(ms for other, ms in own if other == prefix) / 1000 for prefix, _ in own}
+    shared = {prefix: sum(n for other, n in own if other == prefix) * TOKEN_S for prefix, _ in own}
     for prefix in sorted(shared, key=lambda one: -shared[one]):
         light = min(loads, key=lambda number: loads[number])
         gap_s = loads[heavy] - loads[light]
@@ -45,10 +49,10 @@ def moves(windows: list[Calls]) -> list[tuple[str, int, int]]:
 @given(WINDOWS)
 def test_it_moves_the_largest_prefixes_that_fit_into_half_of_the_difference(windows: list[Calls]) -> None:
     tree, routes, tails = PrefixTree(), Routes(), count(0x10000)
-    engines = [new_engine(str(number), tree) for number in range(len(windows))]
+    engines = [new_engine(str(number), tree, COSTS) for number in range(len(windows))]
     for engine, calls in zip(engines, windows, strict=True):
-        for prefix, ms in calls:
-            booked(engine, tree, prefix * PREFIX_BLOCKS + chr(next(tails)), ms)
+        for prefix, tokens in calls:
+            booked(engine, tree, prefix * PREFIX_BLOCKS + chr(next(tails)), tokens)
     shift = Shift(routes, BLOCK_TOKENS)
     shift.rebalance(engines, 49.0)
     assert not len(routes), "the windows of 100 s are not half full"

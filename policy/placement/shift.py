@@ -23,7 +23,7 @@ number to profiling. At 1.5, a fleet of two runs at 83 % of its balanced speed.
 
 FILLED = 0.5
 """Ours: prefixes are moved once the engine's calls reach back over this share of the window. Before that, a load says
-which calls happened to come first. On tool lists, moves in the first seconds made calls slower (`benchmarks ablation`).
+which calls happened to come first. Moves in the first seconds made calls slower (docs/design/placement.md).
 """
 
 

@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from plait.gateway.config import Config, ModelConfig, Section, shown
+from plait.gateway.config import Config, ModelConfig, Section
+from plait.gateway.config_values import shown
 
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 

@@ -32,6 +32,7 @@ ROOMS = {
         {"admission", "fleet", "transforms"},
         {"asgi", "config_change", "config_file", "log", "metrics", "supervision", "timer"},
         {"config"},
+        {"config_values"},
     ),
 }
 """Each package's rooms and single modules, from the highest floor to the lowest; `client` is one room.

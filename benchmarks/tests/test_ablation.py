@@ -15,8 +15,8 @@ from benchmarks.placing.published import PublishedShift, most_decoding
 from benchmarks.placing.steps import AS_PUBLISHED, PAPER, STEPS
 from benchmarks.placing.terms import TERMS, without
 from plait.policy.placement.decode_balance import spare_compute
-from plait.policy.placement.delay import least_delay
 from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.least_delay import least_delay
 from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.placement.situation import Situation
 from plait.policy.placement.traffic import Traffic
@@ -78,8 +78,7 @@ def test_without_a_part_the_sum_ignores_it(term: str) -> None:
     tree = PrefixTree()
     engines = [new_engine(name, tree) for name in "ab"]
     booked(engines[0], tree, "\x01\x02\x03", 30)
-    engines[0].outstanding = 1
-    engines[0].queue.add(Prefill(1000, 1.0, 0.0, 0.0))
+    engines[0].begin(0.0, Prefill(1000, 1.0, 0.0, 0.0))
     assert least_delay(CALL, situation(engines, tree)).engine_id == "b"
     assert without(term)(CALL, situation(engines, tree)).engine_id == ("a" if term == "queue_s" else "b")
 

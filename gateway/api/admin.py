@@ -14,7 +14,8 @@ from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.asgi import read_body
 from plait.gateway.calls.engine_set import EngineSet
-from plait.gateway.config import EngineConfig, Positive, Text, Token
+from plait.gateway.config import EngineConfig
+from plait.gateway.config_values import Positive, Text, Token
 
 MAX_BODY_BYTES = 2**16
 

@@ -103,9 +103,9 @@ class FleetEngine:
         self._leave(booking, now_s, stored=True)
 
     def fail(self, booking: Booking, now_s: float) -> None:
-        """The engine failed the call. Its cost stays in the window: a fast failure must not look cheap."""
+        """The engine failed the call. Its cost stays for a time: a fast failure must not look cheap."""
         booking.enter(BookingState.RELEASED)
-        self._leave(booking, now_s, stored=False)
+        self._leave(booking, now_s, stored=False, is_lost=True)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
         """The call ended without usage. If it was not delivered, its booking is undone.
@@ -119,7 +119,7 @@ class FleetEngine:
                 view.residency.unshare(booking.leaf)
             if view.free_tokens is not None and self.report_number == booking.report_number:
                 view.free_tokens += booking.taken_tokens
-        self._leave(booking, now_s, stored=delivered)
+        self._leave(booking, now_s, stored=delivered, is_lost=again)
 
     # Reports.
 
@@ -193,10 +193,10 @@ class FleetEngine:
         self.progress.check(self.view.outstanding)
         self.view.queue.check()
 
-    def _leave(self, booking: Booking, now_s: float, *, stored: bool) -> None:
+    def _leave(self, booking: Booking, now_s: float, *, stored: bool, is_lost: bool = False) -> None:
         """Remove an ended call. Stored blocks of an engine that reports stay expected until a later report."""
         view = self.view
-        view.end(booking.context_tokens, booking.prefill, now_s)
+        (view.lose if is_lost else view.end)(booking.context_tokens, booking.prefill, now_s)
         self.progress.leave(booking)
         self._end_expectation(booking)
         if not stored:

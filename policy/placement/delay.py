@@ -56,7 +56,7 @@ def offer(asked: Asked, situation: Situation, engine: EngineView) -> Offer:
 def delay_cost(asked: Asked, engine: EngineView, held_blocks: int, now_s: float) -> DelayCost:
     """The delay of placing the call on `engine`, which has `held_blocks` of its prompt."""
     call, output_tokens, slowness = asked.call, asked.output_tokens, engine.slowness
-    costs, calls = engine.cost_model, engine.outstanding
+    costs, calls = engine.cost_model, engine.calls
     cached_tokens = held_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
     attention_s = costs.attention_time_s(missed_tokens, cached_tokens)

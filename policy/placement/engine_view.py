@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from plait.policy.cost_model import CostModel
@@ -45,8 +46,8 @@ class EngineView:
     """One engine's figures. The router owns and updates them; the policies read them.
 
     `free_tokens` is the part of the KV cache that no block fills: the reported number, less the tokens booked since
-    then. It is None if the engine reports none; no eviction is expected then. `context_tokens` are the prompts of the
-    `outstanding` calls, with half of the expected answer each. `batch_tokens` is the token budget of an iteration.
+    then. It is None if the engine reports none; no eviction is expected then. `context_tokens` are the prompts of all
+    `calls`, with half of the expected answer each. `batch_tokens` is the token budget of an iteration.
     `urgent_first` says that its local scheduler serves calls with a TTFT first. `computed_s` is what all prompts so far
     have added to iterations, by the cost model. `pace` measures how fast the engine is, and `slowness` is its latest
     figure. `floor` follows from all of these.
@@ -66,6 +67,7 @@ class EngineView:
     pace: Pace = field(default_factory=Pace)
     slowness: float = 1.0
     floor: Floor = IDLE
+    _lost: list[tuple[float, float]] = field(default_factory=list)
 
     # What changes.
 
@@ -85,8 +87,19 @@ class EngineView:
     def end(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
         """A call has ended."""
         self.outstanding -= 1
-        self.context_tokens = self.context_tokens - context_tokens if self.outstanding else 0.0
+        self._give_back(context_tokens)
         self.queue.leave(prefill, now_s)
+        self._changed()
+
+    def lose(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
+        """The engine failed a call. The call keeps its place for as long as an answer would have taken.
+
+        So an engine that fails fast does not look idle.
+        """
+        self.outstanding -= 1
+        self.queue.leave(prefill, now_s)
+        until_s = prefill.booked_s + prefill.time_s + self.ledger.mean_output_tokens * self.iteration_s
+        heappush(self._lost, (max(now_s, until_s), context_tokens))
         self._changed()
 
     def use_report(self, batch_tokens: int, *, urgent_first: bool) -> None:
@@ -97,6 +110,8 @@ class EngineView:
     def refresh(self, now_s: float) -> None:
         """Take the latest pace. This comes about once a second."""
         self.slowness = self.pace.slowness(now_s)
+        while self._lost and self._lost[0][0] <= now_s:
+            self._give_back(heappop(self._lost)[1])
         self._changed()
 
     def observe_decode(
@@ -112,9 +127,14 @@ class EngineView:
     # What policies read.
 
     @property
+    def calls(self) -> int:
+        """The outstanding calls, and those that failed lately."""
+        return self.outstanding + len(self._lost)
+
+    @property
     def iteration_s(self) -> float:
-        """Seconds of an iteration in which all outstanding calls decode, at least one, by the cost model."""
-        return self.cost_model.decode_iteration_s(max(1, self.outstanding), self.context_tokens)
+        """Seconds of an iteration in which all calls decode, at least one, by the cost model."""
+        return self.cost_model.decode_iteration_s(max(1, self.calls), self.context_tokens)
 
     def queue_s(self, now_s: float, *, is_urgent: bool = False) -> float:
         """Seconds until the prompts that wait here are computed, by the cost model.
@@ -135,7 +155,7 @@ class EngineView:
 
         Each iteration has a token for each decode. The others are the prompts'.
         """
-        costs, decodes = self.cost_model, self.outstanding - len(self.queue)
+        costs, decodes = self.cost_model, self.calls - len(self.queue)
         per_iteration = self.batch_tokens - decodes
         if 0 < tokens < per_iteration:
             return costs.forward(tokens + decodes) / costs.efficiency
@@ -145,6 +165,9 @@ class EngineView:
             seconds += costs.forward(rest + decodes)
         return seconds / costs.efficiency
 
+    def _give_back(self, context_tokens: float) -> None:
+        self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
+
     def _changed(self) -> None:
         queue = self.queue
         waits = not queue.is_empty and not queue.may_expire
@@ -153,7 +176,7 @@ class EngineView:
             queue.head_s,
             queue.most_progress_s if waits else 0.0,
             self.iteration_s,
-            1 + LEFT_SHARE * self.outstanding if self.cost_model.deepens(self.context_tokens) else 0.0,
-            self.outstanding,
+            1 + LEFT_SHARE * self.calls if self.cost_model.deepens(self.context_tokens) else 0.0,
+            self.calls,
             self.slowness,
         )

@@ -132,6 +132,20 @@ def test_equal_engines_take_turns() -> None:
     assert [place(Engine(), Engine(), Engine(), turn=turn)[0] for turn in range(4)] == ["0", "1", "2", "0"]
 
 
+def test_an_engine_that_fails_its_calls_at_once_does_not_look_idle() -> None:
+    fleet = situation(Engine(), Engine())
+    failing = fleet.engines[0]
+    for number in range(10):
+        prefill = Prefill(61, 0.061, 0.0, float(number) / 100)
+        failing.begin(70.0, prefill)
+        failing.lose(70.0, prefill, float(number) / 100)
+    assert (failing.outstanding, failing.calls) == (0, 10)
+    assert {least_delay(call_of("prefix"), replace(fleet, turn=turn)).engine_id for turn in range(2)} == {"1"}
+    failing.refresh(100.0)
+    assert (failing.calls, failing.context_tokens) == (0, 0.0)
+    assert {least_delay(call_of("prefix"), replace(fleet, turn=turn)).engine_id for turn in range(2)} == {"0", "1"}
+
+
 ENGINES = st.builds(
     Engine,
     st.sampled_from(("", "pre", "prefix", "preface")),

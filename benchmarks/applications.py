@@ -36,6 +36,9 @@ SYSTEMS = {
     "throughput": "client-side chaining, FCFS limited by the KV cache only, least outstanding calls",
     "latency_uncached": "latency without prefix caching",
     "throughput_uncached": "throughput without prefix caching",
+    "client_e2": "client-side chaining, FCFS, placement e2",
+    "client_plait": f"client-side chaining, FCFS, placement {SHIPPED_POLICY}",
+    "plait_undeduced": "the gateway chains as ours, but is not told what the values are wanted for",
 }
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.application.experiments import EXPERIMENTS, Case
+from benchmarks.application.experiments import CHAINERS, EXPERIMENTS, Case
 from benchmarks.application.figures import Figures
 from benchmarks.application.sweep import Point, Results
 from benchmarks.application.systems import LATENCY, OURS, THROUGHPUT
 from benchmarks.schedulers.claims import Claim
 
 BASELINES = (LATENCY, THROUGHPUT)
+WITHIN = 1.03
+"""What ours may be behind the best of the simple alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ MAXIMA = (
 
 def claims(results: Results) -> list[Claim]:
     """All of them that the results have points for."""
-    return [*_maxima(results), *_none_slower(results), *_never_worse(results)]
+    return [*_maxima(results), *_none_slower(results), *_never_worse(results), *_beside_chainers(results)]
 
 
 def speedup(results: Results, ours: Point, baseline: str) -> float:
@@ -146,6 +148,33 @@ def _never_worse(results: Results) -> Iterator[Claim]:
         if values:
             value, where = min(values)
             yield Claim(f"{name}: times the better baseline, at the worst point", value, 1.0, value >= 1.0, where)
+
+
+def _beside_chainers(results: Results) -> Iterator[Claim]:
+    """Mean and p90 of the programs and of their neighbours, against the best of the simple alternatives."""
+    for name, experiment in EXPERIMENTS.items():
+        if not set(experiment.systems) & set(CHAINERS):
+            continue
+        for kind in experiment.kinds:
+            points = our_points(results, name, kind)
+            for figure, read in _FIGURES.items():
+                values = [(_behind(results, point, read), _where(point.case)) for point in points]
+                if values:
+                    value, where = min(values)
+                    claim = f"{name}: {figure} of {kind}, the best simple alternative / ours"
+                    yield Claim(claim, value, 1 / WITHIN, value >= 1 / WITHIN, where)
+
+
+def _behind(results: Results, ours: Point, read: Callable[[Figures], float]) -> float:
+    """The best of the simple alternatives over ours."""
+    others = (results[Point(ours.case, other, ours.kind)] for other in (*CHAINERS, "plait_fcfs"))
+    return min(map(read, others)) / read(results[ours])
+
+
+_FIGURES: dict[str, Callable[[Figures], float]] = {
+    "mean latency": lambda figures: figures.latency_s,
+    "p90 latency": lambda figures: figures.latency_p90_s,
+}
 
 
 def _where(case: Case) -> str:

@@ -71,6 +71,7 @@ class Clients:
         self.simulation, self.router = simulation(system, machine)
         self.way_s = network_s / 2
         self._system = system
+        self.deduced = system.deduced
         self._executor = Executor(SessionsConfig(), partial(_alone_s, self.router), self.simulation.at)
         self._ids = 0
 
@@ -151,6 +152,7 @@ class _SessionClient:
         self._job = job
         self._name = f"job-{number}"
         self._awaited = set(job.launch.program.awaited)
+        self._mark = job.launch.objective if clients.deduced else None
 
     def start(self, now_s: float) -> None:
         """Everything is sent at once: gets, calls, and last the value that the first calls wait for."""
@@ -161,7 +163,7 @@ class _SessionClient:
         session = executor.sessions.open("benchmark", self._name, now_s)
         for name in program.awaited:
             got = partial(self._got, name)
-            executor.variables.get(session, Getter(name, got, _failed, mark=self._job.launch.objective), now_s)
+            executor.variables.get(session, Getter(name, got, _failed, mark=self._mark), now_s)
         for call in program.calls:
             owner = _Owner(self._clients, executor, self._job, call)
             owner.held = HeldCall(

@@ -55,6 +55,18 @@ def map_reduce_summary(vocabulary: Vocabulary, document_tokens: int, chunk_token
     return Program((*maps, ProgramCall(tuple(parts), "summary", output_tokens)), ("summary",))
 
 
+def shared_map_reduce(
+    vocabulary: Vocabulary, maps: int, shared_tokens: int, own_tokens: int, output_tokens: int
+) -> Program:
+    """Map calls whose prompts share their beginning, and a call that takes all answers."""
+    shared = vocabulary.fresh(shared_tokens)
+    calls = [
+        ProgramCall((shared, vocabulary.fresh(own_tokens)), f"part_{number}", output_tokens) for number in range(maps)
+    ]
+    parts: list[Segment] = [vocabulary.fresh(INSTRUCTION_TOKENS), *(call.output for call in calls)]
+    return Program((*calls, ProgramCall(tuple(parts), "whole", output_tokens)), ("whole",))
+
+
 def _chunks(vocabulary: Vocabulary, document_tokens: int, chunk_tokens: int) -> list[range]:
     starts = range(0, document_tokens, chunk_tokens)
     return [vocabulary.fresh(min(chunk_tokens, document_tokens - start)) for start in starts]

@@ -9,7 +9,13 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.application.conversations import CHAT_FILE, Chat, assistants
-from benchmarks.application.documents import ARTICLES_FILE, Documents, chain_summary, map_reduce_summary
+from benchmarks.application.documents import (
+    ARTICLES_FILE,
+    Documents,
+    chain_summary,
+    map_reduce_summary,
+    shared_map_reduce,
+)
 from benchmarks.application.multi_agent import TRACE_FILE, multi_agent, read_lengths
 from benchmarks.application.program import Launch, Program, Scenario, Vocabulary
 from benchmarks.application.systems import BLOCK_TOKENS, LATENCY, OURS, THROUGHPUT, Machine
@@ -31,6 +37,12 @@ CHAT_PER_S = 1.0
 """Parrot, section 8.5."""
 SUSTAINED_CALLS = (240, 1200)
 """Calls in a run that looks for the sustained rate: a minute's, within these bounds."""
+MAPS = 16
+MAP_OUTPUT_TOKENS = 60
+OWN_TOKENS = {200: 1_000, 2_000: 500, 6_000: 200}
+"""Of a map's prompt, by the tokens that all maps share: little, half and nearly all of it."""
+MAPS_EVERY_S = 10.0
+"""Between two map-reduces of the mixes with chat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,8 @@ class Settings:
     applications: int = 1
     map_reduce_rate: float = 0.0
     files: int = 8
+    shared_tokens: int = 2_000
+    chat_rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +93,8 @@ class Experiment:
 
 
 CHAINED = (OURS, "plait_fcfs", LATENCY, THROUGHPUT)
+CHAINERS = ("client_e2", "client_plait", "plait_undeduced")
+"""The strongest simple alternatives: prefix-aware placement without programs, and programs without deduction."""
 LENGTHS = {"output_tokens": (25, 50, 75, 100), "chunk_tokens": (512, 1024, 1536, 2048)}
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -137,6 +153,27 @@ EXPERIMENTS: dict[str, Experiment] = {
         kinds=("chat", "map_reduce"),
         normalised=("chat",),
     ),
+    "latency_mix": Experiment(
+        "Latency map-reduces beside some chat on four engines",
+        FOUR_ENGINES,
+        (*CHAINED, *CHAINERS),
+        sweeps={"shared_tokens": tuple(OWN_TOKENS)},
+        quick={"shared_tokens": (6_000,)},
+        seeds=3,
+        kinds=("map_reduce", "chat"),
+        normalised=("chat",),
+    ),
+    "busy_mix": Experiment(
+        "Latency map-reduces beside much chat on four engines",
+        FOUR_ENGINES,
+        (*CHAINED, *CHAINERS),
+        sweeps={"shared_tokens": tuple(OWN_TOKENS)},
+        quick={"shared_tokens": (6_000,)},
+        seeds=3,
+        kinds=("map_reduce", "chat"),
+        settings=Settings(chat_rate=4.0),
+        normalised=("chat",),
+    ),
     "assistants": Experiment(
         "Assistants with long system prompts on four engines: sustained rate",
         FOUR_ENGINES,
@@ -166,6 +203,8 @@ class Workloads:
             "map_reduce": self._map_reduce,
             "multi_agent": self._multi_agent,
             "chat_mix": self._chat_mix,
+            "latency_mix": self._latency_mix,
+            "busy_mix": self._latency_mix,
         }
 
     def scenario(self, case: Case, seed: int, rate_per_s: float | None = None) -> Scenario:
@@ -225,6 +264,18 @@ class Workloads:
             tokens = self._documents.draw(1, seed * 1000 + number)[0]
             program = map_reduce_summary(vocabulary, tokens, settings.chunk_tokens, settings.output_tokens)
             launches.append(Launch(at_s, "map_reduce", program, Objective.THROUGHPUT))
+        return tuple(launches)
+
+    def _latency_mix(self, settings: Settings, seed: int) -> Scenario:
+        """Chat is plain: nobody annotates it. The map-reduces are wanted soon."""
+        vocabulary = Vocabulary()
+        launches = self._chat.draw(
+            vocabulary, "chat", rate_per_s=settings.chat_rate, duration_s=ARRIVALS_S, seed=seed, objective=None
+        )
+        own_tokens = OWN_TOKENS[settings.shared_tokens]
+        for number in range(1, int(ARRIVALS_S / MAPS_EVERY_S)):
+            program = shared_map_reduce(vocabulary, MAPS, settings.shared_tokens, own_tokens, MAP_OUTPUT_TOKENS)
+            launches.append(Launch(number * MAPS_EVERY_S, "map_reduce", program, Objective.LATENCY))
         return tuple(launches)
 
 

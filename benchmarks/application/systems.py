@@ -10,7 +10,6 @@ from plait.backends.profiles import load_profile
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.simulate import Simulation
 from plait.policy.cost_model import CostModel
-from plait.policy.placement.policies import POLICIES
 from plait.policy.scheduling.local_scheduler import SCHEDULERS, EngineFacts, Fcfs, LocalCall, LocalScheduler, Plan
 
 MODEL = "m"
@@ -20,7 +19,7 @@ LATENCY_TOKENS = 4096
 OURS = "plait"
 LATENCY = "latency"
 THROUGHPUT = "throughput"
-SHIPPED_POLICY = "plait" if "plait" in POLICIES else "e2"
+SHIPPED_POLICY = "plait"
 """The placement policy that ships; of one engine there is nothing to choose."""
 
 
@@ -57,7 +56,8 @@ def _tokens(call: LocalCall) -> int:
 class System:
     """`chained`: programs are given to the gateway whole and run by its executor; else by their clients, call by call.
 
-    `prefix_caching` off: no call's blocks match another's.
+    `prefix_caching` off: no call's blocks match another's. `deduced` off: the gateway chains, but nobody has told it
+    what the values are wanted for.
     """
 
     name: str
@@ -65,6 +65,7 @@ class System:
     scheduler: Callable[[], LocalScheduler]
     policy: str
     prefix_caching: bool = True
+    deduced: bool = True
 
 
 def systems() -> dict[str, System]:
@@ -76,6 +77,9 @@ def systems() -> dict[str, System]:
         System("latency_uncached", False, lambda: RunningTokensCap(LATENCY_TOKENS), "least_outstanding", False),
         System("throughput_uncached", False, Fcfs, "least_outstanding", False),
         System("plait_fcfs", True, Fcfs, "least_outstanding"),
+        System("client_e2", False, Fcfs, "e2"),
+        System("client_plait", False, Fcfs, SHIPPED_POLICY),
+        System("plait_undeduced", True, SCHEDULERS["slo"], SHIPPED_POLICY, deduced=False),
     ]
     return {system.name: system for system in every}
 

@@ -233,6 +233,11 @@ class Fleet:
 def _prompts(shape: Shape, seed: int) -> Iterator[tuple[Call, float]]:
     """Calls without end, and the share of each prompt that others have too. Hashes are random: only equality counts."""
     dice = random.Random(seed)
+    return _calls(shape, dice, _prefixes(shape, dice))
+
+
+def _prefixes(shape: Shape, dice: random.Random) -> list[array[int]]:
+    """The prefixes that prompts share, in random order."""
     leaves = []
     for _ in range(shape.branches):
         mean, deviation = shape.prompt_tokens
@@ -241,10 +246,14 @@ def _prompts(shape: Shape, seed: int) -> Iterator[tuple[Call, float]]:
             tokens = shape.shared_share * max(BLOCK_TOKENS * 4, dice.gauss(mean, deviation))
             leaves.append(upper + _hashes(dice, max(1, round(tokens / BLOCK_TOKENS) - len(upper))))
     dice.shuffle(leaves)
-    weights = [rank**-ZIPF for rank in range(1, len(leaves) + 1)]
+    return leaves
+
+
+def _calls(shape: Shape, dice: random.Random, prefixes: Sequence[array[int]]) -> Iterator[tuple[Call, float]]:
+    weights = [rank**-ZIPF for rank in range(1, len(prefixes) + 1)]
     number = 0
     while True:
-        for prefix in dice.choices(leaves, weights, k=1000):
+        for prefix in dice.choices(prefixes, weights, k=1000):
             number += 1
             own_tokens = max(1, round(len(prefix) * BLOCK_TOKENS * (1 / shape.shared_share - 1)))
             hashes = prefix + _hashes(dice, own_tokens // BLOCK_TOKENS)
@@ -257,7 +266,10 @@ def _hashes(dice: random.Random, blocks: int) -> array[int]:
 
 
 def _bytes_a_block(shape: Shape, engines: int, policy: str, *, reports: bool) -> float:
-    """Memory of a resident block: of the router after all calls have ended and left the window, less an empty one's."""
+    """Memory of a resident block: of the router after all calls have ended and left the window, less an empty one's.
+
+    The prompts' shared prefixes exist before, so they do not count.
+    """
     tracemalloc.start()
     fleet = Fleet(shape, engines, policy, 0, reports=reports)
     before, _ = tracemalloc.get_traced_memory()

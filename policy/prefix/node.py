@@ -6,11 +6,16 @@ Both classes are here because a node refers to its holdings and a holding to its
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from plait.policy.prefix.small_mapping import EMPTY, with_entry, without_entry
 
 
 class Node:
-    """A run of blocks; `start_blocks` blocks of the prompt come before it."""
+    """A run of blocks; `start_blocks` blocks of the prompt come before it.
+
+    `children` are by their first block, `holdings` by their engine. Most nodes have few of both.
+    """
 
     __slots__ = ("children", "hashes", "holdings", "parent", "start_blocks")
 
@@ -18,8 +23,8 @@ class Node:
         self.parent = parent
         self.start_blocks = start_blocks
         self.hashes = hashes
-        self.children: dict[int, Node] = {}
-        self.holdings: dict[str, Holding] = {}
+        self.children: Mapping[int, Node] = EMPTY
+        self.holdings: Mapping[str, Holding] = EMPTY
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -39,7 +44,8 @@ class Node:
         """The engine's holding, made if absent; `drop_unused` removes it once it is empty."""
         holding = self.holdings.get(engine_id)
         if holding is None:
-            holding = self.holdings[engine_id] = Holding(self)
+            holding = Holding(self)
+            self.holdings = with_entry(self.holdings, engine_id, holding)
         return holding
 
     def drop_unused(self, engine_id: str) -> None:
@@ -48,7 +54,7 @@ class Node:
         if not holding.held:
             holding.unlink()
             if not holding:
-                del self.holdings[engine_id]
+                self.holdings = without_entry(self.holdings, engine_id)
 
     def held_blocks(self, engine_id: str) -> int:
         """Leading blocks of this node that are resident on the engine or expected there."""

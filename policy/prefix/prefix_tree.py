@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.policy.prefix.node import Node
+from plait.policy.prefix.small_mapping import with_entry, without_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,9 @@ class PrefixTree:
     def add_leaf(self, parent: Node, hashes: Sequence[int]) -> Node:
         """Add the chain `hashes` below `parent`. None of its blocks may be in the tree."""
         leaf = Node(parent, parent.end_blocks, array("Q", hashes))
-        parent.children[leaf.hashes[0]] = leaf
-        for block in leaf.hashes:
+        blocks = leaf.hashes.tolist()  # made once: both mappings keep the same integers
+        parent.children = with_entry(parent.children, blocks[0], leaf)
+        for block in blocks:
             self.index[block] = leaf
         return leaf
 
@@ -96,15 +98,15 @@ class PrefixTree:
         assert node.parent is not None
         assert 0 < blocks < len(node)
         upper = Node(node.parent, node.start_blocks, node.hashes[:blocks])
-        node.parent.children[upper.hashes[0]] = upper
+        node.parent.children = with_entry(node.parent.children, upper.hashes[0], upper)
         for block in upper.hashes:
             self.index[block] = upper
         node.hashes = node.hashes[blocks:]
         node.start_blocks += blocks
         node.parent = upper
-        upper.children[node.hashes[0]] = node
+        upper.children = with_entry(upper.children, node.hashes[0], node)
         for engine_id, holding in list(node.holdings.items()):
-            upper.holdings[engine_id] = holding.split(upper, blocks)
+            upper.holdings = with_entry(upper.holdings, engine_id, holding.split(upper, blocks))
             node.drop_unused(engine_id)
         return upper
 
@@ -120,7 +122,7 @@ class PrefixTree:
                 del node.hashes[keep:]
                 break
             parent = node.parent
-            del parent.children[node.hashes[0]]
+            parent.children = without_entry(parent.children, node.hashes[0])
             removed += 1
             node = parent
         return removed

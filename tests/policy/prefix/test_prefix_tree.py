@@ -128,7 +128,9 @@ def test_pruning_cuts_a_leaf_to_what_is_resident_and_climbs_to_what_is_needed() 
     assert tree.prune(leaf) == 0
     assert list(tree.index) == list(hashes([1, 2]))
     below = tree.insert(hashes([1, 2, 9]))
-    del leaf.holdings["a"], leaf.holdings["b"]
+    for engine in "ab":
+        leaf.holding(engine).resident_blocks = 0
+        leaf.drop_unused(engine)
     assert tree.prune(leaf) == 0, "something hangs below it"
     assert tree.prune(below) == 2
     assert not tree.index

@@ -214,11 +214,13 @@ class Router:
             self.engines[engine_id].no_reports()
 
     def age(self, now_s: float) -> None:
-        """Drop placements older than the window, and rebalance. Called about once a second."""
+        """Drop placements older than the window, and rebalance or tidy the prefix tree. Called about once a second."""
         for engine in self.engines.values():
             engine.age(now_s)
         if isinstance(self._select, RebalancedE2):
             self._select.rebalance(self.models.peers(), now_s)
+        else:
+            self.tree.tidy()  # not beside routes: they refer to nodes, which a merge would take away
 
     def check(self) -> None:
         """Assert that the state is consistent; for tests."""

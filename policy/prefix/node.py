@@ -63,6 +63,13 @@ class Node:
             return 0
         return len(self.hashes) if holding.bookings else holding.staying_blocks
 
+    def can_join(self, lower: Node) -> bool:
+        """Whether nothing divides this node from `lower`, its only child: no call ends between them on any engine.
+
+        Every engine has the blocks of both in use since the same time, so the order of eviction stays the same.
+        """
+        return all(holding.can_join(lower.holdings.get(engine_id)) for engine_id, holding in self.holdings.items())
+
     def common_blocks(self, offset: int, hashes: Sequence[int], start: int) -> int:
         """How many leading blocks `self.hashes[offset:]` and `hashes[start:]` share. The chain allows a bisection."""
         low, high = 0, min(len(self.hashes) - offset, len(hashes) - start)
@@ -131,6 +138,27 @@ class Holding:
         if self.newer is not None:
             above.link_between(self, self.newer)
         return above
+
+    def can_join(self, below: Holding | None) -> bool:
+        """Whether one holding can stand for this one and `below`, the engine's holding of the node's only child.
+
+        The same calls span both, and no other node is between them in the order of use. Blocks that are expected to be
+        evicted must be behind the blocks that stay.
+        """
+        if self.leaving_blocks:
+            return False
+        if below is None:
+            return not self.bookings and not self.sharers
+        same_calls = (self.bookings, self.sharers) == (below.bookings, below.sharers)
+        return same_calls and (not below.held or self.older is below)
+
+    def join(self, above: Holding) -> None:
+        """Take over the blocks of `above`, the upper part of the node, and its place in the order of use."""
+        self.resident_blocks += above.resident_blocks
+        older, newer = above.older, above.newer
+        above.unlink()
+        if self.older is None and older is not None and newer is not None:
+            self.link_between(older, newer)
 
     def link_between(self, older: Holding, newer: Holding) -> None:
         """Enter the order of use between two neighbours."""

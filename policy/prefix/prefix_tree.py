@@ -25,11 +25,17 @@ class Segment:
 
 
 class PrefixTree:
-    """The radix tree. `index` has the node of every block, so one hash finds any prefix."""
+    """The radix tree. `index` has the node of every block, so one hash finds any prefix.
+
+    `_only_child` has nodes that may be merged with their only child. `_most_blocks` is the most that `tidy` saw since
+    the index was made.
+    """
 
     def __init__(self) -> None:
         self.root = Node(None, 0, array("Q"))
         self.index: dict[int, Node] = {}
+        self._most_blocks = 0
+        self._only_child: dict[Node, None] = {}
 
     def __len__(self) -> int:
         """Blocks in the tree."""
@@ -125,7 +131,49 @@ class PrefixTree:
             parent.children = without_entry(parent.children, node.hashes[0])
             removed += 1
             node = parent
+        self._note_only_child(node)
         return removed
+
+    def tidy(self) -> None:
+        """Merge nodes that nothing divides any more, and give unused memory of the index back.
+
+        Called about once a second, and never while nodes are walked: a prefix that is shared again and again is then
+        split and merged at most once a second. Each block that moves was moved by a split before.
+        """
+        nodes, self._only_child = self._only_child, {}
+        for node in nodes:
+            self._merge(node)
+        self._most_blocks = max(self._most_blocks, len(self.index))
+        if 2 * len(self.index) < self._most_blocks:
+            self.index = dict(self.index)  # a dict from which keys are deleted keeps its size; its copy does not
+            self._most_blocks = len(self.index)
+
+    def _note_only_child(self, node: Node) -> None:
+        """A child of `node` left the tree, or a call that spanned it ended. Look at it again in `tidy`."""
+        if not node.children and node.parent is not None:
+            node = node.parent
+        if len(node.children) == 1 and node.parent is not None:
+            self._only_child[node] = None
+
+    def _merge(self, upper: Node) -> None:
+        """Merge a node into its only child, if both are still in the tree and nothing divides them.
+
+        The lower part stays the same object, as when a node is split.
+        """
+        parent = upper.parent
+        assert parent is not None
+        if parent.children.get(upper.hashes[0]) is not upper or len(upper.children) != 1:
+            return
+        (lower,) = upper.children.values()
+        if not upper.can_join(lower):
+            return
+        for engine_id, holding in upper.holdings.items():
+            lower.holding(engine_id).join(holding)
+        lower.parent, lower.start_blocks = parent, upper.start_blocks
+        lower.hashes = upper.hashes + lower.hashes
+        parent.children = with_entry(parent.children, lower.hashes[0], lower)
+        for block in upper.hashes:
+            self.index[block] = lower
 
     def check(self) -> None:
         """Assert every invariant of the tree; for tests."""

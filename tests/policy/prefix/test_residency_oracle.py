@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -169,6 +170,22 @@ class Fleet(RuleBasedStateMachine):
             found += reversed(node.hashes[resident - taken : resident])
         assert found == [name(prefix) for prefix in oracle_victims[:blocks]]
 
+    @rule(engine=st.sampled_from(ENGINES), blocks=st.integers(1, 12), block=PREFIXES)
+    def remove_while_evictions_are_expected(self, engine: str, blocks: int, block: Prefix) -> None:
+        """The tree is tidied while evictions are expected. Nothing is left of the expectation when it ends."""
+        expected = self.residency[engine].expect_eviction(blocks)
+        self.tree.tidy()
+        self.structures_are_sound()
+        self.remove(engine, block)
+        self.tree.tidy()
+        self.residency[engine].end_expectation(expected)
+        nodes = set(self.tree.index.values())
+        assert not any(node.holdings[engine].leaving_blocks for node in nodes if engine in node.holdings)
+
+    @rule()
+    def tidy(self) -> None:
+        self.tree.tidy()
+
     @rule(query=PREFIXES)
     def match(self, query: Prefix) -> None:
         path = self.tree.match(hashes(query))
@@ -210,6 +227,32 @@ class Fleet(RuleBasedStateMachine):
 
 Fleet.TestCase.settings = settings(deadline=None, max_examples=120, stateful_step_count=40)
 TestFleet = Fleet.TestCase
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(ENGINES), PREFIXES, st.booleans()), max_size=8), st.randoms())
+def test_a_tidied_tree_has_the_nodes_that_it_would_have_without_the_ended_calls(
+    calls: list[tuple[str, Prefix, bool]], dice: Random
+) -> None:
+    tree, fresh = PrefixTree(), PrefixTree()
+    residency = {engine: Residency(engine, tree) for engine in ENGINES}
+    booked = [(engine, prefix, stays, tree.insert(hashes(prefix))) for engine, prefix, stays in calls]
+    for engine, _, _, leaf in booked:
+        residency[engine].book(leaf)
+    for engine, _, stays, leaf in dice.sample(booked, len(booked)):
+        if not stays:
+            residency[engine].unbook(leaf)
+            residency[engine].unshare(leaf)
+    for engine, prefix, stays, leaf in booked:
+        if stays:
+            residency[engine].touch(leaf)
+            fresh.insert(hashes(prefix))
+    tree.tidy()
+    tree.check()
+    for one in residency.values():
+        one.check()
+    assert {tuple(node.hashes) for node in tree.index.values()} == {tuple(node.hashes) for node in fresh.index.values()}
+    assert all(tree.index[name(prefix)] is leaf for _, prefix, stays, leaf in booked if stays)
 
 
 @settings(deadline=None)

@@ -25,7 +25,7 @@ from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.session import Session
+from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.submission import SessionId, Submission, VariableName
 from plait.gateway.programs.submitted_call import SubmittedCall
 from plait.gateway.timer import loop_time_s
@@ -189,7 +189,7 @@ class SemanticApi:
             held_bytes=len(incoming.body),
             fingerprint=sha256(b"submit" + incoming.body).digest(),
         )
-        first = self._executor.repeated(session, call)
+        first = repeated(session, call)
         if first is not None:
             return first
         with suppress(FailedDependencyError):

@@ -28,7 +28,7 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.recorded_answer import RecordedAnswer
-from plait.gateway.programs.session import Session
+from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.stranded import stranded
 from plait.gateway.programs.substitution import fill_in
 from plait.gateway.timer import loop_time_s
@@ -140,7 +140,7 @@ class ChainedCalls:
         """The owner of a request's new call, or of the call that the request repeats."""
         owner = AnsweredCall(self.runner, session, asked)
         owner.call = _held_call(session, owner, asked)
-        first = self.executor.repeated(session, owner.call)
+        first = repeated(session, owner.call)
         if first is None:
             self.executor.add(session, owner.call, asked.incoming.arrived_s)
             return owner

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from plait.backends.errors import PlaitError
@@ -43,6 +44,7 @@ class Consequences:
         self._predicted_s = predicted_s
         self._on_job = on_job
         self._gathering = Gathering(gather_s, at, self.run)
+        self._entering: dict[Session, list[HeldCall]] = {}
         self._to_look_at: list[HeldCall] = []
         self._cancelling = False
 
@@ -74,6 +76,19 @@ class Consequences:
         if effects.ended:
             producers = (session.calls.get(link.producer) for link in effects.cut)
             self.cancel_unwanted([call for call in producers if call is not None], now_s)
+
+    @contextmanager
+    def entering(self, session: Session, now_s: float) -> Iterator[None]:
+        """More of one program enters the session in the block. Calls that become ready in it run after it.
+
+        They run with what is deduced from the whole program, so they need not gather.
+        """
+        self._entering[session] = []
+        try:
+            yield
+        finally:
+            ready = self._entering.pop(session)
+            self.run(session, [call for call in ready if call in self.homes], now_s)
 
     def run(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> None:
         """Start ready calls, which have stopped gathering, with their objectives."""
@@ -140,10 +155,15 @@ class Consequences:
             call.ready_s = now_s
             if call.inputs:
                 self.predict(call, sum(len(session.values[name]) for name in call.inputs))
+        if session in self._entering:
+            return calls
         gathers = self._gathering.takes
         return [call for call in calls if call.call_id != effects.added or not gathers(session, call, now_s)]
 
     def _promised(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
+        if session in self._entering:
+            self._entering[session] += calls
+            return []
         if calls:
             session.start_clocks()
         return promised(session, calls, now_s)

@@ -9,13 +9,15 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
-from plait.backends.errors import SessionEndedError
+from plait.backends.errors import FailedDependencyError, SessionEndedError
 from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction
 from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall, Made
+from plait.gateway.programs.program import Program
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import input_failed, refused
 from plait.gateway.programs.sessions import Sessions
@@ -39,12 +41,6 @@ class Executor:
         self.variables = Variables(self.sessions, self._after)
 
     # Events of a call.
-
-    def repeated(self, session: Session, call: HeldCall) -> HeldCall | None:
-        """The call that `call` repeats: the producer of the same variable, with the same fingerprint."""
-        output = call.output
-        first = None if output is None else session.outputs.get(output.variable)
-        return None if first is None or call.fingerprint is None or first.fingerprint != call.fingerprint else first
 
     def add(self, session: Session, call: HeldCall, now_s: float) -> None:
         """A call arrives. Its owner's `on_ready` is called once it is ready, possibly at once.
@@ -71,6 +67,24 @@ class Executor:
         self._after.homes[call] = session
         session.account(call.held_bytes)
         self._after.apply(session, effects, now_s)
+
+    def enter(self, session: Session, program: Program, now_s: float) -> None:
+        """A whole program arrives as one event. No call of the session runs before all of the program is there.
+
+        What the program repeats is left out. Raises what `Program.check` raises; then nothing of it has entered. A call
+        whose input has failed before fails at once, and getters of its outputs are told so.
+        """
+        fresh = program.fresh(session)
+        fresh.check(session, self.sessions)
+        session.forget_failed((), fresh.failed(session))
+        with self._after.entering(session, now_s):
+            for variable, value in fresh.values.items():
+                self.variables.set_value(session, variable, value, now_s)
+            for call in fresh.calls.values():
+                with suppress(FailedDependencyError):
+                    self.add(session, call, now_s)
+            for getter in fresh.getters:
+                self.variables.get(session, getter, now_s)
 
     def start(self, call: HeldCall, now_s: float) -> None:
         """A ready call is sent to an engine."""

@@ -16,6 +16,7 @@ from plait.backends.errors import (
     ValueTooLargeError,
 )
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
+from plait.gateway.programs.session import repeated
 from plait.gateway.transforms import TransformError
 from plait.policy.programs.objectives_slo import GROUP_STRETCH, LATENCY_SLO
 from plait.policy.programs.request_graph_state import VariableState
@@ -263,13 +264,13 @@ def test_a_repetition_is_known_while_the_call_runs_and_afterwards_but_not_once_i
     call = core.add("A", outputs=["a"], fingerprint=b"1")
     same = HeldCall("A2", (), call.outputs, Owner(), fingerprint=b"1")
     other = HeldCall("A3", (), call.outputs, Owner(), fingerprint=b"2")
-    assert core.executor.repeated(core.session(), same) is call
-    assert core.executor.repeated(core.session(), other) is None
+    assert repeated(core.session(), same) is call
+    assert repeated(core.session(), other) is None
     core.run(call, "text")
-    assert core.executor.repeated(core.session(), same) is call
+    assert repeated(core.session(), same) is call
     failed = core.add("B", outputs=["b"], fingerprint=b"1")
     core.executor.fail(failed, "no", 1.0)
-    assert core.executor.repeated(core.session(), HeldCall("B2", (), failed.outputs, Owner(), fingerprint=b"1")) is None
+    assert repeated(core.session(), HeldCall("B2", (), failed.outputs, Owner(), fingerprint=b"1")) is None
 
 
 def test_what_happens_to_a_call_that_has_ended_changes_nothing(core: Core) -> None:

@@ -1,0 +1,154 @@
+"""A program that enters a session as a whole: its values, calls and getters, checked before any of them is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from plait.backends.errors import CallerError, PlaitError
+from plait.gateway.programs.getter import Getter
+from plait.gateway.programs.growing_text import utf8_bytes
+from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.session import Session, repeated
+from plait.gateway.programs.session_errors import refused
+from plait.gateway.programs.sessions import Sessions
+from plait.policy.programs.request_graph import CLIENT, RequestGraph
+from plait.policy.programs.request_graph_state import DoubleProducerError, GraphError, VariableState
+
+
+class Program(NamedTuple):
+    """Values by variable, calls by their index in the client's list, and getters."""
+
+    values: Mapping[str, str]
+    calls: Mapping[int, HeldCall]
+    getters: Sequence[Getter] = ()
+
+    def fresh(self, session: Session) -> Program:
+        """The program without the values and calls that the session has already: a client may repeat its program."""
+        return Program(
+            {name: value for name, value in self.values.items() if not _has_value(session, name, value)},
+            {index: call for index, call in self.calls.items() if repeated(session, call) is None},
+            self.getters,
+        )
+
+    def failed(self, session: Session) -> list[str]:
+        """The variables that it gives values, and that have failed in the session before."""
+        return [name for name in self._produced() if session.state_of(name) is VariableState.FAILED]
+
+    def check(self, session: Session, sessions: Sessions) -> None:
+        """Raise if the session or its tenant's limits do not allow the whole program. Changes nothing in the session.
+
+        Raises `ConflictError` for a second producer or a cycle, `CallerError` for a variable that nobody knows,
+        `LimitError` or `ValueTooLargeError` beyond the limits. The message and `param` name the place in the program.
+        """
+        self._check_graph(session)
+        self._check_names(session)
+        for name, value in self.values.items():
+            with placed(f"values.{name}"):
+                _raise(sessions.check_size(session, utf8_bytes(value), 0))
+        _raise(self._room(session, sessions))
+
+    def _produced(self) -> Iterator[str]:
+        yield from self.values
+        yield from (name for call in self.calls.values() for name in output_names(call))
+
+    def _check_graph(self, session: Session) -> None:
+        """Try the calls that have not ended, and then the program, on a graph of their own."""
+        graph = RequestGraph()
+        for call in session.calls.values():
+            graph.add(call.call_id, call.inputs, output_names(call)[call.produced :])
+        for name in self.values:
+            with placed(f"values.{name}"):
+                _check_producers(session, [name], CLIENT)
+                graph.set_value(name)
+        for index, call in self.calls.items():
+            outputs = output_names(call)
+            with placed(place_of(index, outputs), "placeholders"):
+                _check_producers(session, outputs, call.call_id)
+                graph.add(call.call_id, call.inputs, outputs)
+
+    def _check_names(self, session: Session) -> None:
+        known = set(self._produced())
+        for index, call in self.calls.items():
+            with placed(place_of(index, output_names(call)), "placeholders"):
+                _check_known(session, known, call.inputs)
+        for getter in self.getters:
+            with placed(f"gets.{getter.variable}"):
+                _check_known(session, known, [getter.variable])
+
+    def _room(self, session: Session, sessions: Sessions) -> PlaitError | None:
+        """Make room for all of it; the error if there is not enough."""
+        taken = (name for call in self.calls.values() for name in call.inputs)
+        names = {*self._produced(), *taken}
+        has_value = {*self.values, *session.values}.issuperset
+        sizes = [*map(utf8_bytes, self.values.values()), *(call.held_bytes for call in self.calls.values())]
+        return sessions.make_room(
+            session,
+            variables=sum(session.graph.view.variable_state(name) is None for name in names),
+            waiting_calls=sum(not has_value(call.inputs) for call in self.calls.values()),
+            held_bytes=sum(sizes),
+        )
+
+
+def output_names(call: HeldCall) -> tuple[str, ...]:
+    """The variables that the call produces, in order."""
+    return tuple(output.variable for output in call.outputs)
+
+
+def place_of(index: int, outputs: Iterable[str] = ()) -> str:
+    """A call's place in the program as messages show it: `calls[2] (code)`."""
+    names = ", ".join(outputs)
+    return f"calls[{index}] ({names})" if names else f"calls[{index}]"
+
+
+@contextmanager
+def placed(place: str, field: str | None = None) -> Iterator[None]:
+    """An error inside the block names its place in the program.
+
+    Its `param` is `field` in that place, or else the field that it names itself.
+    """
+    try:
+        yield
+    except GraphError as problem:
+        error = refused(problem)
+        _put(error, place, field)
+        raise error from problem
+    except PlaitError as error:
+        _put(error, place, field or error.param)
+        raise
+
+
+def _put(error: PlaitError, place: str, field: str | None) -> None:
+    path = place.partition(" ")[0]
+    error.param = path if field is None else f"{path}.{field}"
+    error.message = f"{place}: {error.message}"
+    error.args = (error.message,)
+
+
+def _has_value(session: Session, name: str, value: str) -> bool:
+    """Whether a client has set the variable to this value before."""
+    return session.values.get(name) == value and session.outputs.get(name) is None
+
+
+def _check_producers(session: Session, outputs: Iterable[str], where: str) -> None:
+    """Raise `DoubleProducerError` for a variable that has a producer in the session and has not failed."""
+    for name in outputs:
+        first = session.graph.view.producer(name)
+        if first is not None and session.state_of(name) is not VariableState.FAILED:
+            raise DoubleProducerError(name, first, where)
+
+
+def _check_known(session: Session, known: set[str], names: Iterable[str]) -> None:
+    for name in names:
+        if name not in known and session.graph.view.variable_state(name) is None:
+            raise CallerError(
+                f"Nobody knows the variable '{name}': it has no value and is no output of a call, neither in the "
+                "program nor in its session.",
+                code="unknown_variable",
+            )
+
+
+def _raise(problem: PlaitError | None) -> None:
+    if problem is not None:
+        raise problem

@@ -25,6 +25,7 @@ from plait.gateway.api.metrics import RefusalMetrics, SlowClientMetrics
 from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.api.openai_api import CompletionApi
 from plait.gateway.api.operations import Operations
+from plait.gateway.api.program_api import ProgramApi
 from plait.gateway.api.semantic_api import SemanticApi
 from plait.gateway.asgi import ClientGoneError, error_headers
 from plait.gateway.calls.call_reader import KINDS, CallReader
@@ -100,6 +101,7 @@ class Gateway:
         rest = Starlette(
             routes=[
                 *SemanticApi(self._chained, self._keys, bodies, self.config.sessions.keep_alive_s).routes,
+                *ProgramApi(self._chained, self._keys, bodies, self.config.sessions.keep_alive_s).routes,
                 *Operations(
                     self.router, self.config.models, self._keys, self._registry, lambda: self._requests.stopping
                 ).routes,

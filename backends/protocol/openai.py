@@ -146,7 +146,7 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         field = re.search(r"\w+", path)
-        missing = re.search(r"missing required field `(\w+)`", message)
+        missing = re.search(r"(?:missing required|unknown) field `([^`]{1,80})`", message)
         param = field.group() if field else missing.group(1) if missing else None
         raise CallerError(f"{message}{f' (in {param})' if field else ''}", param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

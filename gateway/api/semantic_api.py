@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from contextlib import suppress
-from hashlib import sha256
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -14,27 +13,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from plait.backends.errors import CallerError, FailedDependencyError
+from plait.backends.errors import FailedDependencyError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.criteria import Criteria, mark_of
 from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.api.variable_response import VariableResponse, described, described_failure
 from plait.gateway.asgi import id_of
-from plait.gateway.calls.annotations import Annotations, read_annotations
 from plait.gateway.calls.call_reader import Incoming
-from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session, repeated
-from plait.gateway.programs.submission import SessionId, Submission, VariableName
-from plait.gateway.programs.submitted_call import SubmittedCall
+from plait.gateway.programs.submission import SessionId, SubmitBody, VariableName
+from plait.gateway.programs.submission_reader import new_call, read_submission
+from plait.gateway.programs.submitted_call import HeldSubmission
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph import CLIENT
-from plait.policy.types import Objective, Slo
 
 LONGEST_TTL_S = 7 * 86_400.0
-Milliseconds = Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class SessionBody(msgspec.Struct, frozen=True):
@@ -52,36 +49,23 @@ class VariableBody(msgspec.Struct, frozen=True):
     value: str | None = None
 
 
-class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The objectives of a get, in milliseconds."""
-
-    ttft_ms: Milliseconds | None = None
-    tpot_ms: Milliseconds | None = None
-    jct_ms: Milliseconds | None = None
-
-    def slo(self) -> Slo:
-        """The same objectives, in seconds."""
-        figures = (self.ttft_ms, self.tpot_ms, self.jct_ms)
-        return Slo(*(None if figure is None else figure / 1e3 for figure in figures))
-
-
 class GetBody(msgspec.Struct, frozen=True):
     """`POST /v1/get`."""
 
     session_id: SessionId
     semantic_var_id: VariableName
-    criteria: Objective | Figures | None = None
+    criteria: Criteria | None = None
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
     stream: bool = False
 
     @property
     def mark(self) -> Mark | None:
         """The objective that the get asks for; None if it asks for none."""
-        mark = self.criteria.slo() if isinstance(self.criteria, Figures) else self.criteria
-        return None if mark == Slo() else mark
+        return mark_of(self.criteria)
 
 
 BodyT = TypeVar("BodyT", SessionBody, VariableBody, GetBody)
+_SUBMIT = msgspec.json.Decoder(SubmitBody)
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind) for kind in (SessionBody, VariableBody, GetBody)
 }
@@ -151,49 +135,31 @@ class SemanticApi:
         tenant = self._keys.check(headers)
         with self._bodies.open(tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
-        submission = Submission(raw)
-        annotations = _annotations(submission)
-        self._chained.runner.reader.router.models.check(submission.body.model)
-        self._chained.runner.reader.prompts.check(submission.opening)
-        request_id = id_of(headers)
-        session = self._executor.sessions.open(tenant, submission.body.session_id, loop_time_s())
-        incoming = Incoming("/v1/submit", headers, raw, request_id, loop_time_s(), tenant)
-        call = self._submitted(session, incoming, submission, annotations)
+        body = decode_body(raw, _SUBMIT)
+        incoming = Incoming("/v1/submit", headers, raw, id_of(headers), loop_time_s(), tenant)
+        asked = read_submission(self._chained.runner.reader, incoming, body, body.session_id)
+        session = self._executor.sessions.open(tenant, body.session_id, incoming.arrived_s)
+        call = self._submitted(session, asked)
         outputs = [
             {"name": placeholder.name, "semantic_var_id": placeholder.variable}
-            for placeholder in submission.body.placeholders
+            for placeholder in body.placeholders
             if placeholder.in_out
         ]
         answer = {"object": "submission", "id": call.call_id, "session_id": session.session_id, "outputs": outputs}
         return _json(answer)
 
-    def _submitted(
-        self, session: Session, incoming: Incoming, submission: Submission, annotations: Annotations
-    ) -> HeldCall:
+    def _submitted(self, session: Session, asked: HeldSubmission) -> HeldCall:
         """The new call of a submission, or the call that it repeats.
 
         If an input has failed, the call fails at once. The submission is accepted; getters of the outputs get the
         error.
         """
-        owner = SubmittedCall(self._chained.runner, session, incoming, submission, annotations)
-        call = owner.call = HeldCall(
-            session.unused_id(incoming.request_id),
-            submission.inputs,
-            tuple(step.output for step in submission.steps),
-            owner,
-            submission.body.model,
-            slo=annotations.slo,
-            objective=annotations.objective,
-            prompt_tokens=submission.characters // CHARACTERS_PER_TOKEN,
-            output_tokens=submission.output_tokens,
-            held_bytes=len(incoming.body),
-            fingerprint=sha256(b"submit" + incoming.body).digest(),
-        )
+        call = new_call(self._chained.runner, session, asked)
         first = repeated(session, call)
         if first is not None:
             return first
         with suppress(FailedDependencyError):
-            self._executor.add(session, call, incoming.arrived_s)
+            self._executor.add(session, call, asked.incoming.arrived_s)
         return call
 
     async def _read(self, request: Request, kind: type[BodyT]) -> tuple[str, BodyT]:
@@ -204,16 +170,6 @@ class SemanticApi:
             raw = await open_body.read(request.receive, headers)
         body: BodyT = decode_body(raw or b"{}", _DECODERS[kind])
         return tenant, body
-
-
-def _annotations(submission: Submission) -> Annotations:
-    annotations = read_annotations((), submission.body.plait)
-    if annotations.inputs or annotations.output or annotations.session not in (None, submission.body.session_id):
-        message = (
-            "'plait' cannot name these here: name the session in 'session_id', inputs and outputs in 'placeholders'."
-        )
-        raise CallerError(message, param="plait")
-    return annotations
 
 
 def _described_session(session: Session) -> dict[str, Any]:

@@ -9,19 +9,17 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from plait.backends.errors import PlaitError, WaitTimeoutError
-from plait.gateway.api.shown_text import ShownText, TextChangedError
+from plait.gateway.api.awaited_variable import AwaitedVariable
 from plait.gateway.asgi import ClientGoneError, send_whole, unless_gone
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.getter import Getter
-from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.programs.recorded_answer import KEEP_ALIVE
 from plait.gateway.programs.session import Session
-from plait.gateway.programs.session_errors import text_changed, variable_failed
+from plait.gateway.programs.session_errors import variable_failed
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph_state import Cause
 
 Json = dict[str, Any]
+EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 class VariableResponse(Response):
@@ -43,106 +41,79 @@ class VariableResponse(Response):
         self._timeout_s = timeout_s
         self._keep_alive_s = keep_alive_s  # None: not streamed
         self._changed = asyncio.Event()
-        self._text = GrowingText()
-        self._value: str | None = None
-        self._error: PlaitError | None = None
-        on_delta = None if keep_alive_s is None else self._on_delta
-        self._getter = Getter(variable, self._on_value, self._on_failed, mark, on_delta)
+        self._awaited = AwaitedVariable(variable, mark, self._changed, streamed=keep_alive_s is not None)
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Wait, then answer. Raises `PlaitError` only before the first byte."""
         now_s = asyncio.get_running_loop().time
-        self._executor.variables.get(self._session, self._getter, now_s())
+        self._executor.variables.get(self._session, self._awaited.getter, now_s())
         try:
             await unless_gone(receive, self._whole(send) if self._keep_alive_s is None else self._stream(send))
         except ClientGoneError:
             return
         finally:
-            self._executor.variables.release(self._session, self._getter, now_s())
-
-    def _on_delta(self, text: GrowingText) -> None:
-        self._text = text
-        self._changed.set()
-
-    def _on_value(self, value: str) -> None:
-        self._value = value
-        self._changed.set()
-
-    def _on_failed(self, error: PlaitError) -> None:
-        self._error = error
-        self._changed.set()
-
-    @property
-    def _is_answered(self) -> bool:
-        return self._value is not None or self._error is not None
+            self._executor.variables.release(self._session, self._awaited.getter, now_s())
 
     async def _whole(self, send: Send) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._changed.wait()
         except TimeoutError:
-            raise self._timeout() from None
-        if self._error is not None:
-            raise self._error
+            self._awaited.give_up(self._session, self._timeout_s)
+        if self._awaited.error is not None:
+            raise self._awaited.error
         await send_whole(send, 200, [(b"content-type", b"application/json")], msgspec.json.encode(self._set()))
 
     async def _stream(self, send: Send) -> None:
-        if self._error is not None:
-            raise self._error
-        kind = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        awaited = self._awaited
+        if awaited.error is not None:
+            raise awaited.error
+        await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._send_deltas(send)
         except TimeoutError:
-            self._error = self._timeout()
-        except TextChangedError:
-            self._error = text_changed(self._getter.variable)
-        if self._error is not None:
-            last = _event(self._error.body())
-        else:
-            last = _event(msgspec.json.encode(self._set())) + b"data: [DONE]\n\n"
-        await send({"type": "http.response.body", "body": last})
+            awaited.give_up(self._session, self._timeout_s)
+        await send({"type": "http.response.body", "body": self._ending()})
+
+    def _ending(self) -> bytes:
+        """The last events of the stream."""
+        if self._awaited.error is not None:
+            return _event(self._awaited.error.body())
+        return _event(msgspec.json.encode(self._set())) + b"data: [DONE]\n\n"
 
     async def _send_deltas(self, send: Send) -> None:
         """Send the text as it is generated, then the part of the value that was not sent yet.
 
         A client that reads slowly gets all that has come meanwhile at once. Nothing is queued for it.
         """
-        shown = ShownText()
-        while not self._is_answered:
-            await self._change(send)
-            await self._send_delta(send, shown.news(self._text))
-        if self._value is not None:
-            await self._send_delta(send, shown.rest(self._value))
-
-    async def _change(self, send: Send) -> None:
-        """Wait for more text or the end. Sends a comment whenever neither has come for `keep_alive_s`."""
-        while not self._changed.is_set():
-            try:
-                async with asyncio.timeout(self._keep_alive_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-        self._changed.clear()
+        while not self._awaited.is_answered:
+            await next_change(self._changed, send, self._keep_alive_s)
+            await self._send_delta(send, self._awaited.news())
+        await self._send_delta(send, self._awaited.news())
 
     async def _send_delta(self, send: Send, text: str) -> None:
         if text:
-            variable = self._getter.variable
+            variable = self._awaited.name
             delta = {"object": "semantic_variable.delta", "semantic_var_id": variable, "delta": text}
             await send({"type": "http.response.body", "body": _event(msgspec.json.encode(delta)), "more_body": True})
 
     def _set(self) -> Json:
-        variable = self._getter.variable
+        variable = self._awaited.name
         return described(
-            self._session.session_id, variable, "set", self._value, was_cut=self._session.was_cut(variable)
+            self._session.session_id, variable, "set", self._awaited.value, was_cut=self._session.was_cut(variable)
         )
 
-    def _timeout(self) -> WaitTimeoutError:
-        variable, state = self._getter.variable, self._session.state_of(self._getter.variable)
-        return WaitTimeoutError(
-            f"The variable '{variable}' is still {state} after {self._timeout_s:g} s; get it again."
-        )
+
+async def next_change(changed: asyncio.Event, send: Send, keep_alive_s: float | None) -> None:
+    """Wait until `changed` is set, and clear it. Sends a comment to the stream after each `keep_alive_s`."""
+    while not changed.is_set():
+        try:
+            async with asyncio.timeout(keep_alive_s):
+                await changed.wait()
+        except TimeoutError:
+            await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+    changed.clear()
 
 
 def described(

@@ -52,24 +52,38 @@ class Placeholder(msgspec.Struct, frozen=True):
         return Output(self.variable, transform, must_be_whole=self.truncated == "fail")
 
 
-class SubmitBody(msgspec.Struct, frozen=True):
-    """`POST /v1/submit`, without the fields that go to the engine as they are."""
+class StrictPlaceholder(Placeholder, frozen=True, forbid_unknown_fields=True):
+    """The same, without any other field."""
 
-    session_id: SessionId
+
+class CallBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A submitted call, without the fields that go to the engine as they are."""
+
     model: str
-    placeholders: list[Placeholder]
+    placeholders: Sequence[Placeholder]
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     chat: bool = True
     plait: dict[str, Any] | None = None
 
 
-_DECODER = msgspec.json.Decoder(SubmitBody)
+class SubmitBody(CallBody, frozen=True, kw_only=True):
+    """`POST /v1/submit`."""
+
+    session_id: SessionId
+
+
+class ProgramCallBody(CallBody, frozen=True, kw_only=True):
+    """One of the `calls` of `POST /v1/programs`."""
+
+    placeholders: Sequence[StrictPlaceholder]
+
+
 _FIELDS_DECODER = msgspec.json.Decoder(Fields)
-# Plait's own fields, and fields that are set for each step.
-_NOT_FORWARDED = frozenset(
-    (*SubmitBody.__struct_fields__, "stream", "stream_options", "n", "add_generation_prompt", "continue_final_message")
-)
+SET_FOR_EACH_STEP = frozenset(("stream", "stream_options", "n", "add_generation_prompt", "continue_final_message"))
+"""Fields that Plait sets in the request for each output, whatever the submission says."""
+
+_NOT_FORWARDED = SET_FOR_EACH_STEP.union(SubmitBody.__struct_fields__)
 
 
 _ANY_PROMPT: Mapping[str, Any] = {"prompt": "", "messages": [{"role": "user", "content": ""}]}
@@ -88,18 +102,24 @@ class Step:
 
 
 class Submission:
-    """A submitted prompt, checked. Raises `CallerError` if it could not run whatever its inputs are."""
+    """A submitted prompt, checked. Raises `CallerError` if it could not run whatever its inputs are.
 
-    def __init__(self, raw: bytes) -> None:
-        self.body = decode_body(raw, _DECODER)
+    `body` is decoded from `raw`, which has the fields for the engine as well. `fields` are the names of all fields.
+    `undeclared` are the names that stand in the prompt as placeholders, without being among `placeholders`.
+    """
+
+    def __init__(self, raw: bytes, body: CallBody) -> None:
+        self.body = body
         self._placeholders = {placeholder.name: placeholder for placeholder in self.body.placeholders}
         if len(self._placeholders) < len(self.body.placeholders):
             raise _at_fault("two placeholders have the same name; each name may be given once")
-        self._fields = _forwarded(decode_body(raw, _FIELDS_DECODER))
+        fields = decode_body(raw, _FIELDS_DECODER)
+        self.fields = fields.keys()
+        self._fields = _forwarded(fields)
         self.path = CHAT_PATH if self.body.chat else TEXT_PATH
         outputs = {placeholder.name for placeholder in self.body.placeholders if placeholder.in_out}
         messages = _messages(self.body, outputs)
-        self._check_names(messages)
+        self.undeclared = self._check_names(messages)
         self._turns = tuple(turns(messages, outputs))
         self.steps = tuple(self._steps())
         self._check_ends()
@@ -156,13 +176,15 @@ class Submission:
                 placeholder = self._placeholders[name]
                 yield Step(name, placeholder.output(), number, end, _forwarded(placeholder.params or {}))
 
-    def _check_names(self, messages: Sequence[Message]) -> None:
+    def _check_names(self, messages: Sequence[Message]) -> set[str]:
+        """Raise for a placeholder that is not in the prompt; the names in the prompt that are no placeholders."""
         found = {match[1] for message in messages for match in placeholders(message)}
         unused = self._placeholders.keys() - found
         if unused:
             raise _at_fault(
                 f"the prompt does not contain {', '.join(sorted(unused))}; write each as {{{{name}}}} in it"
             )
+        return found - self._placeholders.keys()
 
     def _check_ends(self) -> None:
         if not self.steps:
@@ -175,7 +197,7 @@ class Submission:
             raise CallerError(message, param="messages")
 
 
-def _messages(body: SubmitBody, outputs: Collection[str]) -> list[Message]:
+def _messages(body: CallBody, outputs: Collection[str]) -> list[Message]:
     """The prompt as messages.
 
     A single text is split at its first output: the user's message, then the model's. A raw prompt (`chat` false) is one

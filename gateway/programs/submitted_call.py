@@ -33,18 +33,10 @@ class HeldSubmission(NamedTuple):
 class SubmittedCall(ChainedCall):
     """A call whose client does not wait for it. Clients get its outputs by name."""
 
-    def __init__(
-        self,
-        runner: CallRunner,
-        session: Session,
-        incoming: Incoming,
-        submission: Submission,
-        annotations: Annotations,
-    ) -> None:
+    def __init__(self, runner: CallRunner, session: Session, asked: HeldSubmission) -> None:
         super().__init__(runner, session)
-        self._asked: HeldSubmission | None = HeldSubmission(
-            replace(incoming, path=submission.path), submission, annotations
-        )
+        incoming = replace(asked.incoming, path=asked.submission.path)
+        self._asked: HeldSubmission | None = asked._replace(incoming=incoming)
 
     async def run(self, ready: ReadyCall) -> None:
         """For each output: fill the prompt, then generate."""

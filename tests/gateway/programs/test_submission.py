@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from plait.backends.errors import CallerError, PlaitError
-from plait.backends.protocol.openai import ChatRequest
-from plait.gateway.programs.submission import Submission
+from plait.backends.protocol.openai import ChatRequest, decode_body
+from plait.gateway.programs.submission import Submission, SubmitBody
 
 TASK, CODE, TEST = {"name": "task"}, {"name": "code", "in_out": True}, {"name": "test", "in_out": True}
 
@@ -17,8 +18,8 @@ TASK, CODE, TEST = {"name": "task"}, {"name": "code", "in_out": True}, {"name": 
 def submission(prompt: Any, *placeholders: dict[str, Any], **more: Any) -> Submission:
     """Of a text or of messages."""
     kind = "messages" if isinstance(prompt, list) else "prompt"
-    body = {"session_id": "s", "model": "m", kind: prompt, "placeholders": placeholders, **more}
-    return Submission(json.dumps(body).encode())
+    raw = json.dumps({"session_id": "s", "model": "m", kind: prompt, "placeholders": placeholders, **more}).encode()
+    return Submission(raw, decode_body(raw, msgspec.json.Decoder(SubmitBody)))
 
 
 def asked(made: Submission, values: dict[str, str] | None = None, **generated: str) -> dict[str, Any]:

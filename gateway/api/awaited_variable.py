@@ -1,0 +1,70 @@
+"""A variable that a response waits for: its text so far, and how the wait ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+from plait.backends.errors import PlaitError, WaitTimeoutError
+from plait.gateway.api.shown_text import ShownText, TextChangedError
+from plait.gateway.programs.getter import Getter
+from plait.gateway.programs.growing_text import GrowingText
+from plait.gateway.programs.session import Session
+from plait.gateway.programs.session_errors import text_changed
+from plait.policy.programs.objectives_marks import Mark
+
+
+class AwaitedVariable:
+    """Its `getter` asks for `mark`. `value` or `error` is set once the wait is over. `changed` is set at each change.
+
+    `streamed` says that the text is wanted as it grows.
+    """
+
+    def __init__(self, variable: str, mark: Mark | None, changed: asyncio.Event, *, streamed: bool) -> None:
+        self.value: str | None = None
+        self.error: PlaitError | None = None
+        self._changed = changed
+        self._text = GrowingText()
+        self._shown = ShownText()
+        self._is_shown = False  # the whole value
+        self.getter = Getter(variable, self._on_value, self._on_failed, mark, self._on_delta if streamed else None)
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+        return self.getter.variable
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the wait is over."""
+        return self.value is not None or self.error is not None
+
+    def news(self) -> str:
+        """The text that was not returned yet. A text that a retry has changed makes the wait fail."""
+        if self._is_shown:
+            return ""
+        try:
+            if self.value is None:
+                return self._shown.news(self._text)
+            self._is_shown = True
+            return self._shown.rest(self.value)
+        except TextChangedError:
+            self.value, self.error = None, text_changed(self.name)
+            return ""
+
+    def give_up(self, session: Session, waited_s: float) -> None:
+        """The client's time is over."""
+        self.error = WaitTimeoutError(
+            f"The variable '{self.name}' is still {session.state_of(self.name)} after {waited_s:g} s; get it again."
+        )
+
+    def _on_delta(self, text: GrowingText) -> None:
+        self._text = text
+        self._changed.set()
+
+    def _on_value(self, value: str) -> None:
+        self.value = value
+        self._changed.set()
+
+    def _on_failed(self, error: PlaitError) -> None:
+        self.error = error
+        self._changed.set()

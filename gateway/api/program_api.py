@@ -1,0 +1,110 @@
+"""`POST /v1/programs`: a whole program in one request. It is checked and entered as a whole."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from plait.backends.errors import CallerError
+from plait.backends.protocol.openai import decode_body
+from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.criteria import Criteria, mark_of
+from plait.gateway.api.open_bodies import OpenBodies
+from plait.gateway.api.program_response import AskedProgram, ProgramResponse
+from plait.gateway.asgi import id_of
+from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.programs.chained_calls import ChainedCalls
+from plait.gateway.programs.program import place_of, placed
+from plait.gateway.programs.submission import SET_FOR_EACH_STEP, ProgramCallBody, SessionId, VariableName
+from plait.gateway.programs.submission_reader import read_submission
+from plait.gateway.programs.submitted_call import HeldSubmission
+from plait.gateway.timer import loop_time_s
+
+PATH = "/v1/programs"
+
+
+class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST /v1/programs`. A value that is not a text becomes its JSON text. Each call is read by itself."""
+
+    session: SessionId | None = None
+    values: dict[VariableName, Any] = {}
+    calls: list[msgspec.Raw] = []
+    gets: dict[VariableName, Criteria | None] = {}
+    timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
+    stream: bool = False
+
+    def texts(self) -> dict[str, str]:
+        """Each value as a text."""
+        return {
+            name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            for name, value in self.values.items()
+        }
+
+
+_PROGRAM = msgspec.json.Decoder(ProgramBody)
+_CALL = msgspec.json.Decoder(ProgramCallBody)
+_NOT_OF_A_CALL = SET_FOR_EACH_STEP | {"session_id"}
+
+
+class ProgramApi:
+    """The route for whole programs. It raises errors; the application answers with them."""
+
+    def __init__(self, chained: ChainedCalls, keys: KeyRing, bodies: OpenBodies, keep_alive_s: float) -> None:
+        self._chained = chained
+        self._keys = keys
+        self._bodies = bodies
+        self._keep_alive_s = keep_alive_s
+        self.routes = [Route(PATH, self._run, methods=["POST"])]
+
+    async def _run(self, request: Request) -> Response:
+        headers = request.scope["headers"]
+        tenant = self._keys.check(headers)
+        with self._bodies.open(tenant) as open_body:
+            raw = await open_body.read(request.receive, headers)
+        body = decode_body(raw, _PROGRAM)
+        incoming = Incoming(PATH, headers, raw, id_of(headers), loop_time_s(), tenant)
+        return ProgramResponse(
+            self._chained.runner,
+            AskedProgram(
+                tenant,
+                body.session or f"s-{uuid.uuid4().hex}",
+                body.texts(),
+                [self._read_call(index, call, incoming, body.session) for index, call in enumerate(body.calls)],
+                {name: mark_of(criteria) for name, criteria in body.gets.items()},
+            ),
+            timeout_s=body.timeout_s,
+            keep_alive_s=self._keep_alive_s if body.stream else None,
+        )
+
+    def _read_call(self, index: int, call: msgspec.Raw, incoming: Incoming, session_id: str | None) -> HeldSubmission:
+        """A call of the program. Raises `CallerError` that names its place in the program."""
+        raw = bytes(call)
+        with placed(place_of(index)):
+            body = decode_body(raw, _CALL)
+        outputs = [placeholder.variable for placeholder in body.placeholders if placeholder.in_out]
+        with placed(place_of(index, outputs)):
+            sent = replace(incoming, body=raw, request_id=f"{incoming.request_id}:{index}")
+            asked = read_submission(self._chained.runner.reader, sent, body, session_id)
+            _check_whole(asked)
+        return asked
+
+
+def _check_whole(asked: HeldSubmission) -> None:
+    """Raise for what would have no effect: a field that Plait sets itself, a placeholder that is not declared."""
+    useless = sorted(_NOT_OF_A_CALL.intersection(asked.submission.fields))
+    if useless:
+        raise CallerError(f"A call of a program takes no '{useless[0]}'; leave it out.", param=useless[0])
+    undeclared = sorted(asked.submission.undeclared)
+    if undeclared:
+        raise CallerError(
+            f"The prompt has {{{{{undeclared[0]}}}}}, which is not among the call's 'placeholders'; declare it there, "
+            "or put a text that has such braces into a value.",
+            param="placeholders",
+        )

@@ -1,0 +1,111 @@
+"""The answer to a program: the values that its client gets, once all have come or failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from plait.backends.errors import PlaitError
+from plait.gateway.api.awaited_variable import AwaitedVariable
+from plait.gateway.asgi import ClientGoneError, error_headers, send_whole, unless_gone
+from plait.gateway.programs.chained_call import CallRunner
+from plait.gateway.programs.program import Program
+from plait.gateway.programs.session import Session
+from plait.gateway.programs.submission_reader import new_call
+from plait.gateway.programs.submitted_call import HeldSubmission
+from plait.gateway.timer import loop_time_s
+from plait.policy.programs.objectives_marks import Mark
+
+JSON = [(b"content-type", b"application/json")]
+
+
+class AskedProgram(NamedTuple):
+    """A client's program, read. `gets` has the objective that is asked for each awaited variable."""
+
+    tenant: str
+    session_id: str
+    values: Mapping[str, str]
+    calls: Sequence[HeldSubmission]
+    gets: Mapping[str, Mark | None]
+
+
+class ProgramResponse(Response):
+    """Enters a program into its session, then waits up to `timeout_s` for the variables that it gets."""
+
+    def __init__(
+        self, runner: CallRunner, asked: AskedProgram, *, timeout_s: float, keep_alive_s: float | None
+    ) -> None:
+        super().__init__()
+        self._runner = runner
+        self._executor = runner.executor
+        self._asked = asked
+        self._timeout_s = timeout_s
+        self._keep_alive_s = keep_alive_s  # None: not streamed
+        self._changed = asyncio.Event()
+        self._awaited = [
+            AwaitedVariable(name, mark, self._changed, streamed=keep_alive_s is not None)
+            for name, mark in asked.gets.items()
+        ]
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """Enter the program and answer. Raises `PlaitError` if it is refused; then nothing of it is there."""
+        session = self._enter(loop_time_s())
+        if not self._awaited:
+            await send_whole(send, 202, JSON, msgspec.json.encode(self._described()))
+            return
+        try:
+            await unless_gone(receive, self._whole(session, send))
+        except ClientGoneError:
+            return
+        finally:
+            for awaited in self._awaited:
+                self._executor.variables.release(session, awaited.getter, loop_time_s())
+
+    def _enter(self, now_s: float) -> Session:
+        """The session with the program in it. A session made for a program that is refused is gone again."""
+        sessions = self._executor.sessions
+        asked = self._asked
+        known = sessions.label(asked.tenant, asked.session_id, now_s)
+        session = known or sessions.open(asked.tenant, asked.session_id, now_s)
+        calls = {index: new_call(self._runner, session, call) for index, call in enumerate(asked.calls)}
+        try:
+            self._executor.enter(session, Program(asked.values, calls, [one.getter for one in self._awaited]), now_s)
+        except PlaitError:
+            if known is None:
+                self._executor.end(session, "has ended because its program was refused")
+            raise
+        self._asked = asked._replace(values={}, calls=())  # the session holds them; the wait may be long
+        return session
+
+    async def _whole(self, session: Session, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while not all(awaited.is_answered for awaited in self._awaited):
+                    await self._changed.wait()
+                    self._changed.clear()
+        except TimeoutError:
+            self._give_up(session)
+        errors = [awaited.error for awaited in self._awaited if awaited.error is not None]
+        answer: dict[str, Any] = self._described() | {
+            "values": {one.name: one.value for one in self._awaited if one.value is not None},
+            "truncated": [one.name for one in self._awaited if session.was_cut(one.name)],
+            "errors": {one.name: one.error.error_object for one in self._awaited if one.error is not None},
+        }
+        if len(errors) < len(self._awaited):
+            await send_whole(send, 200, JSON, msgspec.json.encode(answer))
+            return
+        answer["error"] = errors[0].error_object
+        await send_whole(send, errors[0].status, error_headers(errors[0]), msgspec.json.encode(answer))
+
+    def _give_up(self, session: Session) -> None:
+        for awaited in self._awaited:
+            if not awaited.is_answered:
+                awaited.give_up(session, self._timeout_s)
+
+    def _described(self) -> dict[str, Any]:
+        return {"object": "program", "session": self._asked.session_id}

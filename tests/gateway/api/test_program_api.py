@@ -1,0 +1,188 @@
+"""Whole programs over their route: answers, refusals and departures."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from plait.policy.types import Objective, Slo
+from tests.gateway.programs.chained_gateway import Exchange, Served, served_calls
+
+PATH = "/v1/programs"
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async with served_calls(gather_ms=60_000) as served:
+        yield served
+
+
+def call(prompt: str, *outputs: str, inputs: str = "", **more: Any) -> dict[str, Any]:
+    named = [{"name": name, "in_out": True} for name in outputs] + [{"name": name} for name in inputs.split()]
+    return {"model": "m", "prompt": prompt, "placeholders": named, **more}
+
+
+async def run(served: Served, *calls: dict[str, Any], **more: Any) -> Exchange:
+    return await served.send(PATH, {"session": "s", "calls": calls, **more})
+
+
+# Answers.
+
+
+async def test_it_answers_with_all_values(served: Served) -> None:
+    steps = [
+        call("Do {{task}}: {{code}}", "code", inputs="task"),
+        call("Test {{code}} {{test}}", "test", inputs="code"),
+    ]
+    got = await run(served, *steps, values={"task": "it"}, gets={"test": "latency", "code": None})
+    await served.engine.answer("Do it: ", "x = 1")
+    await served.engine.answer("Test x = 1 ", "fine", "length")
+    assert (got.status, got.json) == (
+        200,
+        {
+            "object": "program",
+            "session": "s",
+            "values": {"test": "fine", "code": "x = 1"},
+            "truncated": ["test"],
+            "errors": {},
+        },
+    )
+
+
+async def test_all_of_the_first_stage_is_booked_with_its_group_and_objective(served: Served) -> None:
+    maps = [call(f"Map {number} {{{{m{number}}}}}", f"m{number}") for number in range(16)]
+    names = [f"m{number}" for number in range(16)]
+    reduce = call("".join(f"{{{{{name}}}}}" for name in names) + " so {{r}}", "r", inputs=" ".join(names))
+    got = await run(served, *maps, reduce, gets={"r": "latency"})
+    deliveries = {prompt: delivery for prompt, (delivery, _, _) in served.engine.running.items()}
+    assert len(deliveries) == 16
+    assert {delivery.call.objective for delivery in deliveries.values()} == {Objective.LATENCY}
+    groups = {delivery.call.group for delivery in deliveries.values()}
+    assert [group.calls for group in groups if group is not None] == [16]
+    for prompt in deliveries:
+        await served.engine.answer(prompt, "x")
+    await served.engine.answer("x" * 16 + " so ", "done")
+    assert got.json["values"] == {"r": "done"}
+
+
+async def test_annotations_and_figures_reach_the_calls(served: Served) -> None:
+    calls = [call("A {{a}}", "a", plait={"slo-ttft-ms": 300, "priority": 3}), call("B {{b}}", "b")]
+    await run(served, *calls, gets={"b": {"ttft_ms": 200, "tpot_ms": 30}})
+    sent = {prompt: delivery.call for prompt, (delivery, _, _) in served.engine.running.items()}
+    assert (sent["A "].slo, sent["A "].priority, sent["B "].slo) == (Slo(ttft_s=0.3), 3, Slo(0.2, 0.03))
+
+
+async def test_values_that_are_no_texts_become_json(served: Served) -> None:
+    await run(served, call("{{v}} {{out}}", "out", inputs="v"), values={"v": {"n": [1, None]}})
+    assert list(served.engine.running) == ['{"n":[1,null]} ']
+
+
+async def test_without_gets_it_answers_at_once(served: Served) -> None:
+    got = await served.send(PATH, {"calls": [call("A {{a}}", "a")]})
+    assert (got.status, got.json["object"], list(served.engine.running)) == (202, "program", ["A "])
+    again = await served.send(PATH, {"session": got.json["session"], "gets": {"a": "latency"}})
+    await served.engine.answer("A ", "x")
+    assert again.json["values"] == {"a": "x"}
+
+
+async def test_what_failed_has_its_error_beside_the_values(served: Served) -> None:
+    calls = [call("A {{a}}", "a"), call("B {{b}}", "b"), call("{{b}} C {{c}}", "c", inputs="b")]
+    got = await run(served, *calls, gets={"c": None, "a": None})
+    await served.engine.lose("B ")
+    await served.engine.answer("A ", "x")
+    assert (got.status, got.json["values"]) == (200, {"a": "x"})
+    error = got.json["errors"]["c"]
+    assert (error["code"], [cause["variable"] for cause in error["causes"]]) == ("variable_failed", ["c", "b"])
+
+
+async def test_without_any_value_it_has_the_first_errors_status(served: Served) -> None:
+    got = await run(served, call("A {{a}}", "a"), gets={"a": None})
+    await served.engine.lose("A ")
+    assert got.refusal == (424, "variable_failed")
+    assert (got.json["values"], list(got.json["errors"])) == ({}, ["a"])
+
+
+async def test_what_has_not_come_in_time_may_still_come(served: Served) -> None:
+    got = await run(served, call("A {{a}}", "a"), gets={"a": None}, timeout_s=0.001)
+    await got.task
+    assert got.refusal == (408, "get_timeout")
+    await served.engine.answer("A ", "x")
+    assert (await run(served, gets={"a": None})).json["values"] == {"a": "x"}
+
+
+async def test_deleting_its_session_cancels_it(served: Served) -> None:
+    got = await run(served, call("A {{a}}", "a"), gets={"a": None})
+    await served.send("/v1/sessions/s", method="DELETE")
+    assert (got.refusal, served.engine.running) == ((410, "session_ended"), {})
+
+
+async def test_a_client_that_leaves_ends_its_gets_alone(served: Served) -> None:
+    got = await run(served, call("A {{a}}", "a"), gets={"a": "latency"})
+    await got.leave()
+    assert (got.messages, list(served.engine.running)) == ([], ["A "])
+    assert [session.getters for session in served.executor.sessions] == [{}]
+
+
+async def test_a_program_that_is_sent_again_runs_once(served: Served) -> None:
+    body = {"values": {"x": "1"}, "gets": {"a": None}}
+    both = [await run(served, call("{{x}} A {{a}}", "a", inputs="x"), **body) for _ in range(2)]
+    await served.engine.answer("1 A ", "y")
+    assert served.engine.delivered == ["1 A "]
+    assert both[0].json == both[1].json
+
+
+# Refusals.
+
+
+GOOD = call("G {{g}}", "g")
+
+
+@pytest.mark.parametrize(
+    ("body", "refusal", "param"),
+    [
+        ({"call": []}, (400, None), "call"),
+        ({"session": "a b"}, (400, None), "session"),
+        ({"gets": {"g": "fast"}}, (400, None), "gets"),
+        ({"gets": {"none": "latency"}}, (400, "unknown_variable"), "gets.none"),
+        ({"values": {"g": "1"}}, (409, "double_producer"), "calls[0].placeholders"),
+        ({"calls": [GOOD, call("{{b}}{{a}}", "a")]}, (400, None), "calls[1].placeholders"),
+        ({"calls": [GOOD, call("{{b}} {{a}}", "a", inputs="b")]}, (400, "unknown_variable"), "calls[1].placeholders"),
+        ({"calls": [GOOD, call("A {{g}}", "g")]}, (409, "double_producer"), "calls[1].placeholders"),
+        (
+            {"calls": [call("{{b}} {{a}}", "a", inputs="b"), call("{{a}} {{b}}", "b", inputs="a")]},
+            (409, "cycle"),
+            "calls[1].placeholders",
+        ),
+        ({"calls": [GOOD, {"prompt": "A {{a}}", "placeholders": []}]}, (400, None), "calls[1].model"),
+        ({"calls": [GOOD, call("A {{a}}", "a", n=2)]}, (400, None), "calls[1].n"),
+        ({"calls": [GOOD, call("A {{a}}", "a", session_id="s")]}, (400, None), "calls[1].session_id"),
+        ({"calls": [GOOD, call("A {{a}}", "a", max_tokens=0)]}, (400, None), "calls[1].max_tokens"),
+        ({"calls": [GOOD, {**call("A {{a}}", "a"), "model": "x"}]}, (404, "model_not_found"), "calls[1].model"),
+        ({"calls": [GOOD, call("A {{a}}", "a", plait={"speed": 1})]}, (400, None), "calls[1].plait.speed"),
+        (
+            {"calls": [{**GOOD, "placeholders": [{"name": "g", "in_out": True, "kind": 1}]}]},
+            (400, None),
+            "calls[0].placeholders",
+        ),
+    ],
+)
+async def test_a_refusal_names_the_place_and_enters_nothing(
+    served: Served, body: dict[str, Any], refusal: tuple[int, str | None], param: str
+) -> None:
+    got = await served.send(PATH, {"session": "s", "calls": [GOOD], **body})
+    assert (got.refusal, got.json["error"]["param"]) == (refusal, param)
+    assert (served.engine.delivered, len(served.executor.sessions)) == ([], 0)
+
+
+async def test_a_refusal_names_the_call_by_its_output(served: Served) -> None:
+    got = await run(served, GOOD, call("A {{a}}", "a", stop=1, max_tokens=0))
+    assert got.json["error"]["message"].startswith("calls[1] (a): ")
+
+
+async def test_limits_hold_for_the_whole_program() -> None:
+    async with served_calls(max_waiting_calls=1) as served:
+        waiting = [call(f"{{{{g}}}} {{{{w{number}}}}}", f"w{number}", inputs="g") for number in range(2)]
+        got = await served.send(PATH, {"calls": [GOOD, *waiting]})
+        assert (got.refusal, served.engine.delivered) == ((429, "too_many_waiting_calls"), [])

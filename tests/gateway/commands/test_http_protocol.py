@@ -133,7 +133,7 @@ MALFORMED = [
 
 @pytest.mark.parametrize("request_bytes", MALFORMED, ids=repr)
 async def test_what_is_not_http_is_refused(request_bytes: bytes) -> None:
-    async with serving() as running:
+    async with serving(ROOMY) as running:
         status, error = error_of(await running.ask(request_bytes))
     assert (status, error["code"], error["type"]) == (400, "invalid_http", "invalid_request_error")
     assert [refused.code for refused in running.refused] == ["invalid_http"]
@@ -155,7 +155,7 @@ async def test_what_is_not_http_is_refused(request_bytes: bytes) -> None:
     ],
 )
 async def test_a_request_over_a_limit_is_refused(pieces: list[bytes], status: int, code: str) -> None:
-    async with serving() as running:
+    async with serving(LIMITS if status == 408 else ROOMY) as running:  # a pause of the process is no slow client
         given, error = error_of(await running.ask(*pieces, pause_s=0.02))
     assert (given, error["code"]) == (status, code)
     assert [refused.code for refused in running.refused] == [code]

@@ -1,4 +1,4 @@
-"""The answer to a program: the values that its client gets, once all have come or failed."""
+"""The answer to a program: the values that its client gets, once all have come or failed, or as events."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import PlaitError
 from plait.gateway.api.awaited_variable import AwaitedVariable
+from plait.gateway.api.program_events import ProgramEvents, event
+from plait.gateway.api.variable_response import EVENT_STREAM, next_change
 from plait.gateway.asgi import ClientGoneError, error_headers, send_whole, unless_gone
 from plait.gateway.programs.chained_call import CallRunner
 from plait.gateway.programs.program import Program
@@ -59,7 +61,8 @@ class ProgramResponse(Response):
             await send_whole(send, 202, JSON, msgspec.json.encode(self._described()))
             return
         try:
-            await unless_gone(receive, self._whole(session, send))
+            answer = self._whole if self._keep_alive_s is None else self._stream
+            await unless_gone(receive, answer(session, send))
         except ClientGoneError:
             return
         finally:
@@ -101,6 +104,26 @@ class ProgramResponse(Response):
             return
         answer["error"] = errors[0].error_object
         await send_whole(send, errors[0].status, error_headers(errors[0]), msgspec.json.encode(answer))
+
+    async def _stream(self, session: Session, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
+        events = ProgramEvents(session, self._awaited)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._send_events(events, send)
+        except TimeoutError:
+            self._give_up(session)
+        last = events.news() + event("done", self._described())
+        await send({"type": "http.response.body", "body": last})
+
+    async def _send_events(self, events: ProgramEvents, send: Send) -> None:
+        """Send what is new until all is told. A client that reads slowly gets all that has come meanwhile at once."""
+        while not events.is_over:
+            news = events.news()
+            if news:
+                await send({"type": "http.response.body", "body": news, "more_body": True})
+            else:
+                await next_change(self._changed, send, self._keep_alive_s)
 
     def _give_up(self, session: Session) -> None:
         for awaited in self._awaited:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -131,6 +132,61 @@ async def test_a_program_that_is_sent_again_runs_once(served: Served) -> None:
     await served.engine.answer("1 A ", "y")
     assert served.engine.delivered == ["1 A "]
     assert both[0].json == both[1].json
+
+
+# Streams.
+
+
+def told(exchange: Exchange) -> list[tuple[str, Any]]:
+    """The events that a stream has brought."""
+    lines = [block.split("\n") for block in exchange.body.decode().split("\n\n") if block.startswith("event: ")]
+    return [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in lines]
+
+
+async def test_a_stream_brings_texts_as_they_grow_then_values(served: Served) -> None:
+    calls = [call("A {{a}}", "a"), call("{{a}} B {{b}}", "b", inputs="a")]
+    got = await run(served, *calls, gets={"b": "latency", "a": None}, stream=True)
+    await served.engine.begin("A ", "x ")
+    await served.engine.begin("A ", "= 1")
+    await served.engine.answer("A ", "")
+    assert [kind for kind, _ in told(got)] == ["delta", "delta", "value"]
+    await served.engine.answer("x = 1 B ", "fine", "length")
+    assert (got.status, got.headers[b"content-type"]) == (200, b"text/event-stream; charset=utf-8")
+    texts = {
+        name: "".join(data["delta"] for kind, data in told(got) if kind == "delta" and data["name"] == name)
+        for name in "ab"
+    }
+    assert texts == {"a": "x = 1", "b": "fine"}
+    assert [data for kind, data in told(got) if kind in {"value", "failed", "done"}] == [
+        {"name": "a", "value": "x = 1", "truncated": False},
+        {"name": "b", "value": "fine", "truncated": True},
+        {"object": "program", "session": "s"},
+    ]
+
+
+async def test_a_stream_brings_failures_beside_values(served: Served) -> None:
+    got = await run(served, call("A {{a}}", "a"), call("B {{b}}", "b"), gets={"a": None, "b": None}, stream=True)
+    await served.engine.begin("A ", "x")
+    await served.engine.break_off("A ", "y")
+    await served.engine.answer("B ", "z")
+    kinds = {data["name"]: kind for kind, data in told(got)[:-1]}
+    assert (kinds, told(got)[-1][0]) == ({"a": "failed", "b": "value"}, "done")
+    (error,) = [data["error"] for kind, data in told(got) if kind == "failed"]
+    assert error["code"] == "variable_failed"
+
+
+async def test_a_stream_whose_time_is_over_says_what_has_not_come(served: Served) -> None:
+    got = await run(served, call("A {{a}}", "a"), gets={"a": None}, stream=True, timeout_s=0.001)
+    await got.task
+    assert [kind for kind, _ in told(got)] == ["failed", "done"]
+    assert told(got)[0][1]["error"]["code"] == "get_timeout"
+
+
+async def test_a_stream_is_refused_with_a_status_and_ends_with_its_client(served: Served) -> None:
+    assert (await run(served, gets={"none": None}, stream=True)).refusal == (400, "unknown_variable")
+    got = await run(served, call("A {{a}}", "a"), gets={"a": None}, stream=True)
+    await got.leave()
+    assert [session.getters for session in served.executor.sessions] == [{}]
 
 
 # Refusals.

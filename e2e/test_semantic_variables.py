@@ -105,6 +105,35 @@ async def test_a_submitted_prompt_is_what_a_client_gets_that_goes_on_by_itself(
     assert placements(team)[engine] == placed[engine] + 2, "both steps ran on one engine"
 
 
+async def test_a_whole_program_is_what_a_client_gets_that_goes_on_by_itself(team: Fleet, client: AsyncOpenAI) -> None:
+    program = map_reduce(16)
+    expected = await by_hand(client, program)
+    calls = [
+        {
+            **call.request(call.prompt),
+            "messages": [{"role": "user", "content": call.prompt}, {"role": "assistant", "content": "{{OUT}}"}],
+            "placeholders": [
+                *({"name": name} for name in call.inputs),
+                {"name": "OUT", "in_out": True, "semantic_var_id": call.output},
+            ],
+        }
+        for call in program
+    ]
+    gets: dict[str, Any] = {call.output: "latency" if call is program[-1] else None for call in program}
+    body = {"session": "whole", "calls": calls, "gets": gets}
+    got = await asyncio.to_thread(post, team, "/v1/programs", body)
+    assert (got.status_code, got.json()["values"], got.json()["errors"]) == (200, expected, {})
+
+    streamed = await asyncio.to_thread(post, team, "/v1/programs", {**body, "session": "streamed", "stream": True})
+    events = [block.split("\ndata: ") for block in streamed.text.split("\n\n") if block.startswith("event: ")]
+    values = [json.loads(data) for kind, data in events if kind == "event: value"]
+    assert {value["name"]: value["value"] for value in values} == expected
+    assert events[-1][0] == "event: done"
+    lines = [json.loads(line) for line in team.gateway.log().splitlines() if '"event":"call"' in line]
+    maps = [line for line in lines if "/whole/" in (line["group"] or "")]
+    assert [line["objective"] for line in maps] == ["latency"] * 16, "the first stage knows what it is for"
+
+
 def placements(team: Fleet) -> dict[str, float]:
     return {name: team.gateway.metric("plait_placements_total", engine=name) for name in team.engines}
 
@@ -314,7 +343,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "semantic_variables.md"
 def test_the_examples_run(fleet: Fleet, tmp_path: Path, language: str) -> None:
     if language == "sh" and not shutil.which("curl"):
         pytest.skip("there is no curl here")
-    (code,) = re.findall(rf"```{language}\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    code = "".join(re.findall(rf"```{language}\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL))
     script = tmp_path / "example"
     script.write_text(code.replace("http://127.0.0.1:8000", fleet.gateway.url))
     command = [sys.executable if language == "python" else "sh", str(script)]

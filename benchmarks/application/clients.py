@@ -14,15 +14,13 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
+from plait.gateway.programs.program import Program
 from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
 from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
 from plait.policy.types import Objective, Slo, TaskGroup
 
 NETWORK_S = 0.25
 """A request's way to the gateway and its answer's way back, half each: Parrot emulates 200 to 300 ms a request."""
-
-BEGIN = "begin"
-"""The variable that a client sets once all calls are submitted: the whole program is known when its first calls run."""
 
 
 @dataclass(slots=True)
@@ -155,28 +153,28 @@ class _SessionClient:
         self._mark = job.launch.objective if clients.deduced else None
 
     def start(self, now_s: float) -> None:
-        """Everything is sent at once: gets, calls, and last the value that the first calls wait for."""
+        """Everything is sent at once, as one program."""
         self._clients.simulation.at(now_s + self._clients.way_s, self._arrive)
 
     def _arrive(self, now_s: float) -> None:
         program, executor = self._job.launch.program, self._executor
         session = executor.sessions.open("benchmark", self._name, now_s)
-        for name in program.awaited:
-            got = partial(self._got, name)
-            executor.variables.get(session, Getter(name, got, _failed, mark=self._mark), now_s)
-        for call in program.calls:
-            owner = _Owner(self._clients, executor, self._job, call)
-            owner.held = HeldCall(
-                f"{self._name}-{call.output}",
-                call.inputs or (BEGIN,),
-                (Output(call.output),),
-                owner,
-                MODEL,
-                prompt_tokens=call.constant_tokens,
-                output_tokens=call.output_tokens,
-            )
-            executor.add(session, owner.held, now_s)
-        executor.variables.set_value(session, BEGIN, "", now_s)
+        getters = [Getter(name, partial(self._got, name), _failed, mark=self._mark) for name in program.awaited]
+        calls = {index: self._held(call) for index, call in enumerate(program.calls)}
+        executor.enter(session, Program({}, calls, getters), now_s)
+
+    def _held(self, call: ProgramCall) -> HeldCall:
+        owner = _Owner(self._clients, self._executor, self._job, call)
+        owner.held = HeldCall(
+            f"{self._name}-{call.output}",
+            call.inputs,
+            (Output(call.output),),
+            owner,
+            MODEL,
+            prompt_tokens=call.constant_tokens,
+            output_tokens=call.output_tokens,
+        )
+        return owner.held
 
     def _got(self, name: str, _value: str) -> None:
         self._awaited.discard(name)

@@ -26,7 +26,8 @@ from benchmarks.faulting.measurement import until_engine
 from benchmarks.neighbouring.attacks import ATTACKS
 from benchmarks.neighbouring.tenant import Tenant, Times
 from e2e.faults.completions import LONG_MODEL
-from e2e.faults.fleet import ScriptedEngine, free_ports
+from e2e.faults.fleet import ScriptedEngine
+from e2e.ports import free_ports
 
 MODEL: Final = "demo"
 KEYS: Final = ("well", "badly")

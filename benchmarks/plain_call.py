@@ -26,7 +26,8 @@ import uvloop
 
 from benchmarks.plain.answering_engine import MODEL
 from e2e.faults.raw_client import CHAT, Client
-from e2e.servers import eventually, free_port
+from e2e.ports import free_port
+from e2e.servers import eventually
 
 HERE: Final = Path(__file__).parents[1]
 PROMPT: Final = "Tell me how a gateway places calls. " * 12

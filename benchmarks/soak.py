@@ -32,8 +32,9 @@ from benchmarks.faulting.gateways import plait, process
 from benchmarks.faulting.measurement import engines_command, until_ready
 from benchmarks.faulting.mixed_calls import MixedCalls
 from benchmarks.faulting.trouble import Trouble, TroubledEngine
-from e2e.faults.fleet import ScriptedEngine, free_ports
+from e2e.faults.fleet import ScriptedEngine
 from e2e.faults.raw_client import Client
+from e2e.ports import free_ports
 
 ENGINES: Final = 4
 WORKERS: Final = 24

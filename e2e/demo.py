@@ -25,23 +25,6 @@ def demo(
             process.wait(DEADLINE_S)
 
 
-def ports_in_a_row(count: int) -> int:
-    """The first of `count` adjacent free ports, below the range that outgoing connections use."""
-    for first in range(20_000, 30_000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for offset, candidate in enumerate(sockets):
-                candidate.bind(("127.0.0.1", first + offset))
-        except OSError:
-            continue
-        else:
-            return first
-        finally:
-            for candidate in sockets:
-                candidate.close()
-    raise AssertionError("no free ports")
-
-
 def refused(port: int) -> bool:
     """Whether nobody listens there."""
     with socket.socket() as probe:

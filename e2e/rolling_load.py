@@ -82,11 +82,14 @@ def chat(text: str, max_tokens: int = 20, **fields: Any) -> dict[str, Any]:
 
 
 async def chained(http: httpx.AsyncClient, session: str) -> Ended:
-    """A call that waits for the output of another."""
+    """A call that waits for the output of another.
+
+    If one of the two was refused a connection, that is how the pair ended: the gateway never had both.
+    """
     needs = post(http, chat("Use {{v}}", stream=True), plait_session=session, plait_inputs="v")
     makes = post(http, chat("Make it"), plait_session=session, plait_output="v")
     ended = await asyncio.gather(needs, makes)
-    return next((one for one in ended if one.how != "complete"), ended[0])
+    return min(ended, key=lambda one: (one.how != REFUSED, one.how == "complete"))
 
 
 async def submitted(http: httpx.AsyncClient, session: str) -> Ended:

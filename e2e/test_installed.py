@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.demo import demo, ports_in_a_row, refused
+from e2e.demo import demo, refused
 from e2e.installed import CLASHING, clashing_folder, copied_environment
+from e2e.ports import free_ports
 from e2e.servers import eventually
 
 PROGRAM = """
@@ -43,7 +44,7 @@ def test_it_is_the_wheel_that_runs(python: Path, folder: Path) -> None:
 
 
 def test_the_demo_and_the_client_run_beside_them(python: Path, folder: Path) -> None:
-    first = ports_in_a_row(5)
+    first = free_ports(5)[0]
     with demo(first, first + 1, plait=python.with_name("plait"), folder=folder) as process:
         assert process.stdout is not None
         eventually(lambda: process.poll() is not None or not refused(first))

@@ -12,8 +12,9 @@ import pytest
 from openai import AsyncStream
 from openai.types.chat import ChatCompletionChunk
 
+from e2e.ports import free_port
 from e2e.sdk import Sdk, asking, async_client, sync_client
-from e2e.servers import DEADLINE_S, PLAIT, STOPPED_BY_SIGTERM, Fleet, Launcher, Server, eventually, free_port
+from e2e.servers import DEADLINE_S, PLAIT, STOPPED_BY_SIGTERM, Fleet, Launcher, Server, eventually
 
 ENGINES = '[[engines]]\nurl = "http://127.0.0.1:1"\n'
 

@@ -18,9 +18,10 @@ from benchmarks.chaining.figures import Spread
 from benchmarks.faulting.cases import Case, Sign
 from benchmarks.faulting.gateways import Gateway, process
 from benchmarks.faulting.presence import Presence
-from e2e.faults.fleet import ScriptedEngine, free_ports
+from e2e.faults.fleet import ScriptedEngine
 from e2e.faults.raw_client import CHAT, Client
 from e2e.faults.verdicts import is_good
+from e2e.ports import free_ports
 
 MODEL: Final = "demo"
 CONCURRENCY: Final = 64

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import msgspec
 
 from e2e.faults.modes import HEALTHY
 from e2e.faults.raw_client import Client
+from e2e.ports import free_ports
 from e2e.servers import Server
 
 KEY = "sk-engine"
@@ -69,12 +68,3 @@ class ScriptedServer(Server):
             command += ["--name", engine.name, "--model", ",".join(engine.models)]
             command += ["--port", str(engine.port), "--control-port", str(engine.control_port)]
         self._command = command
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at the moment, each another."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]

@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 
+from e2e.ports import free_port
 from e2e.rolling_load import Ended, chat, client, get, post, steady_load
-from e2e.servers import STOPPED_BY_SIGTERM, Fleet, Launcher, Server, eventually, free_port, toml
+from e2e.servers import STOPPED_BY_SIGTERM, Fleet, Launcher, Server, eventually, toml
 
 ADMIN_KEY = "sk-admin"
 DRAIN_DELAY_S, GRACE_S = 1.0, 2.0

@@ -15,7 +15,8 @@ from typing import Final
 import httpx
 import msgspec
 
-from e2e.servers import DEADLINE_S, Server, eventually, free_port
+from e2e.ports import free_port
+from e2e.servers import DEADLINE_S, Server, eventually
 from e2e.tiny_model import CONTEXT_TOKENS
 from plait.backends.protocol.cache_state import CacheState
 

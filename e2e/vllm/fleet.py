@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from e2e.servers import Server, eventually, free_port, toml
+from e2e.ports import free_port
+from e2e.servers import Server, eventually, toml
 from e2e.tiny_model import CONTEXT_TOKENS
 from e2e.vllm.engines import BLOCK_TOKENS, KV_TOKENS, MODEL, VllmServer, stored_blocks
 from plait.policy.prefix.block_hash import tree_block_tokens

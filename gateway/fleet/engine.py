@@ -151,10 +151,7 @@ class FleetEngine:
         residency = self.view.residency
         if state.snapshot or state.epoch != self.epoch:
             residency.resident.clear()
-        for block in state.removed:
-            residency.resident.remove(block)
-        for run in state.stored:
-            residency.resident.store(run.parent, run.hashes)
+        residency.resident.apply(state.removed, ((run.parent, run.hashes) for run in state.stored))
         self.reports, self.epoch, self.cursor, self.kind = True, state.epoch, state.cursor, state.kind
         self.view.free_tokens = float(state.kv_free_tokens)
         self.view.use_report(state.iteration.budget_tokens, urgent_first=state.scheduler.policy == SLO_SCHEDULER)

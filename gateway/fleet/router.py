@@ -193,7 +193,7 @@ class Router:
             raise EngineBusyError(engine_id, engine.view.outstanding, is_draining=engine.draining)
         engine.age(inf)
         engine.forget_cache()
-        del self.engines[engine_id]
+        del self.engines[engine_id], self.tree.ends[engine_id]
         self._fleet_changed()
 
     def report(self, engine_id: str, state: CacheState, requested_s: float) -> None:

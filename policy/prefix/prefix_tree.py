@@ -1,15 +1,16 @@
 """The prefix tree: one radix tree over chained block hashes, shared by all engines and models.
 
 A node is a run of blocks that every prompt through it shares. Because hashes are chained, one hash identifies a whole
-prefix. So a match is a bisection over the prompt's hashes, and chains of different models never meet below the root.
-Each node has a `Holding` for each engine: the engine's blocks of the node, and the calls that shared it recently. See
+prefix. So a match is a bisection in each node, and chains of different models never meet below the root. Each node has
+a `Holding` for each engine: the engine's blocks of the node, and the calls that shared it recently. See
 docs/design/prefix-tree.md.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from plait.policy.prefix.node import Node
@@ -25,40 +26,45 @@ class Segment:
 
 
 class PrefixTree:
-    """The radix tree. `index` has the node of every block, so one hash finds any prefix.
+    """The radix tree.
 
-    `_only_child` has nodes that may be merged with their only child. `_most_blocks` is the most that `tidy` saw since
-    the index was made.
+    `ends` has, for each engine, the nodes with resident blocks by the last one of these. `_only_child` has nodes that
+    may be merged with their only child. `_most_children` is the most children of the root since its dict was made.
     """
 
     def __init__(self) -> None:
         self.root = Node(None, 0, array("Q"))
-        self.index: dict[int, Node] = {}
-        self._most_blocks = 0
+        self.ends: defaultdict[str, dict[int, Node]] = defaultdict(dict)
+        self._blocks = 0
+        self._most_children = 0
         self._only_child: dict[Node, None] = {}
 
     def __len__(self) -> int:
         """Blocks in the tree."""
-        return len(self.index)
+        return self._blocks
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the root, ancestors first."""
+        stack = [self.root]
+        while stack:
+            children = list(stack.pop().children.values())
+            yield from children
+            stack += children
 
     def match(self, hashes: Sequence[int]) -> list[Segment]:
-        """The path that `hashes` shares with the tree, root first. Changes nothing. O(log blocks + nodes)."""
-        index = self.index
-        low, high = 0, len(hashes)
-        while low < high:
-            middle = (low + high) // 2
-            if hashes[middle] in index:
-                low = middle + 1
-            else:
-                high = middle
-        if low == 0:
-            return []
-        last = index[hashes[low - 1]]
-        if not 0 < low - last.start_blocks <= len(last):
-            return []  # an engine reported a block at another place than prompts have it
-        segments = [Segment(node, len(node)) for node in last.path()]
-        segments[0] = Segment(last, low - last.start_blocks)
-        segments.reverse()
+        """The path that `hashes` shares with the tree, root first. Changes nothing. O(nodes x log of their blocks)."""
+        segments = []
+        node, position, length = self.root, 0, len(hashes)
+        while position < length:
+            child = node.children.get(hashes[position])
+            if child is None:
+                break
+            common = child.common_blocks(0, hashes, position)
+            segments.append(Segment(child, common))
+            if common < len(child.hashes):
+                break
+            position += common
+            node = child
         return segments
 
     def insert(self, hashes: Sequence[int]) -> Node:
@@ -77,10 +83,8 @@ class PrefixTree:
     def add_leaf(self, parent: Node, hashes: Sequence[int]) -> Node:
         """Add the chain `hashes` below `parent`. None of its blocks may be in the tree."""
         leaf = Node(parent, parent.end_blocks, array("Q", hashes))
-        blocks = leaf.hashes.tolist()  # made once: both mappings keep the same integers
-        parent.children = with_entry(parent.children, blocks[0], leaf)
-        for block in blocks:
-            self.index[block] = leaf
+        parent.children = with_entry(parent.children, leaf.hashes[0], leaf)
+        self._blocks += len(leaf)
         return leaf
 
     def extend(self, node: Node, hashes: Sequence[int]) -> Node:
@@ -92,8 +96,7 @@ class PrefixTree:
         if node.parent is None or node.children or any(h.bookings or h.sharers for h in node.holdings.values()):
             return self.add_leaf(node, hashes)
         node.hashes.extend(hashes)
-        for block in hashes:
-            self.index[block] = node
+        self._blocks += len(hashes)
         return node
 
     def split(self, node: Node, blocks: int) -> Node:
@@ -105,14 +108,15 @@ class PrefixTree:
         assert 0 < blocks < len(node)
         upper = Node(node.parent, node.start_blocks, node.hashes[:blocks])
         node.parent.children = with_entry(node.parent.children, upper.hashes[0], upper)
-        for block in upper.hashes:
-            self.index[block] = upper
         node.hashes = node.hashes[blocks:]
         node.start_blocks += blocks
         node.parent = upper
         upper.children = with_entry(upper.children, node.hashes[0], node)
         for engine_id, holding in list(node.holdings.items()):
-            upper.holdings = with_entry(upper.holdings, engine_id, holding.split(upper, blocks))
+            above = holding.split(upper, blocks)
+            upper.holdings = with_entry(upper.holdings, engine_id, above)
+            if above.resident_blocks:
+                self.ends[engine_id][upper.hashes[above.resident_blocks - 1]] = upper
             node.drop_unused(engine_id)
         return upper
 
@@ -121,9 +125,7 @@ class PrefixTree:
         removed = 0
         while node.parent is not None and not node.children:
             keep = max((h.needed_blocks() for h in node.holdings.values()), default=0)
-            for block in node.hashes[keep:]:
-                if self.index.get(block) is node:  # an engine may have reported it at a place where no prompt has it
-                    del self.index[block]
+            self._blocks -= len(node) - keep
             if keep:
                 del node.hashes[keep:]
                 break
@@ -135,7 +137,7 @@ class PrefixTree:
         return removed
 
     def tidy(self) -> None:
-        """Merge nodes that nothing divides any more, and give unused memory of the index back.
+        """Merge nodes that nothing divides any more, and give unused memory of the root back.
 
         Called about once a second, and never while nodes are walked: a prefix that is shared again and again is then
         split and merged at most once a second. Each block that moves was moved by a split before.
@@ -143,10 +145,11 @@ class PrefixTree:
         nodes, self._only_child = self._only_child, {}
         for node in nodes:
             self._merge(node)
-        self._most_blocks = max(self._most_blocks, len(self.index))
-        if 2 * len(self.index) < self._most_blocks:
-            self.index = dict(self.index)  # a dict from which keys are deleted keeps its size; its copy does not
-            self._most_blocks = len(self.index)
+        children = self.root.children
+        self._most_children = max(self._most_children, len(children))
+        if 2 * len(children) < self._most_children and isinstance(children, dict):
+            self.root.children = dict(children)  # a dict from which keys are deleted keeps its size; its copy does not
+            self._most_children = len(children)
 
     def _note_only_child(self, node: Node) -> None:
         """A child of `node` left the tree, or a call that spanned it ended. Look at it again in `tidy`."""
@@ -168,28 +171,28 @@ class PrefixTree:
         if not upper.can_join(lower):
             return
         for engine_id, holding in upper.holdings.items():
-            lower.holding(engine_id).join(holding)
+            below = lower.holding(engine_id)
+            if below.resident_blocks:
+                del self.ends[engine_id][upper.hashes[-1]]
+            elif holding.resident_blocks:
+                self.ends[engine_id][upper.hashes[holding.resident_blocks - 1]] = lower
+            below.join(holding)
         lower.parent, lower.start_blocks = parent, upper.start_blocks
         lower.hashes = upper.hashes + lower.hashes
         parent.children = with_entry(parent.children, lower.hashes[0], lower)
-        for block in upper.hashes:
-            self.index[block] = lower
 
     def check(self) -> None:
         """Assert every invariant of the tree; for tests."""
-        seen: dict[int, Node] = {}
-        stack = [self.root]
-        while stack:
-            node = stack.pop()
-            for first, child in node.children.items():
-                assert child.parent is node
-                assert len(child) > 0
-                assert child.hashes[0] == first
-                assert child.start_blocks == node.end_blocks
-                for holding in child.holdings.values():
-                    holding.check(child)
-                for block in child.hashes:
-                    assert block not in seen
-                    seen[block] = child
-                stack.append(child)
-        assert seen == self.index
+        blocks, ends = 0, defaultdict[str, dict[int, Node]](dict)
+        for node in self.nodes():
+            blocks += len(node)
+            assert len(node) > 0
+            assert node.parent is not None
+            assert node.parent.children[node.hashes[0]] is node
+            assert node.start_blocks == node.parent.end_blocks
+            for engine_id, holding in node.holdings.items():
+                holding.check(node)
+                if holding.resident_blocks:
+                    ends[engine_id][node.hashes[holding.resident_blocks - 1]] = node
+        assert blocks == len(self)
+        assert ends == {engine_id: nodes for engine_id, nodes in self.ends.items() if nodes}

@@ -101,7 +101,7 @@ class Residency:
 
     def check(self) -> None:
         """Assert that the total and the order of use agree with the tree, and that no prefix has a gap; for tests."""
-        nodes = [node for node in set(self._tree.index.values()) if self.engine_id in node.holdings]
+        nodes = [node for node in self._tree.nodes() if self.engine_id in node.holdings]
         assert len(self.resident) == sum(self.resident.of(node) for node in nodes)
         ordered = list(self._order)
         position = {holding.node: place for place, holding in enumerate(ordered)}

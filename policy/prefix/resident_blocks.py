@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from plait.policy.prefix.node import Node
+from plait.policy.prefix.block_finder import BlockFinder
+from plait.policy.prefix.node import Holding, Node
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.use_order import UseOrder
+
+Run = tuple[int | None, Sequence[int]]
+"""(The block before the run, None at the root; the hashes of its blocks)."""
 
 
 class ResidentBlocks:
@@ -16,6 +20,7 @@ class ResidentBlocks:
         self._engine_id = engine_id
         self._tree = tree
         self._order = order
+        self._ends = tree.ends[engine_id]
         self._blocks = 0
 
     def __len__(self) -> int:
@@ -26,15 +31,30 @@ class ResidentBlocks:
         holding = node.holdings.get(self._engine_id)
         return 0 if holding is None else holding.resident_blocks
 
+    def apply(self, removed: Iterable[int], stored: Iterable[Run]) -> None:
+        """A report: the engine evicted blocks, then stored runs of blocks. Raises ValueError as `store` does."""
+        finder = BlockFinder(self._engine_id, self._ends, self._order)
+        for block in removed:
+            self._remove(block, finder)
+        for parent, hashes in stored:
+            self._store(parent, hashes, finder)
+
     def store(self, parent: int | None, hashes: Sequence[int]) -> None:
         """The engine stored the blocks `hashes`, which follow the block `parent` (None: they begin a chain).
 
         A run whose parent is not resident here cannot be reached from the root. It is ignored. Raises ValueError for a
-        run that contradicts the tree: a block follows two others, or itself.
+        run in which a block follows itself, or ends where another of the engine's runs ends.
         """
+        self.apply((), [(parent, hashes)])
+
+    def remove(self, block: int) -> None:
+        """The engine evicted a block. The blocks after it go too: they can no longer be reached from the root."""
+        self.apply([block], ())
+
+    def _store(self, parent: int | None, hashes: Sequence[int], finder: BlockFinder) -> None:
         node, offset = self._tree.root, 0
         if parent is not None:
-            found = self._find(parent)
+            found = finder.find(parent)
             if found is None:
                 return
             node, offset = found[0], found[1] + 1
@@ -49,29 +69,31 @@ class ResidentBlocks:
             offset += common
             position += common
             self._grow(node, offset)
+        finder.stored(hashes, node)
         self._order.touch_path(node)
 
     def _extend(self, node: Node, fresh: Sequence[int]) -> Node:
-        """Put new blocks after `node`. A block's hash stands for all before it, so it has one place in the tree."""
-        if not self._tree.index.keys().isdisjoint(fresh) or len(set(fresh)) < len(fresh):
-            raise ValueError("the report puts a block after two different ones")
+        """Put new blocks after `node`."""
+        once = set(fresh)
+        known = (self._ends, *(above.hashes for above in node.path()))
+        if len(once) < len(fresh) or not all(map(once.isdisjoint, known)):
+            raise _contradiction()
         return self._tree.extend(node, fresh)
 
-    def store_path(self, leaf: Node) -> None:
-        """Assume that all blocks up to the end of `leaf` were stored; for engines that do not report."""
-        for node in leaf.path():
-            self._grow(node, len(node))
-        self._order.touch_path(leaf)
-
-    def remove(self, block: int) -> None:
-        """The engine evicted a block. The blocks after it go too: they can no longer be reached from the root."""
-        found = self._find(block)
+    def _remove(self, block: int, finder: BlockFinder) -> None:
+        found = finder.find(block)
         if found is None:
             return
         node, offset = found
         for below in reversed(self._below(node)):
             self._shrink(below, 0)
         self._shrink(node, offset)
+
+    def store_path(self, leaf: Node) -> None:
+        """Assume that all blocks up to the end of `leaf` were stored; for engines that do not report."""
+        for node in leaf.path():
+            self._grow(node, len(node))
+        self._order.touch_path(leaf)
 
     def clear(self) -> None:
         """The engine restarted or sends a snapshot: no block is resident until it is reported again."""
@@ -81,19 +103,6 @@ class ResidentBlocks:
     def evict(self, node: Node, blocks: int) -> None:
         """The last `blocks` resident blocks of a node were evicted."""
         self._shrink(node, self.of(node) - blocks)
-
-    def _find(self, block: int) -> tuple[Node, int] | None:
-        """The node of a block that is resident here, and the block's position in it; None if it is not resident."""
-        node = self._tree.index.get(block)
-        resident = 0 if node is None else self.of(node)
-        if node is None or resident == 0:
-            return None
-        if node.hashes[resident - 1] == block:  # the usual case: a report extends or removes the end
-            return node, resident - 1
-        try:
-            return node, node.hashes.index(block, 0, resident)
-        except ValueError:
-            return None
 
     def _below(self, node: Node) -> list[Node]:
         """The node's descendants with resident blocks, ancestors first."""
@@ -105,17 +114,31 @@ class ResidentBlocks:
         return found
 
     def _grow(self, node: Node, blocks: int) -> None:
+        if self._ends.get(node.hashes[blocks - 1], node) is not node:
+            raise _contradiction()
         holding = node.holding(self._engine_id)
-        self._blocks += max(0, blocks - holding.resident_blocks)
-        holding.resident_blocks = max(blocks, holding.resident_blocks)
+        if blocks > holding.resident_blocks:
+            self._keep(holding, blocks)
         if holding.newer is None:
             self._order.touch(holding)
 
     def _shrink(self, node: Node, blocks: int) -> None:
         holding = node.holdings[self._engine_id]
-        evicted = holding.resident_blocks - blocks
-        self._blocks -= evicted
-        holding.resident_blocks = blocks
-        holding.leaving_blocks = max(0, holding.leaving_blocks - evicted)
+        holding.leaving_blocks = max(0, holding.leaving_blocks - (holding.resident_blocks - blocks))
+        self._keep(holding, blocks)
         node.drop_unused(self._engine_id)
         self._tree.prune(node)
+
+    def _keep(self, holding: Holding, blocks: int) -> None:
+        """Have the first `blocks` blocks of a node be the resident ones."""
+        node, hashes, before = holding.node, holding.node.hashes, holding.resident_blocks
+        if before:
+            del self._ends[hashes[before - 1]]
+        if blocks:
+            self._ends[hashes[blocks - 1]] = node
+        holding.resident_blocks = blocks
+        self._blocks += blocks - before
+
+
+def _contradiction() -> ValueError:
+    return ValueError("the report puts a block after two different ones")

@@ -23,6 +23,7 @@ from plait.policy.placement.policies import POLICIES
 from plait.policy.placement.rebalancing import rebalanced_e2
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call
+from tests.policy.prefix.block_index import block_index
 
 Prefix = tuple[int, ...]
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -104,7 +105,7 @@ class Fleet(RuleBasedStateMachine):
 
     def expects_eviction(self, engine: str) -> bool:
         """Whether something resident is to make room for a call that is on its way: it is no longer counted on."""
-        nodes = set(self.router.tree.index.values())
+        nodes = set(self.router.tree.nodes())
         return any(node.holdings[engine].leaving_blocks for node in nodes if engine in node.holdings)
 
     # Calls.
@@ -254,7 +255,7 @@ class Fleet(RuleBasedStateMachine):
         assert blocks(self.router, engine) == {}
         self.router.check()
         needed = set[int]().union(*(blocks(self.router, other) for other in self.router.engines))
-        assert set(self.router.tree.index) == needed, "the tree has nothing that was there for this engine alone"
+        assert set(block_index(self.router.tree)) == needed, "the tree has nothing that was there for this engine alone"
         self.ended = [booking for booking in self.ended if booking.placement.engine_id != engine]
         self.fakes[engine] = FakeEngine()
         self.router.add_engine(engine, COSTS)
@@ -291,19 +292,19 @@ class Fleet(RuleBasedStateMachine):
         for engine in REPORTING:
             self.report(engine, 0.0, forget=False)
         self.state_is_sound()
-        assert set(self.router.tree.index) == {name(p) for fake in self.fakes.values() for p in fake.known}
+        assert set(block_index(self.router.tree)) == {name(p) for fake in self.fakes.values() for p in fake.known}
         assert not len(self.router.routes)
         for known in self.router.engines.values():
             assert (known.view.outstanding, len(known.view.ledger), list(known.unconfirmed)) == (0, 0, [])
             assert known.view.ledger.window_cost_s() == 0.0
-        for node in set(self.router.tree.index.values()):
+        for node in self.router.tree.nodes():
             assert all(h.bookings == h.sharers == 0 < h.resident_blocks for h in node.holdings.values())
 
 
 def blocks(router: Router, engine: str) -> dict[int, tuple[bool, int, int]]:
     """Of every block that the engine has to do with: whether it is resident, its bookings and sharers."""
     found = {}
-    for node in set(router.tree.index.values()):
+    for node in router.tree.nodes():
         if (held := node.holdings.get(engine)) is not None:
             for place, block in enumerate(node.hashes):
                 found[block] = (place < held.resident_blocks, held.bookings, held.sharers)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.node import Node
 from plait.policy.prefix.prefix_tree import PrefixTree, Segment
+from tests.policy.prefix.block_index import block_index
 
 CHAINS = st.lists(st.integers(0, 2), max_size=8)  # heavily shared: three different blocks
 
@@ -73,7 +74,7 @@ def test_pruning_takes_what_nobody_holds_and_nothing_else(inserted: list[list[in
         if path:
             tree.prune(path[-1].node)
         tree.check()
-    assert set(tree.index) == {block for blocks in held for block in hashes(blocks)}
+    assert set(block_index(tree)) == {block for blocks in held for block in hashes(blocks)}
 
 
 def test_a_partial_match_splits_a_node() -> None:
@@ -126,14 +127,14 @@ def test_pruning_cuts_a_leaf_to_what_is_resident_and_climbs_to_what_is_needed() 
     leaf.holding("a").resident_blocks = 1
     leaf.holding("b").resident_blocks = 2
     assert tree.prune(leaf) == 0
-    assert list(tree.index) == list(hashes([1, 2]))
+    assert list(block_index(tree)) == list(hashes([1, 2]))
     below = tree.insert(hashes([1, 2, 9]))
     for engine in "ab":
         leaf.holding(engine).resident_blocks = 0
         leaf.drop_unused(engine)
     assert tree.prune(leaf) == 0, "something hangs below it"
     assert tree.prune(below) == 2
-    assert not tree.index
+    assert not block_index(tree)
     assert not tree.root.children
 
 

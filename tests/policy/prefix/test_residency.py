@@ -169,7 +169,7 @@ def test_an_expectation_survives_a_split_of_its_node() -> None:
     tree.check()
     residency.end_expectation(victims)
     assert held(tree, residency, "abcd") == 4
-    assert all(node.holdings["a"].leaving_blocks == 0 for node in tree.index.values())
+    assert all(node.holdings["a"].leaving_blocks == 0 for node in tree.nodes())
 
 
 def test_an_expectation_whose_node_has_gone_ends_quietly() -> None:

@@ -16,6 +16,7 @@ from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.node import Holding, Node
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
+from tests.policy.prefix.block_index import block_index
 
 Prefix = tuple[int, ...]
 ENGINES = ("a", "b", "c")
@@ -130,7 +131,7 @@ class Fleet(RuleBasedStateMachine):
         if not parent or parent in self.oracle[engine].resident:
             self.oracle[engine].resident |= prefixes(prefix)
             # A node is used as a whole: what lies behind the run in its last node counts as used with it.
-            whole = set(self.tree.index[name(prefix)].hashes)
+            whole = set(block_index(self.tree)[name(prefix)].hashes)
             self.use(engine, prefixes(prefix) | {p for p in self.oracle[engine].resident if name(p) in whole})
 
     @rule(engine=st.sampled_from(ENGINES), prefix=PREFIXES)
@@ -179,7 +180,7 @@ class Fleet(RuleBasedStateMachine):
         self.remove(engine, block)
         self.tree.tidy()
         self.residency[engine].end_expectation(expected)
-        nodes = set(self.tree.index.values())
+        nodes = set(self.tree.nodes())
         assert not any(node.holdings[engine].leaving_blocks for node in nodes if engine in node.holdings)
 
     @rule()
@@ -189,7 +190,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(query=PREFIXES)
     def match(self, query: Prefix) -> None:
         path = self.tree.match(hashes(query))
-        known = {block for block in hashes(query) if block in self.tree.index}
+        known = {block for block in hashes(query) if block in block_index(self.tree)}
         assert sum(segment.blocks for segment in path) == len(known)
         for engine in ENGINES:
             held = self.oracle[engine].resident | self.booked(engine)
@@ -201,11 +202,11 @@ class Fleet(RuleBasedStateMachine):
         needed = {p for call in self.live for p in prefixes(call.prefix)}
         for oracle in self.oracle.values():
             needed |= oracle.resident
-        assert set(self.tree.index) == {name(prefix) for prefix in needed}
+        assert set(block_index(self.tree)) == {name(prefix) for prefix in needed}
 
     @invariant()
     def every_block_is_known_to_be_where_it_is(self) -> None:
-        nodes = set(self.tree.index.values())
+        nodes = set(self.tree.nodes())
         for engine in ENGINES:
             holdings = {node: node.holdings[engine] for node in nodes if engine in node.holdings}
             resident = {block for node, h in holdings.items() for block in node.hashes[: h.resident_blocks]}
@@ -251,8 +252,8 @@ def test_a_tidied_tree_has_the_nodes_that_it_would_have_without_the_ended_calls(
     tree.check()
     for one in residency.values():
         one.check()
-    assert {tuple(node.hashes) for node in tree.index.values()} == {tuple(node.hashes) for node in fresh.index.values()}
-    assert all(tree.index[name(prefix)] is leaf for _, prefix, stays, leaf in booked if stays)
+    assert {tuple(node.hashes) for node in tree.nodes()} == {tuple(node.hashes) for node in fresh.nodes()}
+    assert all(block_index(tree)[name(prefix)] is leaf for _, prefix, stays, leaf in booked if stays)
 
 
 @settings(deadline=None)
@@ -280,11 +281,8 @@ def test_polling_an_engines_journal_gives_exactly_what_it_stores(data: st.DataOb
             cursor = journal.cursor
             if snapshot:
                 residency.resident.clear()
-            for block in removed:
-                residency.resident.remove(block)
-            for run in runs:
-                residency.resident.store(run.parent, run.hashes)
-            assert set(tree.index) == {name(prefix) for prefix in stored}
+            residency.resident.apply(removed, [(run.parent, run.hashes) for run in runs])
+            assert set(block_index(tree)) == {name(prefix) for prefix in stored}
             assert len(residency.resident) == len(stored)
         tree.check()
         residency.check()

@@ -1,4 +1,4 @@
-"""What `tidy` does to the prefix tree: nodes merge when what split them is gone, and the index gives memory back."""
+"""What `tidy` does to the prefix tree: nodes merge when what split them is gone, and the root gives memory back."""
 
 from __future__ import annotations
 
@@ -96,14 +96,15 @@ def test_engines_that_hold_only_the_upper_part_keep_it() -> None:
     upper.check()
 
 
-def test_the_index_gives_memory_back() -> None:
+def test_the_root_gives_memory_back() -> None:
     tree = PrefixTree()
     engine = Residency("a", tree)
-    engine.resident.store(None, hashes(range(2000)))
+    for number in range(2000):
+        engine.resident.store(None, hashes([number]))
     tree.tidy()
-    full = getsizeof(tree.index)
+    full = getsizeof(tree.root.children)
     engine.evict(1500)
     tree.tidy()
-    assert getsizeof(tree.index) < full / 2
+    assert getsizeof(tree.root.children) < full / 2
     assert len(tree) == 500
     tree.check()

@@ -10,7 +10,6 @@ from math import inf
 from plait.policy.placement.load import LedgerEntry
 from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.prefix.node import Node
-from plait.policy.prefix.residency import Victim
 from plait.policy.types import Call, Placement
 
 
@@ -40,11 +39,10 @@ class Booking:
     """The placement of a call, and its entries in the engine's books, which are corrected or undone when it ends.
 
     `taken_tokens` were subtracted from the engine's free tokens; its latest report was then number `report_number`.
-    `context_tokens` is the call's share of the engine's. `victims` are the prefixes that the call is expected to evict.
-    `iteration_s` and `computed_s` are the engine's at the first token. The prompt is expected to take `prefill_s`. The
-    first byte of the answer is late from `late_s` and due at `due_s`. `client_is_slow` is True while a piece of the
-    answer waits for the client to read. `overtaken` counts later calls that were served first although they are about
-    as large. `give_up` ends the wait for the first byte.
+    `context_tokens` is the call's share of the engine's. `iteration_s` and `computed_s` are the engine's at the first
+    token. The prompt is expected to take `prefill_s`. The first byte of the answer is late from `late_s` and due at
+    `due_s`. `client_is_slow` is True while a piece of the answer waits for the client to read. `overtaken` counts later
+    calls that were served first although they are about as large. `give_up` ends the wait for the first byte.
     """
 
     call: Call
@@ -56,7 +54,6 @@ class Booking:
     taken_tokens: float
     report_number: int
     prefill: Prefill
-    victims: list[Victim]
     state: BookingState = BookingState.BOOKED
     first_token_s: float | None = None
     iteration_s: float = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil, inf
+from math import inf
 
 import msgspec
 
@@ -18,6 +18,7 @@ from plait.gateway.fleet.health import Health
 from plait.gateway.fleet.progress import Progress
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.prefill_queue import Prefill
+from plait.policy.prefix.expected_evictions import ExpectedEvictions
 from plait.policy.prefix.node import Node
 from plait.policy.types import Call, Placement
 
@@ -32,7 +33,7 @@ class FleetEngine:
     `models` maps each model that it serves to its context in tokens, if known. `reports` says whether the engine
     reports its cache; None: not known yet. `last_report` is the latest report. `unconfirmed` holds the end time and
     the prefix of each ended call, until a report that was requested after that time confirms the prefix. A `draining`
-    engine gets no new calls.
+    engine gets no new calls. `evictions` are expected for the prompts that it still has to compute.
     """
 
     view: EngineView
@@ -49,6 +50,10 @@ class FleetEngine:
     report_number: int = 0
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
     draining: bool = False
+    evictions: ExpectedEvictions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.evictions = ExpectedEvictions(self.view.residency, self.block_tokens)
 
     @property
     def takes_calls(self) -> bool:
@@ -63,17 +68,16 @@ class FleetEngine:
         view.residency.book(leaf)
         entry = view.ledger.book(leaf, missed_tokens, call.prompt_tokens, now_s)
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
-        taken_tokens, victims = 0.0, []
+        taken_tokens = 0.0
         if view.free_tokens is not None:
             taken_tokens = min(view.free_tokens, missed_tokens)
             view.free_tokens -= taken_tokens
-            victims = view.residency.expect_eviction(ceil((missed_tokens - taken_tokens) / self.block_tokens))
         attention_s = view.cost_model.attention_time_s(missed_tokens, placement.cached_tokens)
-        is_urgent = call.slo is not None and call.slo.ttft_s is not None
-        prefill = Prefill(missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, is_urgent)
+        prefill = Prefill(missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, _is_urgent(call))
         booking = Booking(
-            call, placement, leaf, entry, context_tokens, now_s, taken_tokens, self.report_number, prefill, victims
+            call, placement, leaf, entry, context_tokens, now_s, taken_tokens, self.report_number, prefill
         )
+        self.evictions.begin(booking, leaf, call.prompt_tokens)
         self.progress.book(booking, entry.prefill_s, _answer_s(call, view))
         view.begin(context_tokens, prefill)
         return booking
@@ -88,7 +92,7 @@ class FleetEngine:
         booking.computed_s, booking.iteration_s = view.computed_s, view.iteration_s
         if booking.call.streamed:
             view.ledger.answered(booking.entry, now_s)
-        self._end_expectation(booking)
+        self.evictions.computed(booking)
 
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
         """The call ended; the engine's token counts replace the predicted ones."""
@@ -159,12 +163,14 @@ class FleetEngine:
         self.report_number += 1
         while self.unconfirmed and self.unconfirmed[0][0] <= requested_s:
             residency.unbook(self.unconfirmed.popleft()[1])
+        self.evictions.update(state.kv_free_tokens)
 
     def no_reports(self) -> None:
         """The engine has no usable cache-state report. Its cache is estimated from the calls placed there."""
         self.reports, self.cursor, self.epoch, self.kind = False, None, None, None
         self.view.free_tokens = self.last_report = None
         self.report_number += 1
+        self.evictions.update(None)
         while self.unconfirmed:
             self._assume_stored(self.unconfirmed.popleft()[1])
 
@@ -195,7 +201,7 @@ class FleetEngine:
         view = self.view
         (view.lose if is_lost else view.end)(booking.context_tokens, booking.prefill, now_s)
         self.progress.leave(booking)
-        self._end_expectation(booking)
+        self.evictions.given_up(booking, None if self.last_report is None else self.last_report.kv_free_tokens)
         if not stored:
             view.residency.unbook(booking.leaf)
         elif self.reports:
@@ -204,11 +210,6 @@ class FleetEngine:
         else:
             self._assume_stored(booking.leaf)
 
-    def _end_expectation(self, booking: Booking) -> None:
-        """Expect no more evictions: reports show them once the prompt is computed, and an ended call causes none."""
-        self.view.residency.end_expectation(booking.victims)
-        booking.victims = []
-
     def _assume_stored(self, leaf: Node) -> None:
         residency = self.view.residency
         residency.touch(leaf)
@@ -216,6 +217,11 @@ class FleetEngine:
         residency.unbook(leaf)
         if self.kv_tokens is not None:
             residency.evict(len(residency.resident) - self.kv_tokens // self.block_tokens)
+
+
+def _is_urgent(call: Call) -> bool:
+    """Whether the engine serves the call before others: it has a TTFT."""
+    return call.slo is not None and call.slo.ttft_s is not None
 
 
 def _answer_s(call: Call, view: EngineView) -> float:

@@ -1,0 +1,142 @@
+"""What an engine evicts for the prompts that it still has to compute, case by case; a block is a letter of 4 tokens."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.policy.prefix.block_hash import chain
+from plait.policy.prefix.expected_evictions import ExpectedEvictions
+from plait.policy.prefix.prefix_tree import PrefixTree
+from plait.policy.prefix.residency import Residency
+
+BLOCK_TOKENS = 4
+
+
+def hashes(text: str) -> array[int]:
+    return chain(list(text.encode()), 1, 0)
+
+
+class Engine:
+    """An engine that has stored some texts, the oldest first, and has room for `free_tokens` more."""
+
+    def __init__(self, *stored: str, free_tokens: float = 0) -> None:
+        self.tree = PrefixTree()
+        self.residency = Residency("a", self.tree)
+        self.evictions = ExpectedEvictions(self.residency, BLOCK_TOKENS)
+        self.report(*stored, free_tokens=free_tokens)
+
+    def report(self, *stored: str, removed: str = "", free_tokens: float = 0) -> None:
+        """The engine has stored texts and removed the last block of one."""
+        if removed:
+            self.residency.resident.remove(hashes(removed)[-1])
+        for text in stored:
+            self.residency.resident.store(None, list(hashes(text)))
+        self.evictions.update(free_tokens)
+
+    def book(self, text: str, rest_tokens: int = 0) -> str:
+        leaf = self.tree.insert(hashes(text))
+        self.residency.book(leaf)
+        self.evictions.begin(text, leaf, BLOCK_TOKENS * len(text) + rest_tokens)
+        return text
+
+    def held(self, text: str) -> int:
+        return self.residency.held_blocks(self.tree.match(hashes(text)))
+
+
+def test_a_prompt_evicts_what_it_needs_beyond_the_free_room() -> None:
+    engine = Engine("abcdef", "xyz", free_tokens=8)
+    engine.book("mnop", rest_tokens=1)
+    assert (engine.held("abcdef"), engine.held("xyz")) == (3, 3), "17 tokens are needed, 9 of them are three blocks"
+
+
+def test_each_report_shows_what_the_prompts_still_need() -> None:
+    engine = Engine("abcdef", "xyz")
+    engine.book("mnop")
+    assert engine.held("abcdef") == 2
+    engine.report("mno", removed="abcdef", free_tokens=0)
+    assert engine.held("abcdef") == 4, "one block is still to come, although only one of three was evicted"
+    engine.report("mnop")
+    assert engine.held("abcdef") == 5, "the engine found room elsewhere"
+
+
+def test_room_that_other_calls_gave_back_is_not_evicted_again() -> None:
+    engine = Engine("abcdef")
+    engine.book("mnop")
+    engine.report(free_tokens=8)
+    assert engine.held("abcdef") == 4
+
+
+def test_what_several_prompts_bring_counts_once() -> None:
+    engine = Engine("abcdefgh")
+    engine.book("mnop")
+    engine.book("mnoq")
+    assert engine.held("abcdefgh") == 3
+    engine.report()
+    assert engine.held("abcdefgh") == 3, "as before, all at once"
+
+
+def test_the_last_tokens_of_a_prompt_count_while_it_is_not_stored() -> None:
+    engine = Engine("abcdef")
+    engine.book("mn", rest_tokens=3)
+    assert engine.held("abcdef") == 3
+    engine.report("mn", removed="abcdef")
+    assert engine.held("abcdef") == 5, "they were given their block with the one before"
+
+
+def test_the_expectation_ends_with_the_last_prompt() -> None:
+    engine = Engine("abcdef")
+    first, second = engine.book("m"), engine.book("n")
+    engine.evictions.computed(first)
+    assert engine.held("abcdef") == 4, "a report will show which of them have gone"
+    engine.evictions.computed(second)
+    assert engine.held("abcdef") == 6
+    engine.book("o")
+    assert engine.held("abcdef") == 5, "the prompts before it count no more"
+
+
+def test_a_call_that_is_given_up_evicts_nothing() -> None:
+    engine = Engine("abcdef")
+    given_up = engine.book("mno")
+    engine.book("n")
+    engine.evictions.given_up(given_up, 0.0)
+    assert engine.held("abcdef") == 5
+    engine.evictions.given_up(given_up, 99.0)
+    assert engine.held("abcdef") == 5, "it has ended already"
+
+
+def test_without_reports_nothing_is_expected() -> None:
+    engine = Engine("abcdef")
+    engine.book("mnop")
+    engine.evictions.update(None)
+    engine.book("qrst")
+    assert engine.held("abcdef") == 6
+
+
+@given(
+    prompts=st.lists(st.text("abc", min_size=1, max_size=5), max_size=6),
+    stored=st.lists(st.text("abc", max_size=5), max_size=4),
+    free_tokens=st.integers(0, 30),
+    rest_tokens=st.integers(0, BLOCK_TOKENS - 1),
+)
+def test_booked_one_by_one_or_reported_at_once(
+    prompts: list[str], stored: list[str], free_tokens: int, rest_tokens: int
+) -> None:
+    """The shortage is that of all blocks that are missing, each once, however it came about."""
+    engine = Engine("x" * 40, *stored, free_tokens=free_tokens)
+    for number, text in enumerate(prompts):
+        leaf = engine.tree.insert(hashes(text))
+        engine.residency.book(leaf)
+        engine.evictions.begin(number, leaf, BLOCK_TOKENS * len(text) + rest_tokens)
+    known = {text[:end] for text in stored for end in range(1, len(text) + 1)}
+    missing = {text[:end] for text in prompts for end in range(1, len(text) + 1)} - known
+    rests = sum(rest_tokens for text in prompts if text not in known)
+    shortage_tokens = max(0, BLOCK_TOKENS * len(missing) + rests - free_tokens)
+    expected = 40 - -(-shortage_tokens // BLOCK_TOKENS)
+    assert engine.held("x" * 40) == expected
+    engine.evictions.update(free_tokens)
+    assert engine.held("x" * 40) == expected
+    engine.tree.check()
+    engine.residency.check()

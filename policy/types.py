@@ -45,7 +45,8 @@ class Call:
 
     `block_hashes[i]` is the hash of the first `(i + 1) * block_tokens` tokens of the prompt (see `block_hash`).
     `output_limit` is the most tokens that the call may generate; None if it has no limit. A call that is not `streamed`
-    gets its whole answer at its end.
+    gets its whole answer at its end. `prompt_hash` stands for all tokens of the prompt (`answered_prompts.whole_hash`);
+    None if the call has several prompts or answers.
     """
 
     call_id: str
@@ -59,6 +60,7 @@ class Call:
     group: TaskGroup | None = None
     output_limit: int | None = None
     streamed: bool = True
+    prompt_hash: int | None = None
 
     @property
     def cacheable_blocks(self) -> int:

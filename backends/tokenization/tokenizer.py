@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
     `name` is for logs. `exact` says whether the ids are the engine's; only the byte-level fallback has False.
     `longest_token_bytes` is the most bytes of text that one token can stand for; None if there is no bound.
     `cuts` says where a text may be encoded in parts; None if it may not. Then `ids_around` are the ids that are put
-    before and behind a plain prompt, and `encode_parts` adds none.
+    before and behind a plain prompt, and `encode_parts` adds none. `special_ids` are those that end a turn, and others.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Tokenizer(Protocol):
     longest_token_bytes: int | None
     cuts: Cuts | None
     ids_around: tuple[Sequence[int], Sequence[int]]
+    special_ids: frozenset[int]
 
     def __hash__(self) -> int: ...  # caches are keyed by tokenizers
 
@@ -104,6 +105,7 @@ class _ChatTokenizer(ABC):
     longest_token_bytes: int | None = None
     cuts: Cuts | None = None
     ids_around: tuple[Sequence[int], Sequence[int]] = ((), ())
+    special_ids: frozenset[int] = frozenset()
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
@@ -179,6 +181,7 @@ class HuggingFaceTokenizer(_ChatTokenizer):
         self._backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
         files = json.loads(self._backend.to_str())
         self.longest_token_bytes = longest_token_bytes(files)
+        self.special_ids = frozenset(tokenizer.all_special_ids)
         around = ids_around(files)
         if around is not None and [*around[0], *around[1]] == self._backend.encode("").ids:
             self.cuts, self.ids_around = find_cuts(files), around
@@ -274,8 +277,7 @@ class ByteTokenizer(_PlainTokenizer):
 def load_tokenizer(spec: str, *, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer that `spec` names (see ACCEPTED_SPECS). The Jinja file `chat_template` replaces its chat template.
 
-    Reads local files only, except that tiktoken downloads a `tiktoken:NAME` that it has not cached.
-    Raises ValueError if something cannot be loaded. Its message says what to provide.
+    Reads local files only, but tiktoken downloads a `tiktoken:NAME` once. Raises ValueError that says what to provide.
     """
     template = None if chat_template is None else read_template(Path(chat_template).expanduser())
     if spec == "bytes":

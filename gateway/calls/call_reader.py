@@ -13,6 +13,7 @@ from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
 from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.fleet.router import Router
+from plait.policy.prefix.answered_prompts import whole_hash
 from plait.policy.types import Call, TaskGroup
 
 CHAT_PATH = "/v1/chat/completions"
@@ -83,8 +84,18 @@ class CallReader:
             group=group,
             output_limit=request.output_limit,
             streamed=bool(request.stream),
+            prompt_hash=self._arrived(request, prompt),
         )
         return self._delivery(incoming, request, annotations.session, call, prompt)
+
+    def _arrived(self, request: ChatRequest | CompletionRequest, prompt: TokenizedPrompt) -> int | None:
+        """Tell the router of a prompt with one answer. Returns the prompt's hash."""
+        if not prompt.exact or len(prompt.prompts) != 1 or request.choices != 1:
+            return None
+        (tokens,), hashes = prompt.prompts, prompt.block_hashes
+        self.router.answers.arrived(tokens, hashes, prompt.root, prompt.turn_ends)
+        rest = tokens[len(hashes) * self.router.block_tokens :]
+        return whole_hash(rest, hashes[-1] if hashes else prompt.root)
 
     async def _tokenized(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, cache_salt: str | None

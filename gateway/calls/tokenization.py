@@ -23,13 +23,16 @@ from plait.policy.prefix.block_hash import extend_chain, root_hash
 class TokenizedPrompt:
     """A request's prompts as token ids. `tokens` is their total, `block_hashes` are those of the first prompt.
 
-    `exact` is True if the engine's tokenizer gives the same ids.
+    `exact` is True if the engine's tokenizer gives the same ids. `root` is the hash before the first block. One of
+    `turn_ends` ends each answer in a chat; None: an answer may end anywhere.
     """
 
     tokens: int
     block_hashes: array[int]
     exact: bool
     prompts: Sequence[Sequence[int]]
+    root: int = 0
+    turn_ends: frozenset[int] | None = None
 
 
 class PromptReader:
@@ -108,7 +111,8 @@ class PromptReader:
             return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
         yield
         extend_chain(hashes, prompts[0], self._block_tokens, root)
-        return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts)
+        turn_ends = tokenizer.special_ids if isinstance(request, ChatRequest) else None
+        return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts, root, turn_ends)
 
     def _prompts(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> Iterator[str | list[int]]:
         """The prompts as texts or, as a client may send them, as token ids."""

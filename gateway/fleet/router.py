@@ -15,6 +15,7 @@ from plait.backends.errors import ConflictError
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.booking import Booking, CallUsage, Failure
 from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.estimated_answers import EstimatedAnswers
 from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
 from plait.gateway.fleet.full_engines import FullEngines
 from plait.gateway.fleet.health import Health
@@ -73,7 +74,8 @@ class Router:
         self.engines: dict[str, FleetEngine] = {}
         self.models = ServedModels(self.engines, expected_models)
         self.full = FullEngines(self.engines, self.models, engine_backlog_s)
-        self.health = FleetHealth(self.engines, self.models, self._fleet_changed, jitter)
+        self.answers = EstimatedAnswers(self.engines, self.tree, block_tokens)
+        self.health = FleetHealth(self.engines, self.models, self.models.refresh, jitter)
         self.retries = RetryBudgets()
         self._select = POLICIES[policy] if isinstance(policy, str) else policy
         self.routes = self._select.routes if isinstance(self._select, RebalancedE2) else Routes()
@@ -139,6 +141,7 @@ class Router:
         else:
             engine.settle(booking, usage, now_s)
             self._traffic[booking.call.model].ended(usage.output_tokens, now_s)
+            self.answers.ended(engine, booking, usage)
         self._left(booking, now_s)
         return self.health.succeeded(engine, booking, now_s)
 
@@ -193,8 +196,9 @@ class Router:
             raise EngineBusyError(engine_id, engine.view.outstanding, is_draining=engine.draining)
         engine.age(inf)
         engine.forget_cache()
+        self.answers.forget(engine_id)
         del self.engines[engine_id], self.tree.ends[engine_id]
-        self._fleet_changed()
+        self.models.refresh()
 
     def report(self, engine_id: str, state: CacheState, requested_s: float) -> None:
         """Apply a cache-state report that was requested at `requested_s`.
@@ -210,6 +214,7 @@ class Router:
         """
         if is_new:
             self.engines[engine_id].forget_cache()
+            self.answers.forget(engine_id)
         else:
             self.engines[engine_id].no_reports()
 
@@ -235,6 +240,3 @@ class Router:
         self.full.note(self.engines[booking.placement.engine_id], now_s)
         self.retries.end(booking.call.model)
         self.health.left(booking)
-
-    def _fleet_changed(self) -> None:
-        self.models.refresh()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from plait.backends.protocol.openai import CompletionRequest, parse_request
+import json
+from typing import Any
+
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
+from plait.backends.tokenization.tokenizer import load_tokenizer
 from plait.gateway.calls.annotations import Annotations
-from plait.gateway.calls.call_reader import TEXT_PATH, CallReader, Incoming
+from plait.gateway.calls.call_reader import CHAT_PATH, TEXT_PATH, CallReader, Incoming
 from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.config import Config
+from plait.gateway.config import Config, ModelConfig
+from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call, TaskGroup
@@ -28,3 +33,56 @@ async def read(tenant: str, session: str | None, group: TaskGroup | None = None)
 async def test_a_call_keeps_its_task_group() -> None:
     assert (await read("t", "s", TaskGroup("g", 3))).group == TaskGroup("g", 3)
     assert (await read("t", "s")).group is None
+
+
+class Chat:
+    """A chat with an engine that does not report its cache."""
+
+    def __init__(self) -> None:
+        self.router = Router()
+        self.router.add_engine("a", COSTS)
+        self.router.health.answered("a", {"m": None})
+        self.router.no_reports("a")
+        config = Config(models=(ModelConfig(name="m", tokenizer="embedded"),))
+        self.reader = CallReader(self.router, PromptReader(config, self.router.block_tokens))
+        self.messages: list[dict[str, str]] = []
+
+    async def ask(self, text: str, **fields: Any) -> Call:
+        self.messages.append({"role": "user", "content": text})
+        body = json.dumps({"model": "m", "messages": self.messages, **fields}).encode()
+        incoming = Incoming(CHAT_PATH, [], body, "c", 0.0, "t")
+        request = parse_request(body, ChatRequest)
+        return (await self.reader.read(incoming, request, Annotations())).call
+
+    def answer(self, call: Call, text: str, reasoning: str = "") -> None:
+        """The engine answers, after some reasoning that clients do not send back."""
+        booking = self.router.book(call, self.router.select(call, 0.0), 0.0)
+        output_tokens = len(load_tokenizer("embedded").encode(f"{reasoning}{text}<|im_end|>"))
+        self.router.settle(booking, CallUsage(call.prompt_tokens, output_tokens), 1.0)
+        self.messages.append({"role": "assistant", "content": text})
+
+    def cached_tokens(self, call: Call) -> int:
+        return self.router.select(call, 2.0).cached_tokens
+
+
+LONG_ANSWER = " ".join(f"Then comes step number {number}." for number in range(40))
+
+
+async def test_the_next_turn_of_a_chat_finds_the_answer() -> None:
+    chat = Chat()
+    first = await chat.ask("How is that done?")
+    chat.answer(first, LONG_ANSWER)
+    second = await chat.ask("And then?")
+    assert second.prompt_tokens - 128 < chat.cached_tokens(second) < second.prompt_tokens
+
+
+async def test_an_answer_that_comes_back_without_its_reasoning_is_not_found() -> None:
+    chat = Chat()
+    first = await chat.ask("How is that done?")
+    chat.answer(first, LONG_ANSWER, reasoning="They want to know how that is done. I shall list the steps.\n\n")
+    assert chat.cached_tokens(await chat.ask("And then?")) == 0
+
+
+async def test_a_call_with_several_answers_is_not_continued() -> None:
+    assert (await Chat().ask("How?", n=2)).prompt_hash is None
+    assert (await Chat().ask("How?")).prompt_hash is not None

@@ -1,0 +1,61 @@
+"""Agents on two real engines: a turn finds what the turns before it computed and generated, and that is predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+from openai import OpenAI
+
+from e2e.vllm.agents import TRACE, ask, load_trajectories, possible_tokens, repeated_tokens, run_agents
+from e2e.vllm.findings import Findings
+from e2e.vllm.fleet import TREE_BLOCK_TOKENS, VllmFleet
+
+CONCURRENCY: Final = 8
+
+
+@pytest.mark.parametrize("prompts", ["token ids", "texts"])
+def test_agents_find_what_one_infinite_cache_would_have(
+    fleet: VllmFleet, traces: Path, findings: Findings, prompts: str
+) -> None:
+    """Agents that keep token ids continue exactly what was generated. Those that keep a text have it encoded again."""
+    if not (traces / TRACE).is_file():
+        pytest.skip(f"there is no {TRACE} in {traces}")
+    fleet.evict_all()
+    fleet.settle()
+    before = {name: engine.cache_state() for name, engine in fleet.engines.items()}
+    agents = run_agents(fleet.gateway, load_trajectories(traces), CONCURRENCY, with_ids=prompts == "token ids")
+    for name, engine in fleet.engines.items():
+        assert engine.cache_state(since=before[name].cursor, epoch=before[name].epoch).removed, (
+            f"{name} evicted nothing"
+        )
+
+    turns = [turn for agent in agents for turn in agent]
+    found = sum(turn.answer.cached_tokens for turn in turns)
+    repeated, generated = map(sum, zip(*map(repeated_tokens, agents), strict=True))
+    predicted = sum(turn.answer.was_predicted for turn in turns) / len(turns)
+    findings.figures[f"agents with {prompts}, {CONCURRENCY} at a time"] = {
+        "calls": len(turns),
+        "prompt tokens": sum(turn.answer.prompt_tokens for turn in turns),
+        "found cached": found / sum(turn.answer.prompt_tokens for turn in turns),
+        "generated tokens in the next prompt": repeated / generated,
+        "share predicted": predicted,
+    }
+    possible = found / possible_tokens(turns)
+    assert findings.at_least(f"agents with {prompts}: hits / hits of one infinite cache", possible, 0.9)
+    assert findings.at_least(f"share predicted of agents with {prompts}", predicted, 0.97)
+
+
+def test_a_turn_that_comes_at_once_finds_what_was_generated(fleet: VllmFleet, client: OpenAI) -> None:
+    """The engine reports blocks as they fill, so the gateway knows them without reading the answer."""
+    prompt = [5, *range(10, 200)]
+    fleet.settle()
+    for _ in range(12):
+        turn, _ = ask(client, "agent", prompt, 3 * TREE_BLOCK_TOKENS)
+        prompt = [*turn.prompt_ids, *turn.output_ids, 7, 8, 9]
+        following, _ = ask(client, "agent", prompt, 1)
+        stored = len(turn.prompt_ids) + len(turn.output_ids) - 1
+        assert following.answer.was_predicted
+        assert following.answer.cached_tokens > stored - TREE_BLOCK_TOKENS, "generated tokens too"
+        assert following.answer.predicted_tokens >= stored - 2 * TREE_BLOCK_TOKENS

@@ -1,8 +1,11 @@
-"""Finds the end of a prompt's cached prefix by bisection. Caches evict a prefix from its end, so bisection works."""
+"""Finds the ends of common prefixes by bisection: of a prompt and the cache, and of two prompts.
+
+Caches evict a prefix from its end. A block's hash depends on all blocks before it. So bisection works.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 
 
 def cached_blocks(most: int, guess: int, is_cached: Callable[[int], bool]) -> int:
@@ -17,4 +20,16 @@ def cached_blocks(most: int, guess: int, is_cached: Callable[[int], bool]) -> in
     while low < high:
         end = (low + high + 1) // 2
         low, high = (end, high) if is_cached(end - 1) else (low, end - 1)
+    return low
+
+
+def shared_blocks(own: Sequence[Hashable], others: Sequence[Hashable], most: int) -> int:
+    """How many of the first `most` blocks two prompts share. Both have the chained hashes of at least that many."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        if own[middle] == others[middle]:
+            low = middle + 1
+        else:
+            high = middle
     return low

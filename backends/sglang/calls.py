@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from plait.backends.adapter.prefix_search import cached_blocks
+from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.cache_state import KvState
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.sglang.cache_state import CacheObserver
@@ -147,6 +147,25 @@ class SchedulerFacts:
         users, blocks = self._users, call.tree_blocks
         shared = cached_blocks(len(blocks), 0, lambda index: users[blocks[index]] > 1)
         return self._pages(call.computed_tokens) - shared * self._granularity // self._page_tokens
+
+    @property
+    def shares_in_iteration(self) -> bool:
+        """False: SGLang stores a chunk after its pass, and a prompt's end once the pass's result is there."""
+        return False
+
+    def stored_tokens(self, call: LocalCall) -> int:
+        """How many tokens of a running call other calls can find in the cache."""
+        return self.cached_tokens(call)
+
+    def block_key(self, call: LocalCall, tokens: int) -> int | None:
+        """The hash of the tree block after the call's first `tokens`; None if it is not whole, or without a cache."""
+        blocks, index = cast("SglangCall", call).tree_blocks, tokens // self._granularity
+        return blocks[index] if index < len(blocks) and not self._scheduler.tree_cache.disable else None
+
+    def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
+        """How many tokens a waiting call could take from another call's blocks."""
+        own, others = cast("SglangCall", call).tree_blocks, cast("SglangCall", other).tree_blocks
+        return shared_blocks(own, others, min(len(own), len(others))) * self._granularity
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._page_tokens)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from plait.backends.adapter.prefix_search import cached_blocks
+from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.policy.scheduling.local_scheduler import LocalCall
@@ -131,6 +131,29 @@ class SchedulerFacts:
             for block in manager.req_to_blocks.get(call.call_id, ())
         )
 
+    @property
+    def shares_in_iteration(self) -> bool:
+        """True: vLLM stores a block once its computation is scheduled."""
+        return True
+
+    def stored_tokens(self, call: LocalCall) -> int:
+        """How many tokens of a running call other calls can find in the cache."""
+        return call.computed_tokens
+
+    def block_key(self, call: LocalCall, tokens: int) -> bytes | None:
+        """The name of the block after a call's first `tokens`; None if it is not whole or the call reads no cache."""
+        call, index = cast("VllmCall", call), tokens // self._observer.block_tokens
+        if index >= self._hashed_blocks(call) or (call.waits and not call.reads_cache):
+            return None
+        return self._key(call, index)
+
+    def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
+        """How many tokens a waiting call could take from another call's blocks."""
+        call, other = cast("VllmCall", call), cast("VllmCall", other)
+        most = min(self._most_hit_blocks(call), self._hashed_blocks(other)) * self._hashes_per_block
+        blocks = shared_blocks(call.block_hashes, other.block_hashes, most) // self._hashes_per_block
+        return blocks * self._observer.block_tokens
+
     def _blocks_to_admit(self, call: VllmCall, new_tokens: int) -> int:
         block_tokens = self._observer.block_tokens
         cached_tokens = self.cached_tokens(call)
@@ -164,8 +187,10 @@ class SchedulerFacts:
         if not call.reads_cache:
             return 0
         tokens = call.prompt_tokens + call.output_tokens
-        hashed = len(call.block_hashes) // self._hashes_per_block
-        return min(hashed, max(0, tokens - 1) // self._observer.block_tokens)
+        return min(self._hashed_blocks(call), max(0, tokens - 1) // self._observer.block_tokens)
+
+    def _hashed_blocks(self, call: VllmCall) -> int:
+        return len(call.block_hashes) // self._hashes_per_block
 
     def _key(self, call: VllmCall, index: int) -> bytes:
         return call.block_hashes[(index + 1) * self._hashes_per_block - 1] + self._observer.group_suffix

@@ -62,8 +62,13 @@ def sort_by_arrival_keeping_place(moment: Moment, batch: Batch, long_slots: int)
 
 def select_by_order(moment: Moment, batch: Batch, candidates: Sequence[Candidate]) -> None:
     """Add what fits in the order of the candidates, wherever the KV cache stands."""
+    select_in_order(moment, batch, candidates)
+
+
+def by_remaining_time(moment: Moment, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """In ascending T_r, also prompts begun: their T_r grows with their progress."""
     del moment
-    select_in_order(batch, candidates)
+    return sorted(candidates, key=lambda one: one.remaining_s)
 
 
 def make_no_room(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
@@ -127,6 +132,7 @@ VARIANTS = {
         objectives=ChunkedKeptPlace,
         sort_waiting=sort_keeping_place,
         budget=pivot_budget,
+        order=by_remaining_time,
         make_room=PREEMPT_ANY.make_room,
         may_pause=never_pause,
         arrivals_slack_s=no_arrivals,
@@ -135,6 +141,7 @@ VARIANTS = {
     "slo_until_completed": UNTIL_COMPLETED,
     "slo_any_long": replace(PHASES, long_slots=any_number),
     "slo_lost_keep": KEPT_PLACE,
+    "slo_lose_place": replace(PHASES, order=by_remaining_time),
     "slo_preempt_never": replace(PHASES, make_room=make_no_room),
     "slo_pause_never": replace(PHASES, may_pause=never_pause),
     "slo_spare_share_0": replace(PHASES, arrivals_slack_s=no_arrivals),

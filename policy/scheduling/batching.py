@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 from plait.policy.scheduling.chunking import Budget
+from plait.policy.scheduling.leaders import Leaders
 from plait.policy.scheduling.plan import EngineFacts, LocalCall
 
 
@@ -58,6 +59,7 @@ class Batch:
         self.started: list[Candidate] = []
         self.preempted: list[LocalCall] = []
         self.paused = False
+        self.leaders = Leaders(facts)
         self._facts = facts
         self._changes = 0
         self._left_state: tuple[int, float, int] | None = None
@@ -108,6 +110,7 @@ class Batch:
         self.budget.take(tokens, candidate.context_tokens)
         self.floor_tokens = max(0, self.floor_tokens - tokens)
         self.picks[candidate.call] = tokens
+        self._lead(candidate, tokens)
         self._limit_to_due(candidate, tokens)
 
     def add_decodes(self, decodes: Sequence[Candidate], tokens: int, blocks: int) -> None:
@@ -137,6 +140,7 @@ class Batch:
             self.free_blocks -= blocks
         self.budget.take(tokens, candidate.context_tokens)
         self.picks[candidate.call] = tokens
+        self._lead(candidate, tokens)
         self._limit_to_due(candidate, tokens)
 
     def preempt(self, call: LocalCall) -> None:
@@ -146,6 +150,7 @@ class Batch:
         self.free_blocks += freed
         self.unreserved_blocks += freed
         self.picks.pop(call, None)
+        self.leaders.remove(call)
         self.free_slots += 1
 
     def limit(self, slo_s: float) -> None:
@@ -157,6 +162,10 @@ class Batch:
         """End the iteration within `slo_s`, but allow up to `tokens` more of the tokens that fit now."""
         self.floor_tokens = max(self.floor_tokens, min(tokens, self.left_tokens))
         self.budget.limit_s = min(self.budget.limit_s, slo_s)
+
+    def _lead(self, candidate: Candidate, tokens: int) -> None:
+        stored = candidate.context_tokens if candidate.waits else self._facts.stored_tokens(candidate.call)
+        self.leaders.add(candidate.call, stored, candidate.context_tokens + tokens)
 
     def _limit_to_due(self, candidate: Candidate, tokens: int) -> None:
         if candidate.due_s is not None and tokens == candidate.tokens:

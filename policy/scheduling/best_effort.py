@@ -7,9 +7,10 @@ from itertools import chain
 from math import ceil
 
 from plait.policy.scheduling.batching import Batch, Candidate
-from plait.policy.scheduling.moment import Moment
+from plait.policy.scheduling.moment import Moment, waiting_candidate
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.selection import select_in_order
+from plait.policy.scheduling.shared_prefixes import follows, startable
 from plait.policy.scheduling.waiting import Ranked
 
 PASS_RATIO = 32.0
@@ -33,27 +34,27 @@ def add_best_effort(
     # Admit no call: the preempted calls' blocks are for the calls that lacked blocks.
     best_effort = [one for one in running if not one.missed_slo]
     _reserve(moment, batch, wanted=bool(best_effort))
-    select_in_order(batch, [one for one in running if one.missed_slo])
+    select_in_order(moment, batch, [one for one in running if one.missed_slo])
     batch.reserve_tokens = 0
-    select_in_order(batch, best_effort)
+    select_in_order(moment, batch, best_effort)
     return chain(turns, (one.call for _, one in missed))
 
 
 def _fill(
     moment: Moment, batch: Batch, running: Sequence[Candidate], missed: Sequence[Ranked], turns: Iterator[LocalCall]
 ) -> Iterator[LocalCall]:
-    """If the best-effort head lacks blocks, no waiting call may bypass it."""
+    """If the best-effort head lacks blocks, no waiting call may bypass it, unless it waits for a leader."""
     head = next(turns, None)
-    first = [] if head is None else [_candidate(moment, head)]
+    first = [] if head is None else [waiting_candidate(moment, head)]
     best_effort = [one for one in running if not one.missed_slo]
     _reserve(moment, batch, wanted=bool(first or best_effort))
-    select_in_order(batch, [one for one in running if one.missed_slo])
-    if not (first and batch.left_tokens and not batch.has_blocks(first[0])):
-        _add_missed(batch, missed)
+    select_in_order(moment, batch, [one for one in running if one.missed_slo])
+    if not any(batch.left_tokens and not batch.has_blocks(one) for one in startable(moment, batch, first)):
+        _add_missed(moment, batch, missed)
     batch.reserve_tokens = 0
-    select_in_order(batch, best_effort)
+    select_in_order(moment, batch, best_effort)
     left: Iterator[LocalCall] = turns
-    for candidate in chain(first, (_candidate(moment, call) for call in turns)):
+    for candidate in startable(moment, batch, chain(first, (waiting_candidate(moment, call) for call in turns))):
         if not _add(batch, candidate):
             left = chain((candidate.call,), turns)
             break
@@ -66,21 +67,17 @@ def _reserve(moment: Moment, batch: Batch, *, wanted: bool) -> None:
         batch.reserve_tokens = ceil(moment.settings.best_effort_share * batch.left_tokens)
 
 
-def _add_missed(batch: Batch, missed: Sequence[Ranked]) -> None:
+def _add_missed(moment: Moment, batch: Batch, missed: Sequence[Ranked]) -> None:
     """Add calls in order. `PASS_RATIO` and `MOST_MISSED_MISFITS` limit which calls may bypass a call that misfits."""
     misfits, least_ratio = 0, 0.0
     for ratio, candidate in missed:
         if ratio < least_ratio or misfits > MOST_MISSED_MISFITS:
             return
+        if follows(moment, batch, candidate):
+            continue
         if not _add(batch, candidate):
             misfits += 1
             least_ratio = max(least_ratio, ratio / PASS_RATIO)
-
-
-def _candidate(moment: Moment, call: LocalCall) -> Candidate:
-    cached = moment.facts.cached_tokens(call)
-    tokens = call.uncomputed_tokens - cached
-    return Candidate(call, tokens, cached, waits=True, is_long=tokens >= moment.settings.long_tokens)
 
 
 def _add(batch: Batch, candidate: Candidate) -> bool:

@@ -29,5 +29,5 @@ def release_long(
     begun = chain(moment.prefills, (one for one in considered if one.call in picks))
     if not all(picks.get(one.call) == one.tokens for one in begun if one.is_long):
         return ()
-    select_in_order(batch, held[:1])
+    select_in_order(moment, batch, held[:1])
     return held[:1]

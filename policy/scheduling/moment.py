@@ -60,6 +60,13 @@ class Moment:
         return sorted([*self.decodes, *self.prefills], key=preemption_key)
 
 
+def waiting_candidate(moment: Moment, call: LocalCall) -> Candidate:
+    """A waiting best-effort call as a candidate."""
+    cached = moment.facts.cached_tokens(call)
+    tokens = call.uncomputed_tokens - cached
+    return Candidate(call, tokens, cached, waits=True, is_long=tokens >= moment.settings.long_tokens)
+
+
 def preemption_key(candidate: Candidate) -> tuple[float, float]:
     """Sort key: calls with greater keys are preempted sooner."""
     if candidate.loses_nothing:

@@ -15,7 +15,7 @@ from plait.policy.scheduling.reserve import Select
 from plait.policy.scheduling.selection import select_by_distance
 from plait.policy.scheduling.slo import Objectives
 from plait.policy.scheduling.ttft_slack import TtftSlack
-from plait.policy.scheduling.urgent import MakeRoom, may_pause
+from plait.policy.scheduling.urgent import MakeRoom, may_pause, order_by_slack
 from plait.policy.scheduling.waiting import Sorted, sort_waiting
 from plait.policy.types import Slo
 
@@ -30,6 +30,7 @@ class Phases:
     arrivals_slack_s: the TTFT slack expected of arrivals, None if no arrivals are expected.
     long_slots: how many long prompts may start.
     sort_waiting: sorts the waiting calls.
+    order: puts urgent calls and prompts begun into the order in which they are added.
     make_room: preempts for an urgent call or a prompt begun.
     select: adds calls that are not urgent.
     release_long: starts a held long prompt in compute that would be idle.
@@ -41,6 +42,7 @@ class Phases:
     arrivals_slack_s: Callable[[TtftSlack, float], float | None] = TtftSlack.quartile_s
     long_slots: Callable[[Moment], int] = long_slots
     sort_waiting: Callable[[Moment, Batch, int], Sorted] = sort_waiting
+    order: Callable[[Moment, Sequence[Candidate]], Sequence[Candidate]] = order_by_slack
     make_room: MakeRoom = make_room
     select: Select = select_by_distance
     release_long: Callable[[Moment, Batch, Sequence[Candidate], Sequence[Candidate]], Sequence[Candidate]] = (

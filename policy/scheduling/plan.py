@@ -5,7 +5,7 @@ Every engine adapter drives a `LocalScheduler` with `plan`, once an iteration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -64,6 +64,22 @@ class EngineFacts(Protocol):
 
     def blocks_freed(self, call: LocalCall) -> int:
         """Blocks that preempting a running call would free."""
+
+    @property
+    def shares_in_iteration(self) -> bool:
+        """Whether a call can use blocks that an earlier pick of the same iteration computes."""
+
+    def stored_tokens(self, call: LocalCall) -> int:
+        """Tokens of a running call that other calls can find in the cache, as far as they form whole blocks."""
+
+    def block_key(self, call: LocalCall, tokens: int) -> Hashable | None:
+        """The key of the call's block that holds the token after its first `tokens`; None if it is no whole block.
+
+        Blocks have equal keys if calls can share them, so if all tokens to their ends are equal.
+        """
+
+    def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
+        """Tokens of a waiting call that it could take from the other call's blocks. Its last token is computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from math import inf
 
 from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.moment import Moment
-from plait.policy.scheduling.plan import EngineFacts
+from plait.policy.scheduling.shared_prefixes import startable
 
 WINDOW_S = 0.75
 """Gamma: calls whose T_r differ by at most this are picked by fit. The paper only calls gamma small
@@ -22,10 +22,10 @@ MISFITS = 64
 """Ours: the search ends after this many calls that do not fit."""
 
 
-def select_in_order(batch: Batch, candidates: Sequence[Candidate]) -> None:
+def select_in_order(moment: Moment, batch: Batch, candidates: Sequence[Candidate]) -> None:
     """Add the candidates that fit, in order. The prompt at which the budget ends is cut."""
     misfits = 0
-    for candidate in candidates:
+    for candidate in startable(moment, batch, candidates):
         if misfits >= MISFITS:
             return
         tokens = batch.fit(candidate)
@@ -51,24 +51,24 @@ def select_by_distance(moment: Moment, batch: Batch, candidates: Sequence[Candid
                 break
             window.append(candidate)
         start += len(window)
-        left = _fill(batch, window, moment.facts)
+        left = _fill(moment, batch, window)
         if left:
-            select_in_order(batch, left)  # no other call fits whole: cut the first that fits in part
+            select_in_order(moment, batch, left)  # no other call fits whole: cut the first that fits in part
             if start >= MISFITS or batch.left_tokens <= batch.reserve_tokens:
                 return
 
 
-def _fill(batch: Batch, window: list[Candidate], facts: EngineFacts) -> list[Candidate]:
+def _fill(moment: Moment, batch: Batch, window: list[Candidate]) -> list[Candidate]:
     """Add calls that fit whole, the nearest to the compute and KV left first. Returns the other calls, in order."""
     compute, blocks = batch.left_tokens - batch.reserve_tokens, batch.free_blocks
-    demands = {}
-    for candidate in window:
+    demands, facts = {}, moment.facts
+    for candidate in startable(moment, batch, window):
         tokens = batch.fit(candidate) if candidate.is_long else candidate.tokens
         if tokens:
             demands[candidate] = (tokens, facts.blocks_needed(candidate.call, tokens))
     nearest = list(demands) if _all_fit(batch, demands, compute) else _nearest_first(demands, compute, blocks)
-    for candidate in nearest:
-        tokens = demands[candidate][0]
+    for candidate in startable(moment, batch, nearest):
+        tokens = min(candidate.tokens, demands[candidate][0])
         if batch.fit(candidate) >= tokens:
             batch.add(candidate, tokens)
     return [candidate for candidate in window if candidate.call not in batch.picks]

@@ -5,10 +5,9 @@ It plans as `hit_ratio` does while no call has an SLO and no TTFT slack is remem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from math import inf
-from operator import attrgetter
 
 from plait.policy.cost_model import CostModel
 from plait.policy.scheduling.backlog import backlog_limit_s, limit_backlog
@@ -17,6 +16,7 @@ from plait.policy.scheduling.best_effort import add_best_effort
 from plait.policy.scheduling.decodes import add_decodes, limit_to_tightest_slo, reserve_blocks
 from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, HitRatioOrder, plan_in_order
 from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.scheduling.leaders import Leaders
 from plait.policy.scheduling.moment import Moment, split_running, time_prefills
 from plait.policy.scheduling.outputs import MeanOutputs
 from plait.policy.scheduling.pace import Pace, RecentIterations
@@ -24,12 +24,11 @@ from plait.policy.scheduling.phases import PHASES, Phases
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from plait.policy.scheduling.preemption_history import PreemptionHistory
 from plait.policy.scheduling.reserve import reserve_tokens, return_reserve
+from plait.policy.scheduling.shared_prefixes import inherit, lead_in_flight, startable_calls
 from plait.policy.scheduling.slo_settings import SloSettings
 from plait.policy.scheduling.ttft_slack import TtftSlack, slacks_s
 from plait.policy.scheduling.urgent import add_urgent
 from plait.policy.scheduling.waiting import Sorted
-
-_REMAINING = attrgetter("remaining_s")
 
 
 class SloScheduler:
@@ -65,7 +64,7 @@ class SloScheduler:
         self._follow(now_s, waiting, running)
         slack_s = self._phases.arrivals_slack_s(self._ttft_slack, now_s)
         if slack_s is None and not self._objectives.any(waiting, running):
-            return plan_in_order(waiting, running, facts, self._hit_ratio.turns)
+            return plan_in_order(waiting, running, facts, self._hit_ratio.turns, leaders=Leaders(facts))
         moment = self._moment(now_s, waiting, running, facts, slack_s)
         batch = Batch(
             self._phases.budget(facts.max_batch_tokens, self.model), facts, facts.max_running_calls - len(running)
@@ -85,19 +84,21 @@ class SloScheduler:
         # 2. The tightest SLO limits the iteration.
         limit_to_tightest_slo(moment, batch)
         reserve_blocks(moment, batch)
+        lead_in_flight(moment, batch)
         # 3. Calls that can still meet their SLO come next.
         found = Sorted() if batch.preempted else phases.sort_waiting(moment, batch, phases.long_slots(moment))
         begun = [one for one in moment.prefills if one.call not in batch.preempted]
-        on_time = [one for one in begun if not one.loses_nothing]
         others = [one for one in begun if one.loses_nothing]
+        inherit(moment, [*found.urgent, *found.normal])
+        on_time = [one for one in begun if not one.loses_nothing]
         batch.reserve_tokens = reserve_tokens(moment, batch, others, found)
-        add_urgent(moment, batch, sorted([*on_time, *found.urgent], key=_REMAINING), phases.make_room)
+        add_urgent(moment, batch, phases.order(moment, [*on_time, *found.urgent]), phases.make_room)
         phases.select(moment, batch, found.normal)
         # 4. Missed and best-effort calls share the rest.
         reserve, batch.reserve_tokens = batch.reserve_tokens, 0
         limit_s = batch.budget.limit_s
         limit_backlog(batch, backlog_s, reserve)
-        others = [one for one in others if one.call not in batch.preempted]
+        others = [one for one in others if one.call not in batch.preempted and one.call not in batch.picks]
         turns = self._hit_ratio.turns(found.best_effort, moment.facts)
         left = add_best_effort(moment, batch, others, found.missed, turns)
         budget_tokens = batch.budget.tokens + batch.left_tokens if batch.budget.limit_s < inf else None
@@ -107,7 +108,7 @@ class SloScheduler:
         if reserve and batch.left_tokens:
             return_reserve(moment, batch, [*on_time, *considered], phases.select)
         considered += phases.release_long(moment, batch, found.held, considered)
-        return _planned(batch, chain((one.call for one in considered), left), budget_tokens)
+        return _planned(moment, batch, chain((one.call for one in considered), left), budget_tokens)
 
     def _follow(self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall]) -> None:
         """Note which calls have started, ended or been preempted since the last plan."""
@@ -159,11 +160,11 @@ class SloScheduler:
             self._paused_s = None
 
 
-def _planned(batch: Batch, waiting: Iterable[LocalCall], budget_tokens: int | None) -> Plan:
-    """The batch as a plan. The `waiting` calls that were not picked are the backfill, in their order."""
+def _planned(moment: Moment, batch: Batch, waiting: Iterable[LocalCall], budget_tokens: int | None) -> Plan:
+    """The batch as a plan. The `waiting` calls that may start and were not picked are the backfill, in their order."""
     picks = batch.picks
-    left: Iterator[LocalCall] = (call for call in waiting if call not in picks)
-    backfill = () if batch.preempted or batch.free_slots <= 0 else tuple(islice(left, MAX_BACKFILL_CALLS))
+    left = islice((call for call in waiting if call not in picks), MAX_BACKFILL_CALLS)
+    backfill = () if batch.preempted or batch.free_slots <= 0 else tuple(startable_calls(moment, batch, left))
     if budget_tokens is not None:
         budget_tokens = max(budget_tokens, batch.budget.tokens)
     return Plan(tuple(batch.preempted), tuple(picks.items()), backfill, budget_tokens)

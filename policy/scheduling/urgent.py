@@ -6,14 +6,28 @@ from collections.abc import Callable, Sequence
 
 from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.moment import Moment
+from plait.policy.scheduling.shared_prefixes import startable
 
 MakeRoom = Callable[[Moment, Batch, Candidate], bool]
 """Tries to free the blocks that a candidate lacks. Returns whether to try the candidate again."""
 
 
+def order_by_slack(moment: Moment, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates in ascending T_r. A prompt begun has the T_r that it would have if nothing of it were computed.
+
+    Otherwise its progress would put it behind equal calls that wait, and all of them would be computed by turns.
+    """
+    execution_s = moment.objectives.execution(moment.pace)
+
+    def slack_s(one: Candidate) -> float:
+        return one.remaining_s if one.waits else one.remaining_s - execution_s(one.context_tokens)
+
+    return sorted(candidates, key=slack_s)
+
+
 def add_urgent(moment: Moment, batch: Batch, candidates: Sequence[Candidate], make_room: MakeRoom) -> None:
-    """Add the candidates that fit, in ascending T_r. If a candidate does not fit, try to make room for it."""
-    for candidate in candidates:
+    """Add the candidates that fit, in order. If a candidate does not fit, try to make room for it."""
+    for candidate in startable(moment, batch, candidates):
         if candidate.call in batch.preempted:
             continue
         tokens = batch.fit(candidate)

@@ -9,9 +9,10 @@ from plait.backends.adapter.scheduler_settings import LeverSettings
 from plait.backends.profiles import load_profile
 from plait.policy.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import Fcfs, LocalCall, MeasuringScheduler, Plan
+from tests.policy.scheduling.unshared_blocks import UnsharedBlocks
 
 
-class Facts:
+class Facts(UnsharedBlocks):
     """Nothing is cached and nothing is short."""
 
     max_batch_tokens, max_running_calls, free_blocks = 100, 10, 1000

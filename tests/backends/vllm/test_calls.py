@@ -114,3 +114,21 @@ def test_a_preempted_call_starts_anew_with_its_output() -> None:
     cache(pool, tokens)
     call.follow_waiting(running)
     assert (call.uncomputed_tokens, call.waits, facts.cached_tokens(call)) == (45, True, 32)
+
+
+def test_blocks_that_calls_can_share_have_one_key() -> None:
+    facts, _ = facts_of(Pool(50))
+    call, other = call_of(list(range(100))), call_of([*range(70), *range(500, 530)])
+    same = [facts.block_key(call, at) == facts.block_key(other, at) for at in (0, 17, 48, 63, 64)]
+    assert same == [True, True, True, True, False]
+    assert (facts.block_key(call, 95) is None, facts.block_key(call, 96) is None) == (False, True), "6 whole blocks"
+    assert facts.shared_tokens(call, other) == facts.shared_tokens(other, call) == 64
+    assert facts.shared_tokens(call_of(list(range(64))), call) == 48, "the last token is always computed"
+
+
+def test_a_call_that_may_not_read_the_cache_follows_none_but_may_lead() -> None:
+    facts, _ = facts_of(Pool(50))
+    call = call_of(list(range(100)), reads_cache=False)
+    assert facts.block_key(call, 0) is None
+    call.waits = False
+    assert facts.block_key(call, 0) == facts.block_key(call_of(list(range(100))), 0)

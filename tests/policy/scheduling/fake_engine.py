@@ -1,8 +1,12 @@
-"""Facts of an engine whose calls share no blocks: a call owns what it computed, and finds `cached` at admission."""
+"""Facts of an engine: a call owns what it computed, and finds `cached` at admission.
+
+Calls share the blocks at the beginning of equal `contents`, which a test may give.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from hypothesis import strategies as st
 
@@ -38,6 +42,9 @@ class FakeEngine:
     waiting: list[LocalCall] = field(default_factory=list)
     running: list[LocalCall] = field(default_factory=list)
     looked_up: int = 0
+    shares_in_iteration: bool = True
+    contents: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    stored: dict[str, int] = field(default_factory=dict)
 
     def cached_tokens(self, call: LocalCall) -> int:
         self.looked_up += 1
@@ -51,6 +58,19 @@ class FakeEngine:
 
     def blocks_freed(self, call: LocalCall) -> int:
         return blocks(call.computed_tokens)
+
+    def stored_tokens(self, call: LocalCall) -> int:
+        return self.stored.get(call.call_id, call.computed_tokens)
+
+    def block_key(self, call: LocalCall, tokens: int) -> tuple[int, ...] | None:
+        self.looked_up += 1
+        end, content = (tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS, self.contents.get(call.call_id, ())
+        return content[:end] if end <= len(content) else None
+
+    def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
+        pairs = zip(self.contents[call.call_id][:-1], self.contents[other.call_id], strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return shared // BLOCK_TOKENS * BLOCK_TOKENS
 
     def plan(self, scheduler: LocalScheduler, now_s: float = 0.0) -> Plan:
         return scheduler.plan(now_s, self.waiting, self.running, self)

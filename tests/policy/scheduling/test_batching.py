@@ -67,7 +67,7 @@ def test_everything_is_taken_where_there_is_room() -> None:
 def test_a_prompt_starts_only_where_all_of_it_has_blocks() -> None:
     engine = FakeEngine(max_batch_tokens=50, free_blocks=20)
     filled = batch(engine)
-    select_in_order(filled, candidates(100, 60))
+    select_in_order(moment(engine), filled, candidates(100, 60))
     assert picked(filled) == [("1", 50)], "100 tokens are 25 blocks, 60 are 15"
     assert (filled.free_blocks, filled.unreserved_blocks) == (20 - 13, 20 - 15)
 
@@ -76,14 +76,14 @@ def test_a_running_long_prompt_is_cut_where_the_blocks_end() -> None:
     engine = FakeEngine(free_blocks=10, running=[prompt("0", 100)])
     filled = batch(engine)
     begun = Candidate(engine.running[0], 100, 0, waits=False, is_long=True)
-    select_in_order(filled, [begun])
+    select_in_order(moment(engine), filled, [begun])
     assert picked(filled) == [("0", 40)]
 
 
 def test_slots_limit_the_waiting_only() -> None:
     engine = FakeEngine(max_running_calls=1, running=[prompt("begun", 5)])
     filled = Batch(EngineBudget(100), engine, free_slots=0)
-    select_in_order(filled, [*candidates(5), Candidate(engine.running[0], 5, 0, waits=False)])
+    select_in_order(moment(engine), filled, [*candidates(5), Candidate(engine.running[0], 5, 0, waits=False)])
     assert picked(filled) == [("begun", 5)]
 
 
@@ -92,7 +92,7 @@ def test_who_completes_its_prompt_binds_the_iteration() -> None:
     filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)
     first, second = candidates(100, 500)
     first.due_s = 0.04  # 10 ms + 0.1 ms n: 300 tokens
-    select_in_order(filled, [first, second])
+    select_in_order(moment(engine), filled, [first, second])
     assert picked(filled) == [("0", 100), ("1", 200)]
 
 
@@ -101,7 +101,7 @@ def test_who_is_late_anyway_does_not() -> None:
     filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)
     first, second = candidates(100, 500)
     first.due_s = 0.015
-    select_in_order(filled, [first, second])
+    select_in_order(moment(engine), filled, [first, second])
     assert picked(filled) == [("0", 100), ("1", 500)]
 
 
@@ -110,7 +110,7 @@ def test_the_reserve_is_left_and_can_extend_a_cut_prompt_later() -> None:
     filled = batch(engine)
     filled.reserve_tokens = 10
     (only,) = candidates(200)
-    select_in_order(filled, [only])
+    select_in_order(moment(engine), filled, [only])
     assert picked(filled) == [("0", 90)]
     filled.reserve_tokens = 0
     filled.extend(only)
@@ -124,11 +124,11 @@ def test_a_cut_prompt_that_is_completed_later_binds_the_iteration() -> None:
     filled.reserve_tokens = 950
     first, second = candidates(100, 500)
     first.due_s = 0.04  # 10 ms + 0.1 ms n: 300 tokens
-    select_in_order(filled, [first])
+    select_in_order(moment(engine), filled, [first])
     assert picked(filled) == [("0", 50)]
     filled.reserve_tokens = 0
     filled.extend(first)
-    select_in_order(filled, [second])
+    select_in_order(moment(engine), filled, [second])
     assert picked(filled) == [("0", 100), ("1", 200)]
 
 
@@ -137,5 +137,5 @@ def test_the_floor_goes_beyond_the_limit_but_not_the_maximum() -> None:
     filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)
     filled.budget.take_decodes(990, 0)
     filled.budget.limit_s, filled.floor_tokens = 0.05, 50
-    select_in_order(filled, candidates(30))
+    select_in_order(moment(engine), filled, candidates(30))
     assert picked(filled) == [("0", 10)]

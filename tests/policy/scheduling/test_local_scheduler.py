@@ -17,6 +17,7 @@ from plait.policy.scheduling.local_scheduler import (
     LongestPrefix,
     Plan,
 )
+from tests.policy.scheduling.unshared_blocks import UnsharedBlocks
 
 BLOCK_TOKENS = 4
 
@@ -26,7 +27,7 @@ def blocks(tokens: int) -> int:
 
 
 @dataclass
-class Engine:
+class Engine(UnsharedBlocks):
     """Facts of an engine whose calls share no blocks: a call owns what it computed, and finds `cached` at admission."""
 
     max_batch_tokens: int = 100

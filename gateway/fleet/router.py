@@ -7,13 +7,13 @@ in virtual time. `select` changes nothing. Each `book` is ended by exactly one `
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from math import inf
 
 from plait.backends.errors import ConflictError
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.booking import Booking, CallUsage, Failure
+from plait.gateway.fleet.demand import Demand
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.estimated_answers import EstimatedAnswers
 from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
@@ -32,7 +32,6 @@ from plait.policy.placement.policies import POLICIES
 from plait.policy.placement.rebalancing import RebalancedE2
 from plait.policy.placement.routes import Routes
 from plait.policy.placement.situation import Policy, Situation
-from plait.policy.placement.traffic import Traffic
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
@@ -81,11 +80,9 @@ class Router:
         self.routes = self._select.routes if isinstance(self._select, RebalancedE2) else Routes()
         self._fleet_pace = Ratio()
         self._cost_models: dict[CostModel, CostModel] = {}
-        self._traffic: dict[str, Traffic] = {}
-        self._no_traffic = Traffic(window_s, prior_output_tokens)
+        self._demand = Demand(window_s, prior_output_tokens)
         self._window_s = window_s
         self._prior_output_tokens = prior_output_tokens
-        self._placed: Counter[str] = Counter()
 
     # A call's way through the fleet.
 
@@ -97,8 +94,8 @@ class Router:
         """
         assert call.block_tokens == self.block_tokens
         engines = self.models.eligible(call.model)
-        path, turn = self.tree.match(call.block_hashes), self._placed[call.model]
-        traffic = self._traffic.get(call.model, self._no_traffic)
+        path, demand = self.tree.match(call.block_hashes), self._demand
+        turn, traffic = demand.turn(call.model), demand.traffic(call)
         if prefer is not None and prefer not in avoid:
             view = next((view for view in engines if view.engine_id == prefer), None)
             if view is not None:
@@ -106,7 +103,7 @@ class Router:
         candidates = self.full.with_room(engines)
         if avoid:
             candidates = [engine for engine in candidates if engine.engine_id not in avoid] or candidates
-        return self._select(call, Situation(path, candidates, turn, now_s, traffic))
+        return self._select(call, Situation(path, candidates, turn, now_s, traffic, demand.siblings(call)))
 
     def book(self, call: Call, placement: Placement, now_s: float) -> Booking:
         """Record a placement.
@@ -119,8 +116,7 @@ class Router:
         self.health.booked(engine, booking)
         self.retries.begin(call.model)
         self.full.note(engine, now_s)
-        self._placed[call.model] += 1
-        self._traffic.setdefault(call.model, Traffic(self._window_s, self._prior_output_tokens))
+        self._demand.placed(call)
         return booking
 
     def first_token(self, booking: Booking, now_s: float) -> None:
@@ -140,7 +136,7 @@ class Router:
             engine.release(booking, now_s, delivered=True)
         else:
             engine.settle(booking, usage, now_s)
-            self._traffic[booking.call.model].ended(usage.output_tokens, now_s)
+            self._demand.answered(booking.call, usage.output_tokens, now_s)
             self.answers.ended(engine, booking, usage)
         self._left(booking, now_s)
         return self.health.succeeded(engine, booking, now_s)
@@ -234,9 +230,11 @@ class Router:
             engine.check()
         outstanding = sum(engine.view.outstanding for engine in self.engines.values())
         self.retries.check(outstanding)
+        self._demand.check(outstanding)
 
     def _left(self, booking: Booking, now_s: float) -> None:
         """The call is on no engine any more."""
         self.full.note(self.engines[booking.placement.engine_id], now_s)
         self.retries.end(booking.call.model)
+        self._demand.left(booking.call)
         self.health.left(booking)

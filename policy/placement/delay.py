@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from plait.policy.placement.engine_view import LEFT_SHARE, EngineView
 from plait.policy.placement.situation import Situation, cached_blocks
@@ -53,19 +54,47 @@ def offer(asked: Asked, situation: Situation, engine: EngineView) -> Offer:
     return Offer((late_s, sum(cost)), engine, held_blocks, cost)
 
 
+class Present(NamedTuple):
+    """What is on an engine: its calls, the tokens of their contexts, and the seconds that a new call waits."""
+
+    calls: int
+    context_tokens: float
+    queue_s: float
+
+
 def delay_cost(asked: Asked, engine: EngineView, held_blocks: int, now_s: float) -> DelayCost:
     """The delay of placing the call on `engine`, which has `held_blocks` of its prompt."""
-    call, output_tokens, slowness = asked.call, asked.output_tokens, engine.slowness
-    costs, calls = engine.cost_model, engine.calls
+    queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=asked.ttft_s < inf)
+    return _beside(asked, engine, held_blocks, Present(engine.calls, engine.context_tokens, queue_s))
+
+
+def joined_cost(asked: Asked, first: Offer, held_blocks: int, others: int) -> DelayCost:
+    """The delay of a call like the one that took the `first` offer, which is the first of so many `others` there.
+
+    All but the first have `held_blocks` of their prompts in the engine's cache.
+    """
+    engine, call = first.engine, asked.call
+    drain_s = engine.slowness * engine.drain_s(call.prompt_tokens - held_blocks * call.block_tokens)
+    present = Present(
+        engine.calls + others,
+        engine.context_tokens + others * (call.prompt_tokens + asked.output_tokens / 2),
+        first.cost.first_token_s + (others - 1) * drain_s,
+    )
+    return _beside(asked, engine, held_blocks, present)
+
+
+def _beside(asked: Asked, engine: EngineView, held_blocks: int, present: Present) -> DelayCost:
+    call, output_tokens, slowness, costs = asked.call, asked.output_tokens, engine.slowness, engine.cost_model
+    calls, context_tokens = present.calls, present.context_tokens
     cached_tokens = held_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
     attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
-    context_tokens = engine.context_tokens + call.prompt_tokens + output_tokens / 2
-    after_s = costs.decode_iteration_s(calls + 1, context_tokens)
+    before_s = costs.decode_iteration_s(calls, context_tokens)
+    after_s = costs.decode_iteration_s(calls + 1, context_tokens + call.prompt_tokens + output_tokens / 2)
     return DelayCost(
-        queue_s=slowness * engine.queue_s(now_s, is_urgent=asked.ttft_s < inf),
+        queue_s=present.queue_s,
         prefill_s=slowness * (engine.drain_s(missed_tokens) + attention_s),
         decode_s=slowness * output_tokens * after_s,
         stall_s=slowness * calls * (costs.marginal_s(missed_tokens) + attention_s),
-        slow_s=slowness * calls * LEFT_SHARE * output_tokens * (after_s - engine.iteration_s) if calls else 0.0,
+        slow_s=slowness * calls * LEFT_SHARE * output_tokens * (after_s - before_s),
     )

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop
+from itertools import islice
 from math import inf
 
 from plait.policy.cost_model import CostModel
 from plait.policy.placement.delay import Asked, Offer, Rank, offer
 from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.group_delay import best_for_group
 from plait.policy.placement.situation import Situation, placed
 from plait.policy.types import Call, Placement, PlacementReason
 
@@ -20,6 +22,9 @@ FEW = 4
 """So many engines are looked at one by one: that takes less time than to compute their floors first. With 8 engines,
 floors take half the time (`python -m benchmarks placement`).
 """
+
+MOST_FOR_GROUP = 16
+"""So many engines are looked at for a call of a task group. The next call of the group may find others."""
 
 ROUNDING = 1 - 1e-9
 """A floor and a cost that are equal may differ by the order in which they were added up."""
@@ -29,12 +34,16 @@ def least_delay(call: Call, situation: Situation) -> Placement:
     """The engine with the least delay. Ties: in turn.
 
     A call with a TTFT goes to an engine that is expected to meet it. If none is, the placement is at risk, and the call
-    goes where its first token is expected first.
+    goes where its first token is expected first. A call of a task group without a TTFT goes where that is best for the
+    whole group.
     """
     asked = Asked.of(call, situation)
     first = situation.turn % len(situation.engines)
     engines = [*situation.engines[first:], *situation.engines[:first]]
-    best = (best_of_all if len(engines) <= FEW else best_of_many)(asked, situation, engines)
+    if situation.siblings and asked.ttft_s == inf:
+        best = best_for_group(asked, situation.siblings, _offers(asked, situation, engines))
+    else:
+        best = (best_of_all if len(engines) <= FEW else best_of_many)(asked, situation, engines)
     exploits = 2 * best.held_blocks * call.block_tokens > call.prompt_tokens
     reason = PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE
     return placed(call, best.engine, reason, best.held_blocks, best.cost, is_at_risk=best.rank[0] > 0)
@@ -57,6 +66,13 @@ def best_of_many(asked: Asked, situation: Situation, engines: Sequence[EngineVie
             best, chosen = (found.rank, place), found
     assert chosen is not None
     return chosen
+
+
+def _offers(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> list[Offer]:
+    """The offers of all engines; in a large fleet, of those with the lowest floors."""
+    if len(engines) > MOST_FOR_GROUP:
+        engines = [engines[place] for _, place in islice(_by_floor(asked, situation, engines), MOST_FOR_GROUP)]
+    return [offer(asked, situation, engine) for engine in engines]
 
 
 def _by_floor(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Iterator[tuple[float, int]]:

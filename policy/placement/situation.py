@@ -20,7 +20,8 @@ class Situation:
     """A policy's input at the time `now_s`.
 
     `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is the number of
-    calls placed before this one. `traffic` is that of the call's model.
+    calls placed before this one. `traffic` is that of calls like this one. `siblings` counts the other calls of its
+    task group that still have to be placed.
     """
 
     path: Sequence[Segment]
@@ -28,6 +29,7 @@ class Situation:
     turn: int
     now_s: float = 0.0
     traffic: Traffic = NO_TRAFFIC
+    siblings: int = 0
 
 
 Policy = Callable[[Call, Situation], Placement]

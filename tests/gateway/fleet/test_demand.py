@@ -1,0 +1,94 @@
+"""What the router knows of the calls that are asked for, and how it divides the calls of a task group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from plait.backends.profiles import load_profile
+from plait.gateway.fleet.demand import Demand
+from plait.gateway.fleet.router import Router
+from plait.policy.prefix.block_hash import chain
+from plait.policy.types import Call, TaskGroup
+
+COSTS = load_profile("a6000-mistral-7b").cost_model()
+SHARED_BLOCKS, BLOCK_TOKENS = 94, 64
+
+
+def prompt(number: int, *, group: TaskGroup | None = None, shared_blocks: int = 0) -> Call:
+    """A prompt of 6,200 tokens whose first blocks are those of every other."""
+    parts = [block if block < shared_blocks else 1000 * number + block for block in range(96)]
+    return Call(f"c{number}", "m", 6200, BLOCK_TOKENS, list(chain(parts, 1, 0)), group=group)
+
+
+def spread(calls: int, *, grouped: bool) -> list[int]:
+    """How many calls with a common prefix go to each of four engines that are busy with other calls, the most first."""
+    router = Router()
+    for name in "abcd":
+        router.add_engine(name, COSTS, kv_tokens=1_000_000)
+        router.health.answered(name, {"m": None})
+    for number in range(32):
+        chat = replace(prompt(100 + number), prompt_tokens=1000, block_hashes=[])
+        booking = router.book(chat, router.select(chat, 0.0), 0.0)
+        router.first_token(booking, 1.0)
+    group = TaskGroup("g", calls) if grouped else None
+    counts: Counter[str] = Counter()
+    for number in range(calls):
+        call = prompt(number + 1, group=group, shared_blocks=SHARED_BLOCKS)
+        placement = router.select(call, 2.0)
+        router.book(call, placement, 2.0)
+        counts[placement.engine_id] += 1
+    router.check()
+    return sorted(counts.values(), reverse=True)
+
+
+def test_a_group_is_divided_where_single_calls_crowd_one_engine() -> None:
+    assert spread(16, grouped=False)[0] >= 12
+    assert spread(16, grouped=True)[0] <= 8
+
+
+def test_a_group_of_few_calls_stays_together() -> None:
+    assert spread(2, grouped=True) == [2]
+
+
+def test_siblings_are_the_calls_of_the_group_that_are_not_placed() -> None:
+    demand, group = Demand(60.0, 100.0), TaskGroup("g", 3)
+    calls = [prompt(number, group=group) for number in range(3)]
+    assert demand.siblings(prompt(9)) == 0
+    left = []
+    for call in calls:
+        left.append(demand.siblings(call))
+        demand.placed(call)
+    assert left == [2, 1, 0]
+    demand.check(3)
+    late = prompt(4, group=TaskGroup("g", 1))  # two have ended
+    assert demand.siblings(late) == 0
+    for call in calls:
+        demand.left(call)
+    demand.check(0)
+    assert demand.siblings(calls[0]) == 2
+
+
+def test_a_call_on_an_engine_may_change_its_group() -> None:
+    demand, group, other = Demand(60.0, 100.0), TaskGroup("g", 3), TaskGroup("h", 2)
+    alone, member = prompt(1), prompt(2, group=group)
+    for call in (alone, member):
+        demand.placed(call)
+    demand.refined(alone, replace(alone, group=group))
+    assert demand.siblings(prompt(3, group=group)) == 0, "both are placed"
+    demand.refined(member, replace(member, group=other))
+    assert demand.siblings(prompt(3, group=group)) == 1
+    for call in (replace(alone, group=group), replace(member, group=other)):
+        demand.left(call)
+    demand.check(0)
+
+
+def test_answers_of_task_groups_have_a_length_of_their_own() -> None:
+    demand, part, chat = Demand(60.0, 100.0), prompt(1, group=TaskGroup("g", 1)), prompt(2)
+    for second in range(100):  # the prior counts as four calls
+        demand.answered(part, 20, float(second))
+        demand.answered(chat, 400, float(second))
+    lengths = [demand.traffic(call).expected_output_tokens(None) for call in (part, chat, replace(chat, model="other"))]
+    assert lengths == [pytest.approx(26, abs=1), pytest.approx(378, abs=3), 100]

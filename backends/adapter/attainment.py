@@ -2,9 +2,9 @@
 
 See docs/design/clocks.md.
 
-A call counts when it ends. It has met its SLO if it has met its TTFT, its TPOT over all tokens, and its JCT. All times
-count from its zero. An aborted call counts with the tokens that it had. Without tokens, it counts only if its first
-token was overdue.
+A call counts when it ends, by the objectives that it has then. It has met its SLO if it has met its TTFT, its TPOT over
+all tokens, and its JCT. All times count from its zero. An aborted call counts with the tokens that it had. Without
+tokens, it counts only if its first token was overdue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from math import inf
 
 from plait.policy.scheduling.plan import LocalCall
-from plait.policy.types import Slo
 
 RECENT_CALLS = 256
 """The share covers this many latest calls with objectives, so its standard error is at most 3 %."""
@@ -25,15 +24,17 @@ RECENT_CALLS = 256
 class _Progress:
     """An engine's progress on one call; times in seconds on the engine's clock."""
 
-    slo: Slo
+    call: LocalCall
     zero_s: float
     tokens: int = 0
     first_s: float = 0.0
     last_s: float = 0.0
 
     def met(self, ended_s: float) -> bool | None:
-        """Whether all objectives are met; None for a call without tokens whose first token was not overdue."""
-        slo = self.slo
+        """Whether all objectives are met; None if there are none, or for a call without tokens that was not overdue."""
+        slo = self.call.slo
+        if slo is None:
+            return None
         ttft_s, tpot_s, jct_s = (inf if limit_s is None else limit_s for limit_s in (slo.ttft_s, slo.tpot_s, slo.jct_s))
         if not self.tokens:
             return False if ended_s - self.zero_s > min(ttft_s, jct_s) else None
@@ -43,7 +44,7 @@ class _Progress:
 
 
 class Attainment:
-    """Takes the events of an engine's calls, in order of time. Calls without objectives are ignored.
+    """Takes the events of an engine's calls, in order of time. Calls that end without objectives do not count.
 
     `key` is the engine's name for a call.
     """
@@ -59,8 +60,7 @@ class Attainment:
 
     def received(self, key: Hashable, call: LocalCall) -> None:
         """A call has arrived. Its `arrived_s` is its zero."""
-        if call.slo is not None:
-            self._open[key] = _Progress(call.slo, call.arrived_s)
+        self._open[key] = _Progress(call, call.arrived_s)
 
     def produced(self, key: Hashable, tokens: int, now_s: float) -> None:
         """A call has `tokens` more output tokens."""

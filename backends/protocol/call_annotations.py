@@ -25,17 +25,25 @@ _CACHED_TOKENS = "plait_cached_tokens"
 _TTFT, _TPOT, _JCT = "plait_ttft_ms", "plait_tpot_ms", "plait_jct_ms"
 _OBJECTIVE = "plait_objective"
 _PRIORITY = "plait_priority"
+_HANDLE = "plait_handle"
+
+MAX_HANDLE = 128
+"""The longest handle, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAnnotations:
-    """`age_s` is the call's age when it was sent. `cached_tokens` is how many the gateway expects to be cached."""
+    """`age_s` is the call's age when it was sent. `cached_tokens` is how many the gateway expects to be cached.
+
+    `handle` names the call in later messages to the engine: its objectives may change (`call_objectives`).
+    """
 
     age_s: float = 0.0
     slo: Slo | None = None
     objective: Objective | None = None
     priority: int = 0
     cached_tokens: int | None = None
+    handle: str | None = None
 
 
 UNANNOTATED = EngineAnnotations()
@@ -58,6 +66,7 @@ def to_parameters(annotations: EngineAnnotations) -> dict[str, str | float]:
         _JCT: _ms(slo.jct_s),
         _OBJECTIVE: annotations.objective.value if annotations.objective else None,
         _PRIORITY: annotations.priority or None,
+        _HANDLE: annotations.handle,
     }
     return {name: value for name, value in told.items() if value is not None}
 
@@ -84,6 +93,7 @@ class AnnotationReader:
             objective=self._value(arguments, _OBJECTIVE, Objective),
             priority=self._value(arguments, _PRIORITY, _integer) or 0,
             cached_tokens=self._value(arguments, _CACHED_TOKENS, _tokens),
+            handle=self._value(arguments, _HANDLE, _handle),
         )
 
     def _value(self, arguments: Mapping[str, Any], key: str, parse: Callable[[Any], T]) -> T | None:
@@ -129,3 +139,9 @@ def _tokens(value: Any) -> int:
     if number < 0:
         raise ValueError("must be at least 0 tokens")
     return number
+
+
+def _handle(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_HANDLE:
+        raise ValueError(f"must be a text of 1 to {MAX_HANDLE} characters")
+    return value

@@ -10,21 +10,17 @@ The answer is msgpack if `Accept` names it, else JSON.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
 
+from plait.backends.adapter.asgi import Scope, Send, send_answer
 from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.cache_state import CacheState
 
 PATH = "/cache_state"
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_WAIT_MS = 60_000
 
@@ -51,9 +47,9 @@ async def answer(scope: Scope, send: Send, report: Report) -> None:
     """Answer one request."""
     try:
         body, content_type = await _answered(scope, report)
-        await _send(send, 200, body, content_type)
+        await send_answer(send, 200, body, content_type)
     except PlaitError as error:
-        await _send(send, error.status, error.body(), b"application/json")
+        await send_answer(send, error.status, error.body())
 
 
 async def _answered(scope: Scope, report: Report) -> tuple[bytes, bytes]:
@@ -75,9 +71,3 @@ def _integer(query: dict[str, str], name: str) -> int | None:
     if not value.isdecimal():
         raise CallerError(f"'{name}' must be a whole number, not {value!r}", param=name)
     return int(value)
-
-
-async def _send(send: Send, status: int, body: bytes, content_type: bytes) -> None:
-    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from plait.backends.adapter.attainment import Attainment
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.adapter.iterations import Iterations
+from plait.backends.adapter.refinable_calls import RefinableCalls
 from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState, QueueState, SchedulerState
 
 
@@ -15,8 +16,9 @@ from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState,
 class StateReporter:
     """Reports on one engine. Each start of the engine has a new `epoch`.
 
-    `engine` is the engine's name, `policy` the name of its local scheduler. The engine's driver feeds `iterations` and
-    `attainment`. The other fields are as in `CacheState`.
+    `engine` is the engine's name, `policy` the name of its local scheduler. `takes_objectives` says whether the
+    engine's driver feeds `refinable`, whose objectives may change. It feeds `iterations` and `attainment` in any case.
+    The other fields are as in `CacheState`.
     """
 
     engine: str
@@ -27,8 +29,10 @@ class StateReporter:
     granularity_tokens: int
     policy: str
     journal: CacheJournal
+    takes_objectives: bool = False
     iterations: Iterations = field(default_factory=Iterations)
     attainment: Attainment = field(default_factory=Attainment)
+    refinable: RefinableCalls = field(default_factory=RefinableCalls)
 
     def report(
         self,
@@ -65,5 +69,5 @@ class StateReporter:
                 mean_queue_s=self.iterations.mean_queue_s,
             ),
             iteration=self.iterations.state(budget_tokens),
-            scheduler=SchedulerState(self.policy, self.attainment.share, preemptions),
+            scheduler=SchedulerState(self.policy, self.attainment.share, preemptions, self.takes_objectives),
         )

@@ -16,7 +16,7 @@ class EmbeddedCall(LocalCall):
 
     `cached_tokens` are the tokens that the first admission found in the cache, as in vLLM's `usage`. `received_s` is
     when the engine received the call, which can be after its zero. `matched_blocks` is how many of its leading blocks
-    were cached at the last look-up.
+    were cached at the last look-up. `handle` is the gateway's name for a call whose objectives may change.
     """
 
     chain: HashChain = field(kw_only=True)
@@ -28,6 +28,7 @@ class EmbeddedCall(LocalCall):
     cached_tokens: int | None = field(default=None, kw_only=True)
     received_s: float | None = field(default=None, kw_only=True)
     matched_blocks: int = field(default=0, kw_only=True)
+    handle: str | None = field(default=None, kw_only=True)
 
     @property
     def queued_since_s(self) -> float:

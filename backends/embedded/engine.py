@@ -62,7 +62,8 @@ class Counters:
 
 
 class Engine:
-    """One emulated engine. `facts` is its local scheduler's input. `journal` has its cache's content.
+    """One emulated engine. `facts` is its local scheduler's input. `journal` has its cache's content. The objectives of
+    the calls in `refinable` may change.
 
     `cost_model` may be replaced: from then on the emulated accelerator is another one.
 
@@ -103,8 +104,10 @@ class Engine:
             granularity_tokens=self.granularity_tokens,
             policy=settings.scheduler,
             journal=self.journal,
+            takes_objectives=True,
         )
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
+        self.refinable = self._reporter.refinable
         self._stepped_s = 0.0
         """When the last iteration ended and its tokens came."""
 
@@ -124,6 +127,7 @@ class Engine:
         self.counters.calls += 1
         insort(self.waiting, call, key=attrgetter("arrived_s"))
         self._attainment.received(call, call)
+        self.refinable.received(call, call, call.handle)
 
     def abort(self, call: EmbeddedCall) -> None:
         """Abort a call whose client has gone. Its blocks are free at once."""
@@ -141,7 +145,7 @@ class Engine:
             return False
         if call in self._in_flight:
             self._in_flight.remove(call)
-        self._attainment.ended(call, self._stepped_s)
+        self._ended(call)
         return True
 
     def step(self, now_s: float) -> Step:
@@ -220,10 +224,14 @@ class Engine:
         self._attainment.produced(call, 1, self._stepped_s)
         finished = call.output_tokens >= call.max_output_tokens
         if finished:
-            self._attainment.ended(call, self._stepped_s)
+            self._ended(call)
             self.running.remove(call)
             self._blocks.release(call)
         return Output(call, token, finished)
+
+    def _ended(self, call: EmbeddedCall) -> None:
+        self._attainment.ended(call, self._stepped_s)
+        self.refinable.ended(call)
 
     def _preempt(self, call: EmbeddedCall) -> None:
         """Put a call back at the head of the queue. Its blocks stay cached until they are evicted, as in vLLM."""

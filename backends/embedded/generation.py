@@ -83,6 +83,7 @@ class Generation:
             tree_chain=chain if same else HashChain(engine.granularity_tokens, root, prompt),
             max_output_tokens=limit,
             output=self,
+            handle=annotations.handle,
         )
 
     def _on_output(self, output: Output) -> None:

@@ -31,6 +31,8 @@ from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.embedded.metrics import EngineCollector
 from plait.backends.errors import AuthenticationError, CallerError, PlaitError
 from plait.backends.protocol.call_annotations import AnnotationReader
+from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
+from plait.backends.protocol.call_objectives import ChangesAnswer, read_changes
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.policy.cost_model import CostModel
 
@@ -67,6 +69,7 @@ class EmbeddedServer:
                 Route("/v1/completions", self._completions, methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/cache_state", self._cache_state),
+                Route(CALL_OBJECTIVES, self._call_objectives, methods=["POST"]),
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
             ],
@@ -109,6 +112,12 @@ class EmbeddedServer:
         if "msgpack" in request.headers.get("accept", ""):
             return Response(msgspec.msgpack.encode(state), media_type="application/msgpack")
         return _json(state)
+
+    async def _call_objectives(self, request: Request) -> Response:
+        self._authenticate(request)
+        changes = read_changes(await request.body(), self._annotations)
+        scale = self._settings.time_scale
+        return _json(ChangesAnswer(self.engine.refinable.refine(in_emulated_time(one, scale) for one in changes)))
 
     async def _health(self, _request: Request) -> Response:
         return Response(status_code=200)

@@ -71,11 +71,15 @@ class IterationState(msgspec.Struct, frozen=True):
 
 
 class SchedulerState(msgspec.Struct, frozen=True):
-    """The local scheduler: its name, the share of calls that met their SLO (None: no call had one), its preemptions."""
+    """The local scheduler: its name, the share of calls that met their SLO (None: no call had one), its preemptions.
+
+    `takes_objectives` says that the objectives of its calls may change (`POST /call_objectives`).
+    """
 
     policy: str = "fcfs"
     slo_attainment: float | None = None
     preemptions: int = 0
+    takes_objectives: bool = False
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, PATH, Receive, ReportQuery, Scope, Send, answer
+from plait.backends.adapter.asgi import Receive, Scope, Send
+from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, PATH, ReportQuery, answer
 from plait.backends.adapter.required_names import load
 from plait.backends.errors import EngineTimeoutError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState

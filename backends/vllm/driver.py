@@ -19,6 +19,7 @@ from plait.backends.adapter.scheduler_settings import cost_model
 from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import AnnotationReader
+from plait.backends.protocol.call_objectives import read_changes
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.calls import SchedulerFacts, VllmCall, vllm_call
 from plait.backends.vllm.levers import Levers
@@ -65,8 +66,10 @@ class Driver:
             granularity_tokens=observer.granularity_tokens,
             policy=settings.scheduler,
             journal=observer.journal,
+            takes_objectives=True,
         )
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
+        self._refinable = self._reporter.refinable
         self._sequence = count()
 
     # Called by vLLM's scheduler.
@@ -78,6 +81,11 @@ class Driver:
         received_s = self._clock() - self._waited_s(request)
         call = request.plait_call = vllm_call(request, annotations, received_s, next(self._sequence))
         self._attainment.received(call.call_id, call)
+        self._refinable.received(call.call_id, call, annotations.handle)
+
+    def change_objectives(self, body: bytes) -> int:
+        """The objectives of calls have changed. Returns how many of them are known. Raises `CallerError`."""
+        return self._refinable.refine(read_changes(body, self.annotations))
 
     def step(self, schedule: Callable[[], Any]) -> Any:
         """Schedule an iteration by a plan. `schedule` is vLLM's own method."""
@@ -110,10 +118,12 @@ class Driver:
                 attainment.produced(one.request_id, len(one.new_token_ids), now_s)
                 if one.finished:
                     attainment.ended(one.request_id, now_s)
+                    self._refinable.ended(one.request_id)
 
     def given_up(self) -> None:
         """Requests were ended from outside, because their clients have gone or they have enough output."""
         self._attainment.retain(self._scheduler.requests, self._clock())
+        self._refinable.retain(self._scheduler.requests)
 
     # Called for reports.
 

@@ -1,6 +1,6 @@
-"""`GET /cache_state` in vLLM's API server, as ASGI middleware for `--middleware`.
+"""`GET /cache_state` and `POST /call_objectives` in vLLM's API server, as ASGI middleware for `--middleware`.
 
-If the engine has an API key, the report needs it.
+If the engine has an API key, both need it.
 """
 
 from __future__ import annotations
@@ -11,31 +11,36 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, PATH, Receive, ReportQuery, Scope, Send, answer
+from plait.backends.adapter import cache_state_route, call_objectives_route
+from plait.backends.adapter.asgi import Receive, Scope, Send
+from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, ReportQuery
+from plait.backends.adapter.cache_state_route import PATH as CACHE_STATE
 from plait.backends.errors import AuthenticationError, EngineError, EngineTimeoutError, UnsupportedError
+from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.vllm.launch import SCHEDULER
-from plait.backends.vllm.plugin import METHOD
+from plait.backends.vllm.plugin import CHANGE_METHOD, METHOD
 
 
 class CacheStateMiddleware:
-    """Answers `/cache_state` and passes every other request on."""
+    """Answers the two routes and passes every other request on."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one ASGI request."""
-        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) != PATH:
-            await self._app(scope, receive, send)
+        path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else None
+        if path == CACHE_STATE:
+            await cache_state_route.answer(scope, send, _report)
+        elif path == CALL_OBJECTIVES:
+            await call_objectives_route.answer(scope, receive, send, _access)
         else:
-            await answer(scope, send, _report)
+            await self._app(scope, receive, send)
 
 
 async def _report(scope: Scope, query: ReportQuery) -> bytes:
     """The engine core's report. If nothing changes during the wait, ask again without waiting."""
-    state = scope["app"].state
-    _authenticate(dict(scope["headers"]).get(b"authorization", b""), _keys(state))
-    core = _core(state.engine_client)
+    core = _allowed_core(scope)
     report: bytes
     if query.wait_s > 0 and query.since is not None:
         try:
@@ -44,12 +49,35 @@ async def _report(scope: Scope, query: ReportQuery) -> bytes:
                 return report
         except TimeoutError:
             pass
+    report = await _answered(core, METHOD, query.since, query.epoch, False)
+    return report
+
+
+def _access(scope: Scope) -> call_objectives_route.Change:
+    """The way for changed objectives to the engine core."""
+    core = _allowed_core(scope)
+
+    async def change(body: bytes) -> int:
+        known: int = await _answered(core, CHANGE_METHOD, body.decode())
+        return known
+
+    return change
+
+
+async def _answered(core: Any, method: str, *arguments: Any) -> Any:
+    """The engine core's answer, which comes between two iterations."""
     try:
         async with asyncio.timeout(ANSWER_DEADLINE_S):
-            report = await core.call_utility_async(METHOD, query.since, query.epoch, False)
+            return await core.call_utility_async(method, *arguments)
     except TimeoutError as error:
         raise EngineTimeoutError(f"the engine core did not answer within {ANSWER_DEADLINE_S:g} s") from error
-    return report
+
+
+def _allowed_core(scope: Scope) -> Any:
+    """The client of the engine core. Raises `PlaitError` for a request without the key, or if there is no scheduler."""
+    state = scope["app"].state
+    _authenticate(dict(scope["headers"]).get(b"authorization", b""), _keys(state))
+    return _core(state.engine_client)
 
 
 def _core(engine_client: Any) -> Any:

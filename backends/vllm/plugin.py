@@ -1,6 +1,7 @@
-"""Lets the API server ask the engine core for reports, by a method of EngineCore that vLLM's utility channel can call.
+"""Lets the API server talk to the scheduler, by methods of EngineCore that vLLM's utility channel can call.
 
-The scheduler adds the method when it is built, in the engine core's process. Nothing is registered in advance.
+One asks for reports, the other changes objectives of calls. vLLM runs them between two iterations. The scheduler adds
+them when it is built, in the engine core's process. Nothing is registered in advance.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from plait.backends.vllm.driver import Driver
 
 METHOD = "plait_cache_state"
-"""The method's name in EngineCore."""
+CHANGE_METHOD = "plait_call_objectives"
+"""The methods' names in EngineCore."""
 
 MAX_WAITING = 16
 """At most this many reports wait at once, because an API server stops waiting without notice."""
@@ -63,12 +65,18 @@ class CacheReports:
 
 
 def install() -> None:
-    """Add the method to EngineCore, once."""
+    """Add the methods to EngineCore, once."""
     engine_core = load("vllm.v1.engine.core.EngineCore")
+    for name, method in ((METHOD, _cache_state), (CHANGE_METHOD, _call_objectives)):
+        if not hasattr(engine_core, name):
+            setattr(engine_core, name, method)
 
-    def plait_cache_state(self: Any, since: int | None, epoch: str | None, wait: bool) -> bytes | Future[bytes]:
-        reports: CacheReports = self.scheduler.cache_reports
-        return reports.report(since, epoch, wait)
 
-    if not hasattr(engine_core, METHOD):
-        setattr(engine_core, METHOD, plait_cache_state)
+def _cache_state(core: Any, since: int | None, epoch: str | None, wait: bool) -> bytes | Future[bytes]:
+    reports: CacheReports = core.scheduler.cache_reports
+    return reports.report(since, epoch, wait)
+
+
+def _call_objectives(core: Any, body: str) -> int:
+    driver: Driver = core.scheduler.plait
+    return driver.change_objectives(body.encode())

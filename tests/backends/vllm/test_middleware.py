@@ -1,4 +1,4 @@
-"""`GET /cache_state` in the API server: who may read it, how long it waits, in which form it answers."""
+"""Plait's routes in the API server: who may ask, how long a report waits, in which form they answer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from plait.backends.protocol.cache_state import CacheState, KvState
+from plait.backends.protocol.call_objectives import MAX_BODY_BYTES
 from plait.backends.vllm.launch import SCHEDULER
 from plait.backends.vllm.middleware import CacheStateMiddleware
-from plait.backends.vllm.plugin import METHOD
+from plait.backends.vllm.plugin import CHANGE_METHOD, METHOD
 
 STATE = CacheState(
     engine="one",
@@ -39,7 +40,11 @@ class Core:
         self.waits = asyncio.Event()
         self.changes = asyncio.Event()
 
-    async def call_utility_async(self, method: str, *arguments: Any) -> bytes:
+    async def call_utility_async(self, method: str, *arguments: Any) -> bytes | int:
+        if method == CHANGE_METHOD:
+            (body,) = arguments
+            self.asked.append((body,))
+            return len(msgspec.json.decode(body))
         assert method == METHOD
         self.asked.append(arguments)
         if arguments[-1]:
@@ -148,3 +153,46 @@ async def test_an_engine_that_cannot_report_says_so(fields: dict[str, Any], stat
 async def test_it_is_only_read() -> None:
     async with client_of(Core()) as client:
         assert (await client.post("/cache_state")).status_code == 400
+
+
+# Changed objectives.
+
+
+async def test_changed_objectives_reach_the_engine_core() -> None:
+    core, body = Core(), b'[{"plait_handle":"h","plait_ttft_ms":1000},{"plait_handle":"\xc3\xa9"}]'
+    async with client_of(core) as client:
+        response = await client.post("/call_objectives", content=body)
+    assert (response.status_code, response.json()) == (200, {"known": 2})
+    assert core.asked == [(body.decode(),)]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [(b"{}", 400), (b"[{}]", 400), (b"\xff", 400), (b"[" + b" " * MAX_BODY_BYTES, 413)]
+)
+async def test_a_body_that_is_none_does_not(body: bytes, status: int) -> None:
+    core = Core()
+    async with client_of(core) as client:
+        response = await client.post("/call_objectives", content=body)
+    assert (response.status_code, core.asked) == (status, [])
+    assert response.json()["error"]["message"]
+
+
+async def test_changes_need_the_engines_key_and_scheduler() -> None:
+    core = Core()
+    async with client_of(core, keys=["right"]) as client:
+        assert (await client.post("/call_objectives", content=b"[]")).status_code == 401
+        assert (await client.get("/call_objectives", headers={"authorization": "Bearer right"})).status_code == 405
+    async with client_of(core, scheduler="mine") as client:
+        assert (await client.post("/call_objectives", content=b"[]")).status_code == 501
+    assert core.asked == []
+
+
+async def test_an_engine_core_that_is_stuck_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(Core):
+        async def call_utility_async(self, *_: Any) -> bytes | int:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    monkeypatch.setattr("plait.backends.vllm.middleware.ANSWER_DEADLINE_S", 0.01)
+    async with client_of(Stuck()) as client:
+        assert (await client.post("/call_objectives", content=b"[]")).status_code == 504

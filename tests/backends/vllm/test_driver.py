@@ -1,0 +1,129 @@
+"""The driver over a scheduler of made-up requests: a call is planned by its newest objectives."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plait.backends.errors import CallerError
+from plait.backends.vllm import plugin
+from plait.backends.vllm.cache_state import PoolObserver
+from plait.backends.vllm.driver import Driver
+from plait.backends.vllm.settings import Settings
+from plait.policy.types import Objective, Slo
+from tests.backends.vllm.fake_pool import Pool, request
+
+BLOCK_TOKENS = 16
+STATUSES = SimpleNamespace(WAITING="waiting", PREEMPTED="preempted")
+
+
+class Core:
+    """An engine core whose scheduler only has requests."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.requests: dict[str, Any] = {}
+        pool = Pool(100)
+        manager = SimpleNamespace(block_size=BLOCK_TOKENS, req_to_blocks={})
+        config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="tiny"))
+        inner = SimpleNamespace(
+            max_num_scheduled_tokens=512,
+            max_num_active_reqs=8,
+            num_waiting_for_streaming_input=0,
+            num_lookahead_tokens=0,
+            max_model_len=4096,
+            hash_block_size=BLOCK_TOKENS,
+            kv_cache_manager=SimpleNamespace(
+                block_pool=pool, coordinator=SimpleNamespace(single_type_managers=(manager,))
+            ),
+            vllm_config=config,
+            requests=self.requests,
+            waiting=[],
+            kv_holding_waiting=[],
+            running=[],
+        )
+        observer = PoolObserver(pool, group_id=0, block_tokens=BLOCK_TOKENS, model="tiny")
+        self.driver = Driver(
+            inner,
+            observer,
+            Settings(),
+            statuses=STATUSES,
+            clock=lambda: self.now_s,
+            wall_clock=lambda: 0.0,
+        )
+        self.scheduler = SimpleNamespace(plait=self.driver)
+
+    def receive(self, name: str, **annotations: Any) -> Any:
+        """A request arrives; returns its call."""
+        sent = request(list(range(64)), BLOCK_TOKENS)
+        one = SimpleNamespace(
+            request_id=name,
+            num_prompt_tokens=64,
+            arrival_time=0.0,
+            sampling_params=SimpleNamespace(extra_args=annotations),
+            block_hashes=sent.block_hashes,
+            skip_reading_prefix_cache=False,
+        )
+        self.requests[name] = one
+        self.driver.received(one)
+        return one.plait_call
+
+    def produce(self, name: str, tokens: int = 1, *, finished: bool = False) -> None:
+        """An iteration has ended with tokens of a request."""
+        output = SimpleNamespace(request_id=name, new_token_ids=[0] * tokens, finished=finished)
+        if finished:
+            del self.requests[name]
+        self.driver.ended(object(), {0: SimpleNamespace(outputs=[output])})
+
+    def change(self, body: str) -> int:
+        return plugin._call_objectives(self, body)
+
+    @property
+    def attainment(self) -> float | None:
+        return self.driver.report(None, None).scheduler.slo_attainment
+
+
+def test_a_call_has_its_newest_objectives() -> None:
+    core = Core()
+    call = core.receive("cmpl-1-0-a1b2", plait_handle="h", plait_jct_ms=9000)
+    assert call.slo == Slo(jct_s=9.0)
+    assert core.change('[{"plait_handle":"h","plait_tpot_ms":40,"plait_objective":"latency"}]') == 1
+    assert (call.slo, call.objective) == (Slo(tpot_s=0.04), Objective.LATENCY)
+    assert core.driver.report(None, None).scheduler.takes_objectives
+
+
+def test_a_change_may_come_before_its_call() -> None:
+    core = Core()
+    assert core.change('[{"plait_handle":"h","plait_tpot_ms":40}]') == 0
+    assert core.receive("a", plait_handle="h").slo == Slo(tpot_s=0.04)
+
+
+def test_attainment_counts_what_a_call_is_promised_at_its_end() -> None:
+    core = Core()
+    core.receive("a", plait_handle="h")
+    core.now_s += 2.0
+    core.produce("a")
+    core.change('[{"plait_handle":"h","plait_ttft_ms":1500,"plait_jct_ms":9000}]')
+    core.produce("a", finished=True)
+    assert core.attainment == 0.0, "its first token had come too late"
+
+
+def test_calls_that_have_ended_are_forgotten() -> None:
+    core = Core()
+    for name in "ab":
+        core.receive(name, plait_handle=name)
+    core.produce("a", finished=True)
+    del core.requests["b"]
+    core.driver.given_up()
+    assert core.change('[{"plait_handle":"a"},{"plait_handle":"b"}]') == 0
+    core.driver._refinable.check()
+
+
+def test_a_bad_body_changes_nothing() -> None:
+    core = Core()
+    call = core.receive("a", plait_handle="h", plait_jct_ms=9000)
+    with pytest.raises(CallerError):
+        core.change('[{"plait_handle":"h"},{}]')
+    assert call.slo == Slo(jct_s=9.0)

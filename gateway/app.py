@@ -29,6 +29,7 @@ from plait.gateway.api.program_api import ProgramApi
 from plait.gateway.api.semantic_api import SemanticApi
 from plait.gateway.asgi import ClientGoneError, error_headers
 from plait.gateway.calls.call_reader import KINDS, CallReader
+from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.engine_set import EngineSet, enlist, new_link
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
@@ -87,6 +88,7 @@ class Gateway:
             self._recovery,
             self._new_gate(reader),
             CallMetrics(self._registry),
+            objectives=ChangedObjectives(self.router, self._links, self._supervisor, self._registry),
             max_attempts=config.upstream.max_attempts,
             forward_client_key=self._keys.is_open,
         )

@@ -26,6 +26,14 @@ class Slo:
     tpot_s: float | None = None
     jct_s: float | None = None
 
+    def from_zero(self, age_s: float) -> Slo:
+        """The same promise for times that count from `age_s` seconds earlier."""
+        return Slo(_later(self.ttft_s, age_s), self.tpot_s, _later(self.jct_s, age_s))
+
+
+def _later(time_s: float | None, seconds: float) -> float | None:
+    return None if time_s is None else time_s + seconds
+
 
 @dataclass(frozen=True, slots=True)
 class TaskGroup:

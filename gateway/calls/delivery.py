@@ -26,11 +26,11 @@ class HeldBytes(Protocol):
 class Delivery:
     """A request to be placed and sent. The call's times count from `arrived_s`: its arrival, or when it was ready.
 
-    `session` is echoed in a header. `text` reads the completion's text, if it is needed. An
-    answer that is not streamed counts in `held` while it comes. The engine `continues_on` has
-    most of the prompt in its cache. The call failed on the engines in `avoids`; it goes there only if there is no other
-    engine. The body has `prompts` prompts and asks for `choices` completions in all. The model's context is
-    `context_tokens` long, None if it is not known.
+    `handle` names a call whose objectives may change on its way (`ChangedObjectives`). `session` is echoed in a header.
+    `text` reads the completion's text, if it is needed. An answer that is not streamed counts in `held` while it comes.
+    The engine `continues_on` has most of the prompt in its cache. The call failed on the engines in `avoids`; it goes
+    there only if there is no other engine. The body has `prompts` prompts and asks for `choices` completions in all.
+    The model's context is `context_tokens` long, None if it is not known.
     """
 
     call: Call
@@ -47,6 +47,7 @@ class Delivery:
     prompts: int = 1
     choices: int = 1
     context_tokens: int | None = None
+    handle: str | None = None
 
 
 Problem = EngineError | str | None

@@ -85,7 +85,7 @@ class Exchange:
         """
         delivery, call = self.delivery, self.booking.call
         age_s = self.booking.booked_s - delivery.arrived_s
-        body = delivery.body.for_engine(self.kind, call, self.booking.placement, age_s)
+        body = delivery.body.for_engine(self.kind, call, self.booking.placement, age_s, delivery.handle)
         waiting = asyncio.timeout(None)
         self.booking.give_up = lambda: waiting.reschedule(0.0)
         try:

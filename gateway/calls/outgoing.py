@@ -40,8 +40,13 @@ class OutgoingBody:
         """Whether the gateway asks for the stream's usage and the client did not."""
         return bool(self.request.stream) and not self.request.wants_usage_event
 
-    def for_engine(self, kind: EngineKind | None, call: Call, placement: Placement, age_s: float) -> bytes:
-        """The body for an engine of `kind` (None: without our plugin). `age_s` is the time since the call's arrival."""
+    def for_engine(
+        self, kind: EngineKind | None, call: Call, placement: Placement, age_s: float, handle: str | None = None
+    ) -> bytes:
+        """The body for an engine of `kind` (None: without our plugin). `age_s` is the time since the call's arrival.
+
+        The engine knows the call by `handle` if its objectives may change.
+        """
         request = self.request
         salted = self.cache_salt != request.cache_salt
         speaks_for_us = [name for name in _PARAMETERS if _has_annotations(getattr(request, name))]
@@ -56,7 +61,7 @@ class OutgoingBody:
         if salted:
             fields["cache_salt"] = _raw(self.cache_salt)
         if kind is not None:
-            annotations = to_parameters(engine_annotations(call, placement, age_s))
+            annotations = to_parameters(engine_annotations(call, placement, age_s, handle))
             fields["vllm_xargs"] = _merged(fields.get("vllm_xargs"), annotations)
             if self.prompt_ids is not None:
                 ids = self.prompt_ids[0] if len(self.prompt_ids) == 1 else self.prompt_ids
@@ -64,7 +69,7 @@ class OutgoingBody:
         return msgspec.json.encode(fields)
 
 
-def engine_annotations(call: Call, placement: Placement, age_s: float) -> EngineAnnotations:
+def engine_annotations(call: Call, placement: Placement, age_s: float, handle: str | None = None) -> EngineAnnotations:
     """The annotations for an engine's scheduler. The call arrived `age_s` seconds ago."""
     return EngineAnnotations(
         age_s=age_s,
@@ -72,6 +77,7 @@ def engine_annotations(call: Call, placement: Placement, age_s: float) -> Engine
         objective=call.objective,
         priority=call.priority,
         cached_tokens=placement.cached_tokens,
+        handle=handle,
     )
 
 

@@ -7,24 +7,24 @@ fails its booking, exactly once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import structlog
 from starlette.types import Receive, Send
 
 from plait.backends.errors import EngineError, EngineLostError, EngineStatusError, EngineUnreachableError, NoEngineError
 from plait.gateway.asgi import unless_gone
+from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery, Outcome
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.exchange import Exchange
 from plait.gateway.calls.gate import Gate
+from plait.gateway.calls.journey import Journey
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.fleet.booking import Failure
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import loop_time_s
-from plait.policy.admission.fair_queue import Ticket
 
 BUSY = frozenset((429, 503))
 """Statuses of an engine that has too many calls. The calls that it has taken may go on."""
@@ -32,27 +32,11 @@ BUSY = frozenset((429, 503))
 log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
-class _Journey:
-    """A call's attempts so far. `charged` is True once a retry was taken from the budget."""
-
-    delivery: Delivery
-    ticket: Ticket
-    failures: list[tuple[str, EngineError]] = field(default_factory=list)
-    exchange: Exchange | None = None
-    charged: bool = False
-    outcome: str = "client_gone"
-
-    @property
-    def avoids(self) -> frozenset[str]:
-        """The engines that failed the call."""
-        return self.delivery.avoids | {engine_id for engine_id, _ in self.failures}
-
-
 class Relay:
     """Delivers calls over `links`, by engine id, each at most `max_attempts` times.
 
-    With `forward_client_key`, engines without a key of their own get the client's bearer token.
+    With `forward_client_key`, engines without a key of their own get the client's bearer token. The objectives of calls
+    on their way change through `objectives`.
     """
 
     def __init__(
@@ -63,6 +47,7 @@ class Relay:
         gate: Gate,
         metrics: CallMetrics,
         *,
+        objectives: ChangedObjectives,
         max_attempts: int,
         forward_client_key: bool,
     ) -> None:
@@ -71,6 +56,7 @@ class Relay:
         self._recovery = recovery
         self._gate = gate
         self._metrics = metrics
+        self._objectives = objectives
         self._max_attempts = max_attempts
         self._forward_client_key = forward_client_key
 
@@ -82,7 +68,17 @@ class Relay:
 
     async def run(self, delivery: Delivery, send: Send) -> Outcome:
         """As `deliver`, but the call does not end when a client goes. Raises `PlaitError` if no engine can take it."""
-        journey = _Journey(delivery, await self._gate.enter(delivery))
+        journey = Journey(delivery)
+        with self._objectives.following(journey):
+            journey.ticket = await self._gate.enter(delivery)
+            return await self._run(journey, send)
+
+    def refine(self, delivery: Delivery) -> None:
+        """The call with this delivery's handle has its objectives from now on. No effect if it is not on its way."""
+        self._objectives.change(delivery)
+
+    async def _run(self, journey: Journey, send: Send) -> Outcome:
+        """Try engine after engine until the call has ended."""
         try:
             while True:
                 try:
@@ -108,7 +104,7 @@ class Relay:
                 self._router.retries.give_back(journey.delivery.call.model)
             self._finish(journey)
 
-    async def _attempt(self, journey: _Journey, send: Send) -> str | None:
+    async def _attempt(self, journey: Journey, send: Send) -> str | None:
         """Place the call and run it there; returns what is wrong with the answer, as `Exchange.run` does."""
         delivery, journey.exchange = journey.delivery, None
         now_s = loop_time_s()
@@ -152,7 +148,7 @@ class Relay:
         self._metrics.ended(exchange, outcome, None if error is None else error.cause, now_s)
         self._recovery.on_change(change)
 
-    def _may_retry(self, journey: _Journey, error: EngineError) -> bool:
+    def _may_retry(self, journey: Journey, error: EngineError) -> bool:
         """Whether the call is tried again. A retry because the engine went out is not charged to the budget."""
         exchange, model = journey.exchange, journey.delivery.call.model
         assert exchange is not None
@@ -170,7 +166,7 @@ class Relay:
         self._metrics.retried(model, exchange.engine_id, error.cause)
         return True
 
-    def _tell_of_failure(self, journey: _Journey, error: EngineError) -> None:
+    def _tell_of_failure(self, journey: Journey, error: EngineError) -> None:
         exchange = journey.exchange
         assert exchange is not None
         log.warning(
@@ -183,7 +179,7 @@ class Relay:
             in_mid_stream=exchange.told,
         )
 
-    def _given_up(self, journey: _Journey) -> Outcome:
+    def _given_up(self, journey: Journey) -> Outcome:
         """The outcome of a call that no engine answered: the most useful of its errors."""
         engine_id, error = min(journey.failures, key=lambda failure: _USEFULNESS.get(failure[1].cause, 2))
         if isinstance(error, EngineUnreachableError):
@@ -192,7 +188,7 @@ class Relay:
             error.retry_after_s = 1.0
         return Outcome(engine_id, error, is_told=False)
 
-    def _finish(self, journey: _Journey) -> None:
+    def _finish(self, journey: Journey) -> None:
         """The call has ended: what it was promised is counted, and it gets its line in the log."""
         delivery, exchange, now_s = journey.delivery, journey.exchange, loop_time_s()
         if exchange is not None and journey.outcome in {"ok", "failed"}:

@@ -82,6 +82,11 @@ class FleetEngine:
         view.begin(context_tokens, prefill)
         return booking
 
+    def refine(self, booking: Booking, call: Call) -> None:
+        """The call's objectives have changed."""
+        booking.call = call
+        self.view.queue.mark(booking.prefill, is_urgent=_is_urgent(call))
+
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The prompt has been computed."""
         booking.enter(BookingState.STREAMING)

@@ -119,6 +119,11 @@ class Router:
         self._demand.placed(call)
         return booking
 
+    def refine(self, booking: Booking, call: Call) -> None:
+        """The objectives of a booked call have changed. It stays where it is."""
+        self._demand.refined(booking.call, call)
+        self.engines[booking.placement.engine_id].refine(booking, call)
+
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The engine answered: the prompt has been computed."""
         engine = self.engines[booking.placement.engine_id]

@@ -98,6 +98,12 @@ class PrefillQueue:
         if self._streamed == 0:
             self._begun_s = None
 
+    def mark(self, prefill: Prefill, *, is_urgent: bool) -> None:
+        """A call has got a TTFT, or lost it."""
+        if prefill in self._waiting:
+            self.urgent_tokens += prefill.tokens * (is_urgent - prefill.is_urgent)
+        prefill.is_urgent = is_urgent
+
     def expire(self, now_s: float) -> None:
         """Prefills of calls that are not streamed end as predicted. This comes before the sums are read at `now_s`."""
         while self._whole and self._whole[0][0] <= now_s:

@@ -14,6 +14,7 @@ from plait.backends.protocol.openai import CompletionRequest, parse_request
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.tenant_limits import UNLIMITED
 from plait.gateway.asgi import Headers
+from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.gate import Gate
@@ -148,6 +149,7 @@ class Gateway:
             self.recovery,
             self.gate,
             CallMetrics(self.registry),
+            objectives=ChangedObjectives(self.router, links, self.supervisor, self.registry),
             max_attempts=3,
             forward_client_key=forward_client_key,
         )

@@ -4,7 +4,7 @@ engines reported and what running calls will bring, and when all has ended nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.policies import POLICIES
 from plait.policy.placement.rebalancing import rebalanced_e2
 from plait.policy.prefix.block_hash import chain, root_hash
-from plait.policy.types import Call
+from plait.policy.types import Call, Slo, TaskGroup
 from tests.policy.prefix.block_index import block_index
 
 Prefix = tuple[int, ...]
@@ -145,6 +145,18 @@ class Fleet(RuleBasedStateMachine):
         booking = list(self.running)[which % len(self.running)]
         if booking.state is BookingState.BOOKED:
             self.router.first_token(booking, self.now_s)
+
+    @precondition(lambda self: self.running)
+    @rule(
+        which=st.integers(0, 99),
+        slo=st.sampled_from((None, Slo(ttft_s=1.0), Slo(jct_s=9.0))),
+        group=st.sampled_from((None, TaskGroup("g", 2), TaskGroup("h", 5))),
+    )
+    def refine(self, which: int, slo: Slo | None, group: TaskGroup | None) -> None:
+        booking = list(self.running)[which % len(self.running)]
+        call = replace(booking.call, slo=slo, group=group)
+        self.router.refine(booking, call)
+        assert booking.call is call
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 99), cached=st.none() | st.integers(0, 300), stores=st.integers(1, 6))

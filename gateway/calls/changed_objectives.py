@@ -1,0 +1,135 @@
+"""Changes the objectives of calls that are on their way, and tells the engines that run them.
+
+An engine is told off the calls' path: the changes of one event go in one request (`POST /call_objectives`). While an
+engine has not answered, further changes gather; of each call only the newest counts. A request that fails is not
+repeated: the calls then run with the objectives that they were sent with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+import msgspec
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+
+from plait.backends.errors import EngineError
+from plait.backends.protocol.call_annotations import EngineAnnotations
+from plait.backends.protocol.call_objectives import MAX_CHANGES, PATH, ChangesAnswer, encode_changes
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.engine_link import EngineLink
+from plait.gateway.calls.journey import Journey
+from plait.gateway.fleet.router import Router
+from plait.gateway.supervision import Supervisor
+from plait.policy.types import Call, Slo
+
+ANSWER_DEADLINE_S = 5.0
+"""An engine answers between two iterations. A change that is older than this is of little use."""
+
+MAX_ANSWER_BYTES = 4_096
+
+log = structlog.get_logger(__name__)
+
+
+class ChangedObjectives:
+    """The calls on their way whose objectives may change, by handle, and what the engines have still to be told."""
+
+    def __init__(
+        self, router: Router, links: Mapping[str, EngineLink], supervisor: Supervisor, registry: CollectorRegistry
+    ) -> None:
+        self._router = router
+        self._links = links
+        self._supervisor = supervisor
+        self._counter = Counter(
+            "plait_changed_objectives",
+            "Changed objectives of calls on an engine, by whether its scheduler knows of the change",
+            ["engine", "told"],
+            registry=registry,
+        )
+        self._journeys: dict[str, Journey] = {}
+        self._untold: dict[str, dict[str, Call]] = {}
+
+    @contextmanager
+    def following(self, journey: Journey) -> Iterator[None]:
+        """The call is on its way in the block."""
+        handle = journey.delivery.handle
+        if handle is not None:
+            self._journeys[handle] = journey
+        try:
+            yield
+        finally:
+            if handle is not None:
+                del self._journeys[handle]
+
+    def change(self, delivery: Delivery) -> None:
+        """The call with this delivery's handle has its objectives from now on. No effect if it is not on its way."""
+        journey = self._journeys.get(delivery.handle or "")
+        if journey is None:
+            return
+        before, call = journey.delivery.call, delivery.call
+        journey.delivery = replace(journey.delivery, call=call)
+        exchange = journey.exchange
+        if exchange is None or exchange.ended is not None:
+            return
+        self._router.refine(exchange.booking, call)
+        if (before.slo or Slo(), before.objective) != (call.slo or Slo(), call.objective):
+            assert delivery.handle is not None
+            self._tell(exchange.engine_id, delivery.handle, call)
+
+    def _tell(self, engine_id: str, handle: str, call: Call) -> None:
+        report = self._router.engines[engine_id].last_report
+        if report is None or not report.scheduler.takes_objectives:
+            self._count(engine_id, told=0, untold=1)
+            return
+        untold = self._untold.get(engine_id)
+        if untold is None:
+            untold = self._untold[engine_id] = {}
+            self._supervisor.start(f"objectives:{engine_id}", partial(self._send_all, engine_id))
+        untold[handle] = call
+
+    async def _send_all(self, engine_id: str) -> None:
+        """Send what there is to tell, one request after the other. The task first runs after the event."""
+        untold = self._untold.get(engine_id, {})
+        try:
+            while untold:
+                batch = {handle: untold.pop(handle) for handle in tuple(islice(untold, MAX_CHANGES))}
+                batch = {handle: call for handle, call in batch.items() if handle in self._journeys}
+                if batch:
+                    known = await self._sent(engine_id, batch)
+                    self._count(engine_id, told=known, untold=len(batch) - known)
+        finally:
+            self._untold.pop(engine_id, None)
+
+    async def _sent(self, engine_id: str, batch: Mapping[str, Call]) -> int:
+        """Send one request. Returns how many of the calls the engine knows; 0 if it does not answer."""
+        link = self._links.get(engine_id)
+        if link is None:
+            return 0
+        headers = [(b"content-type", b"application/json")]
+        if link.authorization is not None:
+            headers.append((b"authorization", link.authorization))
+        changes = [
+            EngineAnnotations(slo=call.slo, objective=call.objective, handle=handle) for handle, call in batch.items()
+        ]
+        try:
+            async with asyncio.timeout(ANSWER_DEADLINE_S):
+                response = await link.client.post(PATH, headers, encode_changes(changes))
+                try:
+                    answer = await response.read(MAX_ANSWER_BYTES)
+                finally:
+                    response.abort()
+            known = msgspec.json.decode(answer, type=ChangesAnswer).known if response.status == 200 else 0
+        except (EngineError, TimeoutError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.debug("engine was not told of changed objectives", engine=engine_id, error=str(error) or repr(error))
+            return 0
+        return min(max(0, known), len(batch))
+
+    def _count(self, engine_id: str, *, told: int, untold: int) -> None:
+        for value, label in ((told, "yes"), (untold, "no")):
+            if value:
+                self._counter.labels(engine_id, label).inc(value)

@@ -1,0 +1,30 @@
+"""A call's journey through the fleet: its attempts so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plait.backends.errors import EngineError
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.exchange import Exchange
+from plait.policy.admission.fair_queue import Ticket
+
+
+@dataclass(slots=True, eq=False)
+class Journey:
+    """A call's attempts so far. `ticket` is set once the call was let through to placement.
+
+    `exchange` is the attempt that is running or was the last. `charged` is True once a retry was taken from the budget.
+    """
+
+    delivery: Delivery
+    ticket: Ticket = field(init=False)
+    failures: list[tuple[str, EngineError]] = field(default_factory=list)
+    exchange: Exchange | None = None
+    charged: bool = False
+    outcome: str = "client_gone"
+
+    @property
+    def avoids(self) -> frozenset[str]:
+        """The engines that failed the call."""
+        return self.delivery.avoids | {engine_id for engine_id, _ in self.failures}

@@ -38,7 +38,7 @@ MODELS: Final = "\n".join(
     f'[[models]]\nname = "{model}"\ntokenizer = "embedded"\nmax_context_tokens = {tokens}'
     for model, tokens in CONTEXTS.items()
 )
-WARM_S, BEFORE_S, DURING_S = 2.0, 8.0, 12.0
+WARM_S, BEFORE_S = 2.0, 8.0
 BEGIN_S: Final = 1.0
 """The other tenant is at work for so long before its neighbour is measured."""
 QUIET_P99_S, QUIET_TRIES = 0.04, 10
@@ -111,12 +111,13 @@ async def _measured(name: str) -> Result:
                 break
         rss_bytes = _memory(gateway.pid, "VmRSS")
         _forget_peak(gateway.pid)
-        words = [str(ports[4]), KEYS[1], name, str(BEGIN_S + DURING_S)]
+        during_s = ATTACKS[name].measured_s
+        words = [str(ports[4]), KEYS[1], name, str(BEGIN_S + during_s)]
         attack = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "benchmarks.neighbouring.attacks", *words, stdout=asyncio.subprocess.PIPE
         )
         await asyncio.sleep(BEGIN_S)
-        during = await tenant.call(DURING_S)
+        during = await tenant.call(during_s)
         answered = json.loads((await attack.communicate())[0])
         peak_bytes = _memory(gateway.pid, "VmHWM")
     return Result(

@@ -17,6 +17,11 @@ Headers = Sequence[tuple[bytes, bytes]]
 RETRY_AFTER_S = {429: 1.0, 503: 1.0}
 """What a client is asked to wait after these statuses if the error does not say. Nothing predicts a better time."""
 
+PART_BYTES = 512 * 1024
+"""A body is gathered in parts. As one it would be copied as it grows. As single pieces it could take 40 times its
+size, if a client sends single bytes.
+"""
+
 T = TypeVar("T")
 
 
@@ -43,31 +48,35 @@ def is_event_stream(headers: Headers) -> bool:
 
 
 async def read_body(
-    receive: Receive, headers: Headers, max_bytes: int, on_bytes: Callable[[int], None] | None = None
+    receive: Receive, headers: Headers, max_bytes: int, on_bytes: Callable[[int], float] | None = None
 ) -> bytes:
     """The request's body. Raises `BodyTooLargeError` as soon as it is known to exceed `max_bytes`.
 
-    `on_bytes` is told of the size of each piece. It may raise.
+    `on_bytes` is told of the size of each piece. It returns the seconds to wait before more is read, and may raise.
     """
     declared = header(headers, b"content-length")
     if declared is not None and declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
-    body = bytearray()  # not a list of pieces: a client that sends single bytes would take 40 times its body
+    size, parts, last = 0, list[bytearray](), bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         piece: bytes = message.get("body", b"")
-        if len(body) + len(piece) > max_bytes:
+        size += len(piece)
+        if size > max_bytes:
             raise _too_large(max_bytes)
-        if on_bytes is not None:
-            on_bytes(len(piece))
+        pause_s = 0.0 if on_bytes is None else on_bytes(len(piece))
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        if not message.get("more_body", False) and size == len(piece):
+            return piece
+        last += piece
         if not message.get("more_body", False):
-            if not body:
-                return piece
-            body += piece
-            return bytes(body)
-        body += piece
+            return b"".join([*parts, last])
+        if len(last) >= PART_BYTES:
+            parts.append(last)
+            last = bytearray()
 
 
 class WatchedReceive:

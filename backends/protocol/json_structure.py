@@ -23,6 +23,7 @@ PART_BYTES: Final = 256 * 1024
 
 _TO_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _OTHERS: Final = bytes(set(range(256)) - set(b'[]{}",'))
+_MARKS: Final = (b'"', b"[", b"]", b"{", b"}")
 _STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")
 """Of the depth, as signed bytes."""
 
@@ -74,6 +75,9 @@ class _Scan:
 
     def add(self, part: bytes) -> None:
         """Go on with the next part of the document. No part ends within an escape."""
+        if not any(mark in part for mark in _MARKS):  # inside a long string, or an array of numbers
+            self.commas += 0 if self.quotes % 2 else part.count(b",")
+            return
         structure = part.replace(rb"\\", b"").replace(rb"\"", b"").translate(_TO_SQUARE, _OTHERS)
         between = structure.split(b'"')
         outside = b"".join(between[self.quotes % 2 :: 2])

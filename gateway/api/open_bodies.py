@@ -1,25 +1,49 @@
-"""Request bodies that are in the gateway: a tenant may have so many bytes of them at one time."""
+"""Request bodies that are in the gateway: how many bytes a tenant may have at one time, and how fast they come."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from starlette.types import Receive
 
 from plait.backends.errors import LimitError
 from plait.gateway.asgi import Headers, read_body
+from plait.gateway.timer import loop_time_s
+
+LARGE_BYTES: Final = 64 * 1024
+"""The first bytes of each body do not wait."""
+
+BYTES_PER_S: Final = 100e6
+"""Of one tenant's large bodies. To receive, join and decode a byte takes some 5 ns of the event loop, so a tenant's
+bodies take half of it at most."""
+
+
+class BodyPace:
+    """Spreads each tenant's large bodies over time, so that others get their turns on the event loop."""
+
+    def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s: dict[str, float] = {}  # when a tenant's line is free
+
+    def wait_s(self, tenant: str, size: int, now_s: float) -> float:
+        """Seconds until so many bytes have their turn, which is behind the turns of the tenant's others."""
+        begins_s = max(now_s, self._free_s.get(tenant, now_s))
+        self._free_s[tenant] = begins_s + size / self._bytes_per_s
+        return begins_s - now_s
 
 
 class OpenBodies:
     """Counts each tenant's bytes, from the first one of a body until its request has ended.
 
-    `max_bytes` bounds one body, `max_tenant_bytes` all of a tenant's.
+    `max_bytes` bounds one body, `max_tenant_bytes` all of a tenant's. Large ones come at their tenant's `pace`.
     """
 
-    def __init__(self, max_bytes: int, max_tenant_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_tenant_bytes: int, pace: BodyPace | None = None) -> None:
         self.max_bytes = max_bytes
+        self.pace = pace or BodyPace()
         self._max_tenant_bytes = max_tenant_bytes
         self._bytes: Counter[str] = Counter()
 
@@ -67,9 +91,23 @@ class OpenBody:
         self.bodies.remove(self.tenant, self.size)
 
     async def read(self, receive: Receive, headers: Headers) -> bytes:
-        """The whole body. Raises `BodyTooLargeError` and `LimitError` as soon as it is too much."""
-        return await read_body(receive, headers, self.bodies.max_bytes, self._add)
+        """The whole body, in its turn to be decoded.
 
-    def _add(self, size: int) -> None:
+        Raises `BodyTooLargeError` and `LimitError` as soon as it is too much.
+        """
+        body = await read_body(receive, headers, self.bodies.max_bytes, self._add)
+        wait_s = self._wait_s(len(body))
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        return body
+
+    def _add(self, size: int) -> float:
         self.bodies.add(self.tenant, size)
         self.size += size
+        return self._wait_s(size)
+
+    def _wait_s(self, size: int) -> float:
+        """Seconds until so many bytes of this body have their turn."""
+        if self.size <= LARGE_BYTES:
+            return 0.0
+        return self.bodies.pace.wait_s(self.tenant, size, loop_time_s())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import isnan
 from typing import Any
 
 import msgspec
@@ -132,7 +133,9 @@ def _reason_text(reason: object) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, float):
+        return not isnan(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _within(value: float, limit: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive
 
 from plait.backends.errors import BodyTooLargeError, LimitError
-from plait.gateway.api.open_bodies import OpenBodies, OpenBody
-from plait.gateway.asgi import ClientGoneError
+from plait.gateway.api.open_bodies import LARGE_BYTES, BodyPace, OpenBodies, OpenBody
+from plait.gateway.asgi import PART_BYTES, ClientGoneError, read_body
 
 MOST, MOST_OF_ALL = 10, 25
 
@@ -98,3 +99,35 @@ def test_the_bytes_are_those_of_the_open_bodies(steps: list[tuple[str, int]]) ->
 
 async def _read(body: OpenBody, receive: Receive) -> bytes:
     return await body.read(receive, [])
+
+
+@given(st.lists(st.binary(max_size=PART_BYTES // 2), max_size=8))
+async def test_a_body_is_its_pieces(pieces: list[bytes]) -> None:
+    assert await read_body(sending(*pieces, b""), [], 8 * PART_BYTES) == b"".join(pieces)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 0.1), st.integers(1, 2**20))))
+def test_a_tenants_bytes_have_their_turns_at_the_pace(events: list[tuple[str, float, int]]) -> None:
+    pace, now_s, turns = BodyPace(1e6), 5.0, dict[str, list[tuple[float, int]]]()
+    for tenant, later_s, size in events:
+        now_s += later_s
+        turns.setdefault(tenant, []).append((now_s + pace.wait_s(tenant, size, now_s), size))
+    for of_one in turns.values():  # another tenant's do not matter
+        for (before_s, size), (after_s, _) in pairwise(of_one):
+            assert after_s >= before_s + size / 1e6 - 1e-9
+
+
+async def test_a_large_body_waits_for_its_turn_and_a_small_one_does_not() -> None:
+    bodies = OpenBodies(2**20, 2**22, BodyPace(10 * 2**20))
+    loop = asyncio.get_running_loop()
+
+    async def read(*pieces: bytes) -> float:
+        with bodies.open("a") as body:
+            await body.read(sending(*pieces), [])
+        return loop.time()
+
+    began_s = loop.time()
+    large = [bytes(LARGE_BYTES)] * 16
+    ended_s = await asyncio.gather(read(*large), read(b"small"), read(*large))
+    assert ended_s[1] < min(ended_s[0], ended_s[2])
+    assert max(ended_s) - began_s >= 0.2  # 2 MiB came

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import nan
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ USAGE_KEYS = st.sampled_from(("prompt_tokens", "completion_tokens", "prompt_toke
         ({"prompt_tokens": 3, "completion_tokens": 1e14}, CallUsage(3, 70), True),
         ({"prompt_tokens": -3, "completion_tokens": -1}, CallUsage(0, 0), True),
         ({"prompt_tokens": True}, None, True),
+        ({"prompt_tokens": nan}, None, True),
         ({"prompt_tokens": "3"}, None, True),
         ({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": []}}, None, True),
         ([], None, True),

@@ -17,6 +17,10 @@ Where objectives conflict:
 - If a call's consumers are in stages of several awaited calls, the call takes the smallest stage that they offer. Ties:
   the awaited call with the smaller id. A consumer offers only its own stage, so a call has one stage, however many
   variables are awaited. An awaited call is always in its own stage 0.
+- A session may have an objective for all that it makes (`prefer`). With `latency`, the calls that no call takes from
+  form a stage, until a consumer or a get comes: they are siblings, as far as anybody knows.
+- A native step runs on no engine. It has no objective and is in no stage, and distances do not count it. If its output
+  is awaited, its producers are stage 0.
 - A get with an explicit `Slo` counts as `latency`; `asked` returns its figures.
 
 The deduction depends only on the graph's calls, its links and the marks, not on their order of arrival. A call that has
@@ -32,7 +36,7 @@ from heapq import heapify, heappop, heappush
 from plait.policy.programs.critical_paths import CriticalPaths
 from plait.policy.programs.objectives_marks import Mark, Marks
 from plait.policy.programs.objectives_needs import Needs
-from plait.policy.programs.objectives_stage import Stage, Stages
+from plait.policy.programs.objectives_stage import LAST_STAGE, Stage, Stages
 from plait.policy.programs.request_graph_effects import Effects
 from plait.policy.programs.request_graph_state import UnknownCallError, VariableState
 from plait.policy.programs.request_graph_view import RequestGraphView
@@ -45,11 +49,13 @@ class Deduction:
 
     `stage` is the number of calls after it on the longest path to the awaited call; None unless it is a latency call.
     `group` is its task group, the same value for all calls of the group as long as the group exists; None without one.
+    `is_guess` says that only the session's objective is known, not what the call is for.
     """
 
     objective: Objective | None = None
     stage: int | None = None
     group: Stage | None = None
+    is_guess: bool = False
 
 
 NOTHING = Deduction()
@@ -97,17 +103,22 @@ class Deductions:
         if self._graph.variable_state(variable) in {VariableState.SET, VariableState.FAILED}:
             return ()
         self._marks.add(variable, mark)
-        return self._marked(variable)
+        return self._settle(self._producer(variable), variable)
 
     def release(self, variable: str, mark: Mark) -> tuple[str, ...]:
         """A client no longer waits for a variable. No effect once the variable is set or has failed."""
-        return self._marked(variable) if self._marks.remove(variable, mark) else ()
+        return self._settle(self._producer(variable), variable) if self._marks.remove(variable, mark) else ()
 
     def annotate(self, call_id: str, objective: Objective | None) -> tuple[str, ...]:
         """A call states its own objective; None takes it back. Raises `UnknownCallError`."""
         self._known(call_id)
         self._marks.annotate(call_id, objective)
         return self._settle((call_id,))
+
+    def prefer(self, objective: Objective | None, calls: Iterable[str]) -> tuple[str, ...]:
+        """The session has an objective for all that it makes; None takes it back. `calls` are all of its calls."""
+        self._marks.of_session = objective
+        return self._settle(calls)
 
     def apply(self, effects: Effects) -> tuple[str, ...]:
         """Update the deductions after an event that had these effects."""
@@ -128,11 +139,8 @@ class Deductions:
         for failed in effects.variables_failed:
             self._marks.answer(failed.variable)
         for ended in effects.ended:
-            self._drop(ended.call_id)
+            changed |= dict.fromkeys(self._drop(ended.call_id))
         return self._settle(changed)
-
-    def _marked(self, variable: str) -> tuple[str, ...]:
-        return self._settle(self._producer(variable), variable)
 
     def _known(self, call_id: str) -> None:
         if call_id not in self._graph:
@@ -143,17 +151,13 @@ class Deductions:
         producer = self._graph.producer(variable)
         return (producer,) if producer is not None and producer in self._graph else ()
 
-    def _drop(self, call_id: str) -> None:
-        """Forget a call that has ended.
-
-        If it was still in a stage, the awaited call has ended too. The stage's other calls then leave the stage as
-        well, so their deductions need no update here.
-        """
+    def _drop(self, call_id: str) -> tuple[str, ...]:
+        """Forget a call that has ended. Returns the call that is left alone in its stage, if there is one."""
         self._marks.annotate(call_id, None)
         self._needs.drop(call_id)
         self.paths.drop(call_id)
         self._deduced.pop(call_id, None)
-        self._stages.move(call_id, None)
+        return self._stages.move(call_id, None)
 
     def _settle(self, calls: Iterable[str], *marked: str) -> tuple[str, ...]:
         """Bring needs, paths and deductions up to date from `calls` upstream, consumers before producers."""
@@ -191,8 +195,9 @@ class Deductions:
     def _deduction(self, call_id: str) -> Deduction:
         stage = self._stages.of(call_id)
         if stage is not None:
-            return Deduction(Objective.LATENCY, stage.distance, stage if self._stages.is_group(stage) else None)
-        return _THROUGHPUT if self._needs.of(call_id) is not None else NOTHING
+            group = stage if self._stages.is_group(stage) else None
+            return Deduction(Objective.LATENCY, stage.distance, group, stage == LAST_STAGE)
+        return _THROUGHPUT if self._needs.reach(call_id) else NOTHING
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

@@ -14,16 +14,18 @@ Mark = Objective | Slo
 class Marks:
     """The marks on variables that have no value yet, and the annotations of calls that have not ended.
 
-    `timed` are the variables with a mark for an end-to-end time (JCT).
+    `timed` are the variables with a mark for an end-to-end time (JCT). `of_session` is the objective of all that the
+    session makes (None: none).
     """
 
-    __slots__ = ("_annotations", "_by_variable", "_graph", "timed")
+    __slots__ = ("_annotations", "_by_variable", "_graph", "of_session", "timed")
 
     def __init__(self, graph: RequestGraphView) -> None:
         self._graph = graph
         self._by_variable: dict[str, list[Mark]] = {}
         self._annotations: dict[str, Objective] = {}
         self.timed: set[str] = set()
+        self.of_session: Objective | None = None
 
     def __contains__(self, variable: object) -> bool:
         """Whether the variable has a mark."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plait.policy.programs.objectives_marks import Marks
 from plait.policy.programs.objectives_offers import Need, Offers
-from plait.policy.programs.objectives_stage import Stage
+from plait.policy.programs.objectives_stage import LAST_STAGE, Stage
 from plait.policy.programs.request_graph_effects import Link
 from plait.policy.programs.request_graph_view import RequestGraphView
 from plait.policy.types import Objective
@@ -21,14 +21,16 @@ class Needs:
         self._needs: dict[str, Need] = {}
         self._offers: dict[str, Offers] = {}
 
-    def of(self, call_id: str) -> Need | None:
-        """A call's need; None if no get and no annotation reaches the call."""
-        return self._needs.get(call_id)
+    def reach(self, call_id: str) -> bool:
+        """Whether a get or an annotation reaches the call. A native step has no objective, so nothing reaches it."""
+        return call_id in self._needs and not self._graph.is_native(call_id)
 
     def stage(self, call_id: str) -> Stage | None:
-        """A call's stage; None if it needs no stage, or if the call itself is annotated `throughput`."""
+        """A call's stage; None if it needs no stage, if it is a native step, or if it is annotated `throughput`."""
         need = self._needs.get(call_id)
-        return need if isinstance(need, Stage) and self._marks.annotation(call_id) is not Objective.THROUGHPUT else None
+        if not isinstance(need, Stage) or self._graph.is_native(call_id):
+            return None
+        return None if self._marks.annotation(call_id) is Objective.THROUGHPUT else need
 
     def link(self, link: Link, count: int) -> None:
         """A link has come (1) or gone (-1)."""
@@ -66,12 +68,23 @@ class Needs:
             del self._offers[call_id]
 
     def _need_of(self, call_id: str) -> Need | None:
+        """A call's need. That of a native step is one call nearer: its producers are as far as if it were not there."""
+        need = self._need_as_call(call_id)
+        if isinstance(need, Stage) and self._graph.is_native(call_id):
+            return need._replace(distance=need.distance - 1)
+        return need
+
+    def _need_as_call(self, call_id: str) -> Need | None:
         own, marks = self._marks.annotation(call_id), tuple(self._marks.on(call_id))
         if own is Objective.LATENCY or any(mark is not Objective.THROUGHPUT for mark in marks):
             return Stage(call_id, 0)
         offers = self._offers.get(call_id)
         need = None if offers is None else offers.need()
-        return need if need is not None or not (own or marks) else Objective.THROUGHPUT
+        if need is not None:
+            return need
+        if own or marks or self._marks.of_session is Objective.THROUGHPUT:
+            return Objective.THROUGHPUT
+        return None if self._marks.of_session is None else LAST_STAGE
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Stage(NamedTuple):
-    """The calls whose longest path to the call with the id `awaited` has the same length, `distance` calls."""
+    """The calls whose longest path to the call with the id `awaited` has the same length, `distance` calls.
+
+    Native steps do not count. What an awaited native step takes has the distance 0, so the step itself has -1.
+    """
 
     awaited: str
     distance: int
+
+
+LAST_STAGE: Final = Stage("", 0)
+"""The calls of a session with an objective of its own of which nobody has said yet what they are for."""
 
 
 class Stages:

@@ -51,23 +51,33 @@ class RequestGraph:
         counts = ", ".join(f"{state}={count}" for state, count in self._store.counts.items() if count)
         return f"RequestGraph(variables={self.view.variables}, {counts})"
 
-    def add(self, call_id: str, inputs: Iterable[str], outputs: Sequence[str]) -> Effects:
+    def add(self, call_id: str, inputs: Iterable[str], outputs: Sequence[str], *, is_native: bool = False) -> Effects:
         """A call arrives. It takes `inputs` and will produce `outputs` in this order.
 
-        If all inputs have values, the call is ready at once. If an input has failed, the call fails at once. Raises
-        `DuplicateCallError`, `DoubleProducerError` or `CycleError`.
+        If all inputs have values, the call is ready at once. If an input has failed, the call fails at once. A native
+        step is a call, too: the client computes its output. Raises `DuplicateCallError`, `DoubleProducerError` or
+        `CycleError`.
         """
-        node, taken = CallNode(call_id), dict.fromkeys(inputs)
+        node, taken = CallNode(call_id, is_native=is_native), dict.fromkeys(inputs)
         ranks = self._ranks_with(node, taken, outputs)
         failed = next((name for name in taken if self.view.variable_state(name) is VariableState.FAILED), None)
         if failed is not None:
-            return self._add_failed(node, failed, outputs)
+            return self._add_failed(node, outputs, Cause(InputFailed(failed), call_id, self.view.cause(failed)))
         for moved, rank in ranks.items():
             moved.rank = rank
         linked = self._store.add(node, taken, outputs)
         if not node.missing:
             self._store.enter(node, CallEvent.UNBLOCK)
         return Effects(added=call_id, ready=() if node.missing else (call_id,), linked=linked)
+
+    def refuse(self, refused_id: str, outputs: Sequence[str], what: object) -> Effects:
+        """What would have produced `outputs` was refused because of `what`, so it is no call. The outputs fail.
+
+        So do the calls that wait for them. Raises as `add` does.
+        """
+        node = CallNode(refused_id)
+        self._ranks_with(node, (), outputs)
+        return self._add_failed(node, outputs, Cause(what, refused_id))
 
     def set_value(self, variable: str) -> Effects:
         """The client gives a variable its value (Parrot, section 7). Raises `DoubleProducerError`."""
@@ -109,7 +119,7 @@ class RequestGraph:
         """
         return self._break_off(call_id, CallEvent.FAIL, what)
 
-    def cancel(self, call_id: str, what: str = "it was cancelled") -> Effects:
+    def cancel(self, call_id: str, what: object = "it was cancelled") -> Effects:
         """A call is no longer wanted. Its outputs and the calls that wait for them fail, as in `fail`."""
         return self._break_off(call_id, CallEvent.CANCEL, what)
 
@@ -146,11 +156,10 @@ class RequestGraph:
         awaited = [variables[name] for name in outputs if name in variables]
         return ranks_with(node, producers, ((variable, call) for variable in awaited for call in variable.consumers))
 
-    def _add_failed(self, node: CallNode, failed: str, outputs: Iterable[str]) -> Effects:
-        """Fail a new call whose input `failed` has failed, and the calls that wait for it. The call is never linked."""
+    def _add_failed(self, node: CallNode, outputs: Iterable[str], cause: Cause) -> Effects:
+        """Fail a new call, and the calls that wait for it. The call is never linked."""
         self._store.promise(node, outputs)
         node.enter(CallEvent.FAIL)
-        cause = Cause(InputFailed(failed), node.call_id, self.view.cause(failed))
         return self._collapse(node, cause, (), added=node.call_id)
 
     def _set(self, variable: VariableNode) -> Effects:

@@ -52,13 +52,15 @@ class VariableNode:
 class CallNode:
     """A call that has not ended. `missing` of its inputs have no value. `produced` of its outputs have a value.
 
-    `rank` is higher than the rank of every call whose output this call waits for.
+    `rank` is higher than the rank of every call whose output this call waits for. `is_native` says that it is a native
+    step: the client computes its output, and no engine runs it.
     """
 
-    __slots__ = ("call_id", "inputs", "missing", "outputs", "produced", "rank", "state")
+    __slots__ = ("call_id", "inputs", "is_native", "missing", "outputs", "produced", "rank", "state")
 
-    def __init__(self, call_id: str) -> None:
+    def __init__(self, call_id: str, *, is_native: bool = False) -> None:
         self.call_id = call_id
+        self.is_native = is_native
         self.state = CallState.WAITING
         self.inputs: tuple[VariableNode, ...] = ()
         self.outputs: tuple[VariableNode, ...] = ()

@@ -45,6 +45,10 @@ class RequestGraphView:
         node = self._store.calls.get(call_id)
         return None if node is None else node.state
 
+    def is_native(self, call_id: str) -> bool:
+        """Whether the client computes the call's output, and no engine. Raises `UnknownCallError`."""
+        return self._store.call(call_id).is_native
+
     def variable_state(self, variable: str) -> VariableState | None:
         """A variable's state; None if no call has named it, or if it was forgotten."""
         node = self._store.variables.get(variable)

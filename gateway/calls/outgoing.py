@@ -14,13 +14,35 @@ import msgspec
 
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.call_annotations import EngineAnnotations, is_annotation, to_parameters
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
 from plait.policy.types import Call, Placement
 
 Fields = dict[str, msgspec.Raw]
 
 _PARAMETERS = ("vllm_xargs", "custom_params")
 """The fields in which vLLM and SGLang take extra parameters."""
+
+_WHOLE_ONLY = frozenset(
+    (
+        "best_of", "use_beam_search", "prompt_logprobs", "return_hidden_states", "kv_transfer_params",
+        "ec_transfer_params", "modalities", "audio",
+    )
+)  # fmt: skip
+"""Fields that engines refuse in a stream, or whose results they leave out of it."""
+
+_UNSET = (b"null", b"false")
+
+
+def as_stream(
+    body: bytes, request: ChatRequest | CompletionRequest
+) -> tuple[bytes, ChatRequest | CompletionRequest] | None:
+    """The same request for a stream with its usage; None if it has a field for which engines have no stream."""
+    fields = msgspec.json.decode(body, type=Fields)
+    if any(bytes(fields[name]) not in _UNSET for name in _WHOLE_ONLY & fields.keys()):
+        return None
+    options = StreamOptions(include_usage=True)
+    fields |= {"stream": _raw(True), "stream_options": _raw(options)}
+    return msgspec.json.encode(fields), msgspec.structs.replace(request, stream=True, stream_options=options)
 
 
 @dataclass(frozen=True, slots=True)

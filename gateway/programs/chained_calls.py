@@ -21,6 +21,7 @@ from plait.gateway.asgi import unless_gone
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.calls.outgoing import as_stream
 from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.answer_bytes import AnswerBytes
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
@@ -31,6 +32,7 @@ from plait.gateway.programs.recorded_answer import RecordedAnswer
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.stranded import stranded
 from plait.gateway.programs.substitution import fill_in
+from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
 from plait.policy.types import Slo
@@ -61,14 +63,22 @@ class AnsweredCall(ChainedCall):
         assert asked is not None, "a call runs once"
         self._asked = None  # frees the body: a session may keep the call long after it ran
         body, request = fill_in(asked.incoming.body, asked.request, ready.values)
+        streamed = as_stream(body, request) if call.outputs and not request.stream else None
+        body, request = streamed or (body, request)
         incoming = replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
         promised = msgspec.structs.replace(asked.annotations, slo=ready.slo or Slo(), objective=ready.objective)
         delivery = await runner.reader.read(incoming, request, promised, ready.group)
         runner.executor.start(call, loop_time_s())
-        if call.outputs:
+        if not call.outputs:
+            await self.deliver(delivery, self.answer.send)
+        elif streamed is None:
             await self.generate(delivery, self.answer.send)
         else:
-            await self.deliver(delivery, self.answer.send)
+            unstreamed = UnstreamedAnswer(self.answer.send, AnswerBytes(runner.executor.sessions, self.session))
+            try:
+                await self.generate(delivery, unstreamed.send)
+            finally:
+                unstreamed.drop()
 
     @property
     def has_reader(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
-from plait.gateway.calls.outgoing import OutgoingBody
+from plait.gateway.calls.outgoing import OutgoingBody, as_stream
 from plait.policy.types import Call, Objective, Placement, PlacementReason, Slo
 
 CALL = Call("c", "m", 100, 64, ())
@@ -102,3 +102,20 @@ def test_a_client_cannot_speak_for_plait(kind: EngineKind | None, name: str) -> 
 
 def test_parameters_that_are_no_object_are_the_engines_to_judge() -> None:
     assert sent(chat(b',"custom_params":[1]'), None)["custom_params"] == [1]
+
+
+def test_a_request_becomes_a_stream_with_its_usage() -> None:
+    body = CHAT % b',"stream":false,"stream_options":null,"best_of":null,"use_beam_search":false'
+    streamed = as_stream(body, parse_request(body, ChatRequest))
+    assert streamed is not None
+    assert streamed[1] == parse_request(streamed[0], ChatRequest)
+    assert b'"vendor":{"x":[1 , 2.50]}' in streamed[0]
+    outgoing = OutgoingBody(*streamed)
+    assert (outgoing.withholds_usage, sent(outgoing, None)["stream"]) == (False, True)
+    assert sent(outgoing, None)["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("field", ['"best_of": 3', '"use_beam_search": true', '"prompt_logprobs": 0', '"audio": {}'])
+def test_what_engines_do_not_stream_stays_whole(field: str) -> None:
+    body = b'{"model": "m", "prompt": "one", %b}' % field.encode()
+    assert as_stream(body, parse_request(body, CompletionRequest)) is None

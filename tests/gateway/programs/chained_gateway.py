@@ -20,7 +20,7 @@ from plait.gateway.config_file import parse_config
 
 CHAT, SUBMIT, GET = "/v1/chat/completions", "/v1/submit", "/v1/get"
 KEYS = ["one", "two"]
-STREAM_HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+EVENT_STREAM = (b"content-type", b"text/event-stream")
 
 
 class Engine:
@@ -94,7 +94,8 @@ class Engine:
         delivery, send, _ = self.running[prompt]
         if prompt not in self.begun:
             self.begun.add(prompt)
-            await send(STREAM_HEAD)
+            headers = [EVENT_STREAM, (b"plait-engine", self.places[prompt].encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
         for piece in pieces:
             event = b"data: " + json.dumps({"choices": [{"delta": {"content": piece}}]}).encode() + b"\n\n"
             if delivery.text is not None:

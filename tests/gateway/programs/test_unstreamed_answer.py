@@ -1,0 +1,138 @@
+"""Answers made of streams for clients that asked for none: what goes on to the client, and what is held meanwhile."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from plait.backends.errors import EngineBrokenError, EngineGarbledError, LimitError
+from plait.gateway.programs import unstreamed_answer
+from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"plait-engine", b"e1"),
+]
+STREAM = {"type": "http.response.start", "status": 200, "headers": HEADERS}
+DONE = b"data: [DONE]\n\n"
+
+
+class Ledger:
+    """Where the bytes count, up to `limit`."""
+
+    def __init__(self, limit: int = 10**9) -> None:
+        self.held_bytes = 0
+        self.most_bytes = 0
+        self._limit = limit
+
+    def hold(self, size_bytes: int) -> None:
+        if self.held_bytes + size_bytes > self._limit:
+            raise LimitError("too much")
+        self.held_bytes += size_bytes
+        self.most_bytes = max(self.most_bytes, self.held_bytes)
+
+    def free(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+
+
+class Client:
+    """A client, what it was sent, and the answer on its way to it."""
+
+    def __init__(self, limit: int = 10**9) -> None:
+        self.messages: list[Any] = []
+        self.ledger = Ledger(limit)
+        self.answer = UnstreamedAnswer(self._receive, self.ledger)
+
+    async def _receive(self, message: Any) -> None:
+        self.messages.append(message)
+
+    async def send(self, *events: bytes, ends: bool = True) -> None:
+        """Events of a stream, one a message, after its head."""
+        await self.answer.send(STREAM)
+        for event in events:
+            await self.answer.send({"type": "http.response.body", "body": event, "more_body": True})
+        if ends:
+            await self.answer.send({"type": "http.response.body", "body": b""})
+
+    @property
+    def got(self) -> tuple[int, Any]:
+        head, body = self.messages
+        assert head["headers"].count((b"content-length", b"%d" % len(body["body"]))) == 1
+        return head["status"], json.loads(body["body"])
+
+
+def event(body: Any) -> bytes:
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+def text(piece: str, finish_reason: str | None = None) -> bytes:
+    return event({"choices": [{"index": 0, "text": piece, "finish_reason": finish_reason}]})
+
+
+async def test_a_stream_becomes_one_answer() -> None:
+    client = Client()
+    await client.send(text("one"), text(" two", "stop"), DONE)
+    assert client.got == (200, {"choices": [{"index": 0, "text": "one two", "finish_reason": "stop"}]})
+    headers = client.messages[0]["headers"]
+    assert (b"content-type", b"application/json") in headers
+    assert (b"plait-engine", b"e1") in headers
+    assert {name for name, _ in headers} == {b"content-type", b"content-length", b"plait-engine"}
+    assert client.ledger.held_bytes == 0
+    assert client.ledger.most_bytes >= len("one two")
+
+
+@pytest.mark.parametrize(("status", "media"), [(200, b"application/json"), (400, b"application/json")])
+async def test_what_is_no_stream_goes_on_as_it_is(status: int, media: bytes) -> None:
+    client = Client()
+    sent: list[Any] = [
+        {"type": "http.response.start", "status": status, "headers": [(b"content-type", media)]},
+        {"type": "http.response.body", "body": b"{}"},
+    ]
+    for message in sent:
+        await client.answer.send(message)
+    assert client.messages == sent
+
+
+async def test_a_stream_that_breaks_off_is_not_seen_and_the_next_one_is_whole() -> None:
+    client = Client()
+    await client.send(text("wrong"), ends=False)
+    lost = EngineBrokenError("engine e1 was lost")
+    await client.answer.send({"type": "http.response.body", "body": b"data: %b\n\n" % lost.body()})
+    assert (client.messages, client.ledger.held_bytes) == ([], 0)
+    await client.send(text("wrong again"), ends=False)
+    await client.send(text("right", "stop"), DONE)
+    assert client.got[1]["choices"][0]["text"] == "right"
+    assert client.ledger.held_bytes == 0
+
+
+async def test_an_error_event_that_is_the_callers_fault_is_a_refusal() -> None:
+    client, error = Client(), {"message": "too long", "type": "BadRequestError", "code": 413}
+    await client.send(text("one"), event({"error": error}), DONE)
+    assert client.got == (413, {"error": error})
+
+
+async def test_an_engine_that_sends_no_completion_is_at_fault() -> None:
+    client = Client()
+    with pytest.raises(EngineGarbledError, match="engine e1 sent an event that is no part of a completion"):
+        await client.send(text("one"), b"data: {\n\n")
+    await client.answer.send({"type": "http.response.body", "body": b"data: {}\n\n"})
+    assert (client.messages, client.ledger.held_bytes) == ([], 0)
+
+
+async def test_an_answer_beyond_all_bounds_is_the_engines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unstreamed_answer, "MAX_ANSWER_BYTES", 3_000)
+    client = Client()
+    with pytest.raises(EngineGarbledError, match="over 3000 bytes"):
+        await client.send(*[text("x" * 500)] * 10)
+    assert (client.messages, client.ledger.held_bytes) == ([], 0)
+
+
+async def test_an_answer_beyond_the_tenants_limit_is_given_up() -> None:
+    client = Client(limit=3_000)
+    with pytest.raises(LimitError):
+        await client.send(*[text("x" * 500)] * 10)
+    client.answer.drop()
+    assert (client.messages, client.ledger.held_bytes) == ([], 0)

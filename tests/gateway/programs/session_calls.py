@@ -114,3 +114,9 @@ def _output(text: str) -> Output:
 def owner(call: HeldCall) -> Owner:
     assert isinstance(call.owner, Owner)
     return call.owner
+
+
+def error(call: HeldCall) -> PlaitError:
+    found = owner(call).error
+    assert found is not None, f"{call.call_id} is not broken"
+    return found

@@ -123,6 +123,13 @@ class ValueTooLargeError(CallerError):
     default_code = "value_too_large"
 
 
+class ProgramTooLargeError(CallerError):
+    """A program has more calls than one request may have."""
+
+    status = 413
+    default_code = "program_too_large"
+
+
 class FailedDependencyError(CallerError):
     """A dependency of the request has failed. `causes` run from the nearest to the root, ready for JSON.
 

@@ -15,6 +15,7 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.program import Program
+from plait.gateway.programs.program_entry import enter
 from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
 from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
 from plait.policy.types import Objective, Slo, TaskGroup
@@ -160,8 +161,8 @@ class _SessionClient:
         program, executor = self._job.launch.program, self._executor
         session = executor.sessions.open("benchmark", self._name, now_s)
         getters = [Getter(name, partial(self._got, name), _failed, mark=self._mark) for name in program.awaited]
-        calls = {index: self._held(call) for index, call in enumerate(program.calls)}
-        executor.enter(session, Program({}, calls, getters), now_s)
+        calls = {f"calls[{index}]": self._held(call) for index, call in enumerate(program.calls)}
+        enter(executor, session, Program({}, calls, getters), now_s)
 
     def _held(self, call: ProgramCall) -> HeldCall:
         owner = _Owner(self._clients, self._executor, self._job, call)

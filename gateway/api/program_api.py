@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from plait.backends.errors import CallerError
+from plait.backends.errors import CallerError, ProgramTooLargeError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.criteria import Criteria, mark_of
@@ -21,8 +21,8 @@ from plait.gateway.api.program_response import AskedProgram, ProgramResponse
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.programs.chained_calls import ChainedCalls
-from plait.gateway.programs.program import place_of, placed
-from plait.gateway.programs.submission import SET_FOR_EACH_STEP, ProgramCallBody, SessionId, VariableName
+from plait.gateway.programs.program import named, placed
+from plait.gateway.programs.submission import CallBody, SessionId, TimeToLive, VariableName
 from plait.gateway.programs.submission_reader import read_submission
 from plait.gateway.programs.submitted_call import HeldSubmission
 from plait.gateway.timer import loop_time_s
@@ -31,9 +31,14 @@ PATH = "/v1/programs"
 
 
 class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /v1/programs`. A value that is not a text becomes its JSON text. Each call is read by itself."""
+    """`POST /v1/programs`. A value that is not a text becomes its JSON text. Each call is read by itself.
+
+    `external` are variables that others produce, perhaps later.
+    """
 
     session: SessionId | None = None
+    ttl_s: TimeToLive | None = None
+    external: frozenset[VariableName] = frozenset()
     values: dict[VariableName, Any] = {}
     calls: list[msgspec.Raw] = []
     gets: dict[VariableName, Criteria | None] = {}
@@ -49,8 +54,7 @@ class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _PROGRAM = msgspec.json.Decoder(ProgramBody)
-_CALL = msgspec.json.Decoder(ProgramCallBody)
-_NOT_OF_A_CALL = SET_FOR_EACH_STEP | {"session_id"}
+_CALL = msgspec.json.Decoder(CallBody)
 
 
 class ProgramApi:
@@ -69,6 +73,7 @@ class ProgramApi:
         with self._bodies.open(tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body = decode_body(raw, _PROGRAM)
+        self._check_size(len(body.calls))
         incoming = Incoming(PATH, headers, raw, id_of(headers), loop_time_s(), tenant)
         return ProgramResponse(
             self._chained.runner,
@@ -78,33 +83,33 @@ class ProgramApi:
                 body.texts(),
                 [self._read_call(index, call, incoming, body.session) for index, call in enumerate(body.calls)],
                 {name: mark_of(criteria) for name, criteria in body.gets.items()},
+                body.external,
+                body.ttl_s,
             ),
             timeout_s=body.timeout_s,
             keep_alive_s=self._keep_alive_s if body.stream else None,
         )
 
+    def _check_size(self, calls: int) -> None:
+        most = self._chained.executor.sessions.limits.max_program_calls
+        if calls > most:
+            raise ProgramTooLargeError(
+                f"The program has {calls:,} calls; at most {most:,} fit into one request. Send the others "
+                "in a further request with the same session.",
+                param="calls",
+            )
+
     def _read_call(self, index: int, call: msgspec.Raw, incoming: Incoming, session_id: str | None) -> HeldSubmission:
         """A call of the program. Raises `CallerError` that names its place in the program."""
-        raw = bytes(call)
-        with placed(place_of(index)):
+        raw, place = bytes(call), f"calls[{index}]"
+        with placed(place):
             body = decode_body(raw, _CALL)
         outputs = [placeholder.variable for placeholder in body.placeholders if placeholder.in_out]
-        with placed(place_of(index, outputs)):
+        with placed(named(place, outputs)):
             sent = replace(incoming, body=raw, request_id=f"{incoming.request_id}:{index}")
             asked = read_submission(self._chained.runner.reader, sent, body, session_id)
-            _check_whole(asked)
+            if "session_id" in asked.submission.fields:
+                raise CallerError(
+                    "A call of a program takes no 'session_id'; name the session in the program.", param="session_id"
+                )
         return asked
-
-
-def _check_whole(asked: HeldSubmission) -> None:
-    """Raise for what would have no effect: a field that Plait sets itself, a placeholder that is not declared."""
-    useless = sorted(_NOT_OF_A_CALL.intersection(asked.submission.fields))
-    if useless:
-        raise CallerError(f"A call of a program takes no '{useless[0]}'; leave it out.", param=useless[0])
-    undeclared = sorted(asked.submission.undeclared)
-    if undeclared:
-        raise CallerError(
-            f"The prompt has {{{{{undeclared[0]}}}}}, which is not among the call's 'placeholders'; declare it there, "
-            "or put a text that has such braces into a value.",
-            param="placeholders",
-        )

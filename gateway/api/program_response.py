@@ -16,7 +16,9 @@ from plait.gateway.api.program_events import ProgramEvents, event
 from plait.gateway.api.variable_response import EVENT_STREAM, next_change
 from plait.gateway.asgi import ClientGoneError, error_headers, send_whole, unless_gone
 from plait.gateway.programs.chained_call import CallRunner
+from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.program import Program
+from plait.gateway.programs.program_entry import enter
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.submission_reader import new_call
 from plait.gateway.programs.submitted_call import HeldSubmission
@@ -27,13 +29,18 @@ JSON = [(b"content-type", b"application/json")]
 
 
 class AskedProgram(NamedTuple):
-    """A client's program, read. `gets` has the objective that is asked for each awaited variable."""
+    """A client's program, read. `gets` has the objective that is asked for each awaited variable.
+
+    `external` are variables that others produce. `ttl_s` replaces the session's time to live.
+    """
 
     tenant: str
     session_id: str
     values: Mapping[str, str]
     calls: Sequence[HeldSubmission]
     gets: Mapping[str, Mark | None]
+    external: frozenset[str]
+    ttl_s: float | None
 
 
 class ProgramResponse(Response):
@@ -74,16 +81,23 @@ class ProgramResponse(Response):
         sessions = self._executor.sessions
         asked = self._asked
         known = sessions.label(asked.tenant, asked.session_id, now_s)
-        session = known or sessions.open(asked.tenant, asked.session_id, now_s)
-        calls = {index: new_call(self._runner, session, call) for index, call in enumerate(asked.calls)}
+        session = sessions.open(asked.tenant, asked.session_id, now_s, asked.ttl_s)
+        getters = [one.getter for one in self._awaited]
+        program = Program(asked.values, self._calls(session), getters, asked.external)
         try:
-            self._executor.enter(session, Program(asked.values, calls, [one.getter for one in self._awaited]), now_s)
+            enter(self._executor, session, program, now_s)
         except PlaitError:
             if known is None:
                 self._executor.end(session, "has ended because its program was refused")
             raise
         self._asked = asked._replace(values={}, calls=())  # the session holds them; the wait may be long
         return session
+
+    def _calls(self, session: Session) -> dict[str, HeldCall]:
+        """The program's calls, by their places in it."""
+        return {
+            f"calls[{index}]": new_call(self._runner, session, call) for index, call in enumerate(self._asked.calls)
+        }
 
     async def _whole(self, session: Session, send: Send) -> None:
         try:

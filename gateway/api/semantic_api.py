@@ -23,25 +23,24 @@ from plait.gateway.asgi import id_of
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.session import Session, repeated
-from plait.gateway.programs.submission import SessionId, SubmitBody, VariableName
+from plait.gateway.programs.repetition import repeated
+from plait.gateway.programs.session import Session
+from plait.gateway.programs.submission import SessionId, SubmitBody, TimeToLive, VariableName
 from plait.gateway.programs.submission_reader import new_call, read_submission
 from plait.gateway.programs.submitted_call import HeldSubmission
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph import CLIENT
 
-LONGEST_TTL_S = 7 * 86_400.0
 
-
-class SessionBody(msgspec.Struct, frozen=True):
+class SessionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /v1/sessions`."""
 
     session_id: SessionId | None = None
-    ttl_s: Annotated[float, Meta(gt=0, le=LONGEST_TTL_S)] | None = None
+    ttl_s: TimeToLive | None = None
 
 
-class VariableBody(msgspec.Struct, frozen=True):
+class VariableBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /v1/variables`."""
 
     session_id: SessionId
@@ -49,7 +48,7 @@ class VariableBody(msgspec.Struct, frozen=True):
     value: str | None = None
 
 
-class GetBody(msgspec.Struct, frozen=True):
+class GetBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /v1/get`."""
 
     session_id: SessionId
@@ -92,7 +91,8 @@ class SemanticApi:
     async def _open(self, request: Request) -> Response:
         tenant, body = await self._read(request, SessionBody)
         session_id = body.session_id or f"s-{uuid.uuid4().hex}"
-        return _json(_described_session(self._executor.sessions.open(tenant, session_id, loop_time_s(), body.ttl_s)))
+        session = self._executor.sessions.open(tenant, session_id, loop_time_s(), body.ttl_s)
+        return _json(_described_session(session))
 
     async def _session(self, request: Request) -> Response:
         tenant = self._keys.check(request.scope["headers"])

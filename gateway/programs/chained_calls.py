@@ -29,7 +29,8 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.recorded_answer import RecordedAnswer
-from plait.gateway.programs.session import Session, repeated
+from plait.gateway.programs.repetition import repeated
+from plait.gateway.programs.session import Session
 from plait.gateway.programs.stranded import stranded
 from plait.gateway.programs.substitution import fill_in
 from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer

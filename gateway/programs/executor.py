@@ -9,15 +9,14 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager
 
-from plait.backends.errors import FailedDependencyError, SessionEndedError
+from plait.backends.errors import SessionEndedError
 from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction
 from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall, Made
-from plait.gateway.programs.program import Program
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import input_failed, refused
 from plait.gateway.programs.sessions import Sessions
@@ -68,23 +67,9 @@ class Executor:
         session.account(call.held_bytes)
         self._after.apply(session, effects, now_s)
 
-    def enter(self, session: Session, program: Program, now_s: float) -> None:
-        """A whole program arrives as one event. No call of the session runs before all of the program is there.
-
-        What the program repeats is left out. Raises what `Program.check` raises; then nothing of it has entered. A call
-        whose input has failed before fails at once, and getters of its outputs are told so.
-        """
-        fresh = program.fresh(session)
-        fresh.check(session, self.sessions)
-        session.forget_failed((), fresh.failed(session))
-        with self._after.entering(session, now_s):
-            for variable, value in fresh.values.items():
-                self.variables.set_value(session, variable, value, now_s)
-            for call in fresh.calls.values():
-                with suppress(FailedDependencyError):
-                    self.add(session, call, now_s)
-            for getter in fresh.getters:
-                self.variables.get(session, getter, now_s)
+    def entering(self, session: Session, now_s: float) -> AbstractContextManager[None]:
+        """More of one program enters the session in the block. Calls that become ready in it run after it."""
+        return self._after.entering(session, now_s)
 
     def start(self, call: HeldCall, now_s: float) -> None:
         """A ready call is sent to an engine."""

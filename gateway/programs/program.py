@@ -10,7 +10,8 @@ from plait.backends.errors import CallerError, PlaitError
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.session import Session, repeated
+from plait.gateway.programs.repetition import is_set, repeated
+from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import refused
 from plait.gateway.programs.sessions import Sessions
 from plait.policy.programs.request_graph import CLIENT, RequestGraph
@@ -18,18 +19,27 @@ from plait.policy.programs.request_graph_state import DoubleProducerError, Graph
 
 
 class Program(NamedTuple):
-    """Values by variable, calls by their index in the client's list, and getters."""
+    """Values by variable, calls by their places (`calls[0]`), and getters.
+
+    `external` are variables that others produce.
+    """
 
     values: Mapping[str, str]
-    calls: Mapping[int, HeldCall]
+    calls: Mapping[str, HeldCall]
     getters: Sequence[Getter] = ()
+    external: frozenset[str] = frozenset()
+
+    def known(self, session: Session) -> list[HeldCall]:
+        """The session's calls that calls of the program repeat."""
+        return [first for call in self.calls.values() if (first := repeated(session, call)) is not None]
 
     def fresh(self, session: Session) -> Program:
         """The program without the values and calls that the session has already: a client may repeat its program."""
         return Program(
-            {name: value for name, value in self.values.items() if not _has_value(session, name, value)},
-            {index: call for index, call in self.calls.items() if repeated(session, call) is None},
+            {name: value for name, value in self.values.items() if not is_set(session, name, value)},
+            {place: call for place, call in self.calls.items() if repeated(session, call) is None},
             self.getters,
+            self.external,
         )
 
     def failed(self, session: Session) -> list[str]:
@@ -62,16 +72,16 @@ class Program(NamedTuple):
             with placed(f"values.{name}"):
                 _check_producers(session, [name], CLIENT)
                 graph.set_value(name)
-        for index, call in self.calls.items():
+        for place, call in self.calls.items():
             outputs = output_names(call)
-            with placed(place_of(index, outputs), "placeholders"):
+            with placed(named(place, outputs), "placeholders"):
                 _check_producers(session, outputs, call.call_id)
                 graph.add(call.call_id, call.inputs, outputs)
 
     def _check_names(self, session: Session) -> None:
-        known = set(self._produced())
-        for index, call in self.calls.items():
-            with placed(place_of(index, output_names(call)), "placeholders"):
+        known = {*self._produced(), *self.external}
+        for place, call in self.calls.items():
+            with placed(named(place, output_names(call)), "placeholders"):
                 _check_known(session, known, call.inputs)
         for getter in self.getters:
             with placed(f"gets.{getter.variable}"):
@@ -96,10 +106,10 @@ def output_names(call: HeldCall) -> tuple[str, ...]:
     return tuple(output.variable for output in call.outputs)
 
 
-def place_of(index: int, outputs: Iterable[str] = ()) -> str:
+def named(place: str, outputs: Iterable[str]) -> str:
     """A call's place in the program as messages show it: `calls[2] (code)`."""
     names = ", ".join(outputs)
-    return f"calls[{index}] ({names})" if names else f"calls[{index}]"
+    return f"{place} ({names})" if names else place
 
 
 @contextmanager
@@ -124,11 +134,6 @@ def _put(error: PlaitError, place: str, field: str | None) -> None:
     error.param = path if field is None else f"{path}.{field}"
     error.message = f"{place}: {error.message}"
     error.args = (error.message,)
-
-
-def _has_value(session: Session, name: str, value: str) -> bool:
-    """Whether a client has set the variable to this value before."""
-    return session.values.get(name) == value and session.outputs.get(name) is None
 
 
 def _check_producers(session: Session, outputs: Iterable[str], where: str) -> None:

@@ -189,10 +189,3 @@ class Session:
             assert self.state_of(name) in {VariableState.EMPTY, VariableState.PENDING}
         for call in self.calls.values():
             assert call.ready_s is not None or view.call_state(call.call_id) is CallState.WAITING
-
-
-def repeated(session: Session, call: HeldCall) -> HeldCall | None:
-    """The call that `call` repeats: the session's producer of the same variable, with the same fingerprint."""
-    output = call.output
-    first = None if output is None else session.outputs.get(output.variable)
-    return None if first is None or call.fingerprint is None or first.fingerprint != call.fingerprint else first

@@ -24,10 +24,12 @@ from plait.gateway.transforms import parse
 
 VariableName = Annotated[str, Meta(pattern=rf"^{VARIABLE_NAME}\Z")]
 SessionId = Annotated[str, Meta(pattern=rf"^{SESSION_ID}\Z")]
+TimeToLive = Annotated[float, Meta(gt=0, le=7 * 86_400.0)]
+"""Of a session, in seconds."""
 Fields = dict[str, msgspec.Raw]
 
 
-class Placeholder(msgspec.Struct, frozen=True):
+class Placeholder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The meaning of `{{name}}` in the prompt: an output of this call if `in_out`, else an input.
 
     `params` are request fields for this output only. `transforms` is a chain, as text or as a list. `truncated` says
@@ -52,12 +54,8 @@ class Placeholder(msgspec.Struct, frozen=True):
         return Output(self.variable, transform, must_be_whole=self.truncated == "fail")
 
 
-class StrictPlaceholder(Placeholder, frozen=True, forbid_unknown_fields=True):
-    """The same, without any other field."""
-
-
 class CallBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A submitted call, without the fields that go to the engine as they are."""
+    """A submitted call, without the fields that go to the engine as they are: one of a program's `calls`."""
 
     model: str
     placeholders: Sequence[Placeholder]
@@ -71,12 +69,6 @@ class SubmitBody(CallBody, frozen=True, kw_only=True):
     """`POST /v1/submit`."""
 
     session_id: SessionId
-
-
-class ProgramCallBody(CallBody, frozen=True, kw_only=True):
-    """One of the `calls` of `POST /v1/programs`."""
-
-    placeholders: Sequence[StrictPlaceholder]
 
 
 _FIELDS_DECODER = msgspec.json.Decoder(Fields)

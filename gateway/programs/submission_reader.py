@@ -11,13 +11,14 @@ from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.chained_call import CallRunner
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session
-from plait.gateway.programs.submission import CallBody, Submission
+from plait.gateway.programs.submission import SET_FOR_EACH_STEP, CallBody, Submission
 from plait.gateway.programs.submitted_call import HeldSubmission, SubmittedCall
 
 
 def read_submission(reader: CallReader, incoming: Incoming, body: CallBody, session_id: str | None) -> HeldSubmission:
     """The submission in `incoming`, whose body is decoded as `body`. Raises `CallerError` if it could never run."""
     submission = Submission(incoming.body, body)
+    _check_whole(submission)
     annotations = _annotations(body, session_id)
     reader.router.models.check(body.model)
     reader.prompts.check(submission.opening)
@@ -42,6 +43,20 @@ def new_call(runner: CallRunner, session: Session, asked: HeldSubmission) -> Hel
         fingerprint=sha256(b"submit" + incoming.body).digest(),
     )
     return owner.call
+
+
+def _check_whole(submission: Submission) -> None:
+    """Raise for what would have no effect: a field that Plait sets itself, a placeholder that is not declared."""
+    useless = sorted(SET_FOR_EACH_STEP.intersection(submission.fields))
+    if useless:
+        raise CallerError(f"A submitted call takes no '{useless[0]}'; leave it out.", param=useless[0])
+    undeclared = sorted(submission.undeclared)
+    if undeclared:
+        raise CallerError(
+            f"The prompt has {{{{{undeclared[0]}}}}}, which is not among the call's 'placeholders'; declare it there, "
+            "or put a text that has such braces into a value.",
+            param="placeholders",
+        )
 
 
 def _annotations(body: CallBody, session_id: str | None) -> Annotations:

@@ -134,6 +134,15 @@ async def test_a_program_that_is_sent_again_runs_once(served: Served) -> None:
     assert both[0].json == both[1].json
 
 
+async def test_a_program_may_take_and_get_what_others_produce_later(served: Served) -> None:
+    body = {"external": ["theirs"], "gets": {"theirs": None, "a": None}, "ttl_s": 60}
+    got = await run(served, call("{{theirs}} A {{a}}", "a", inputs="theirs"), **body)
+    await served.value("theirs", "so")
+    await served.engine.answer("so A ", "y")
+    assert got.json["values"] == {"theirs": "so", "a": "y"}
+    assert [session.ttl_s for session in served.executor.sessions] == [60]
+
+
 # Streams.
 
 
@@ -235,6 +244,15 @@ async def test_a_refusal_names_the_place_and_enters_nothing(
 async def test_a_refusal_names_the_call_by_its_output(served: Served) -> None:
     got = await run(served, GOOD, call("A {{a}}", "a", stop=1, max_tokens=0))
     assert got.json["error"]["message"].startswith("calls[1] (a): ")
+
+
+async def test_a_program_of_too_many_calls_is_refused() -> None:
+    async with served_calls(max_program_calls=2) as served:
+        calls = [call(f"{n} {{{{v{n}}}}}", f"v{n}") for n in range(3)]
+        got = await run(served, *calls)
+        assert (got.refusal, got.json["error"]["param"]) == ((413, "program_too_large"), "calls")
+        assert len(served.executor.sessions) == 0
+        assert (await run(served, *calls[:2])).status == 202
 
 
 async def test_limits_hold_for_the_whole_program() -> None:

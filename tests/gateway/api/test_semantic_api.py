@@ -10,6 +10,8 @@ import pytest
 from plait.policy.types import Slo
 from tests.gateway.programs.chained_gateway import GET, SUBMIT, Served, events, served_calls
 
+A = {"name": "a", "in_out": True}
+
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
@@ -77,17 +79,31 @@ async def test_variables_are_declared_set_and_read(served: Served) -> None:
     [
         ("/v1/sessions", {"session_id": "a b"}, "session_id"),
         ("/v1/sessions", {"ttl_s": 0}, "ttl_s"),
+        ("/v1/sessions", {"ttl": 60}, "ttl"),
         ("/v1/variables", {"semantic_var_id": "x"}, "session_id"),
         ("/v1/variables", {"session_id": "s", "semantic_var_id": "1"}, "semantic_var_id"),
+        ("/v1/variables", {"session_id": "s", "semantic_var_id": "x", "text": "1"}, "text"),
         (GET, {"session_id": "s"}, "semantic_var_id"),
+        (GET, {"session_id": "s", "semantic_var_id": "x", "timeout": 1}, "timeout"),
+        (GET, {"session_id": "s", "semantic_var_id": "x", "criteria": {"ttft": 1}}, "criteria"),
         (GET, {"session_id": "s", "semantic_var_id": "x", "criteria": "fast"}, "criteria"),
         (GET, {"session_id": "s", "semantic_var_id": "x", "criteria": {"ttft_ms": -1}}, "criteria"),
         (SUBMIT, {"session_id": "s", "model": "m", "prompt": "", "placeholders": []}, "placeholders"),
+        (SUBMIT, {"session_id": "s", "model": "m", "prompt": "{{a}}{{b}}", "placeholders": [A]}, "placeholders"),
+        (SUBMIT, {"session_id": "s", "model": "m", "prompt": "{{a}}", "placeholders": [{**A, "x": 1}]}, "placeholders"),
+        (SUBMIT, {"session_id": "s", "model": "m", "prompt": "{{a}}", "placeholders": [A], "n": 2}, "n"),
+        (
+            SUBMIT,
+            {"session_id": "s", "model": "m", "messages": [{"role": "user"}], "placeholders": [A]},
+            "placeholders",
+        ),
     ],
 )
 async def test_bad_bodies_name_the_field(served: Served, path: str, body: Any, param: str) -> None:
     refused = await served.send(path, body)
     assert (refused.status, refused.json["error"]["param"]) == (400, param)
+    assert param in refused.json["error"]["message"]
+    assert not list(served.executor.sessions)
 
 
 # Get.

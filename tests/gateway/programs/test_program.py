@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import CallerError, ConflictError, LimitError, PlaitError, ValueTooLargeError
+from plait.gateway.programs import program_entry
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.program import Program
 from plait.policy.programs.objectives_marks import Mark
@@ -25,8 +26,9 @@ def call_of(name: str, inputs: str = "", outputs: str = "", **more: Any) -> Held
 
 
 def enter(core: Core, *calls: HeldCall, gets: tuple[Waiting, ...] = (), **values: str) -> None:
-    program = Program(values, dict(enumerate(calls)), [got.getter for got in gets])
-    core.executor.enter(core.session(), program, 0.0)
+    places = {f"calls[{index}]": call for index, call in enumerate(calls)}
+    program = Program(values, places, [got.getter for got in gets])
+    program_entry.enter(core.executor, core.session(), program, 0.0)
     core.executor.check()
 
 

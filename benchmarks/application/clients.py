@@ -186,7 +186,7 @@ class _SessionClient:
     def _returned(self, now_s: float) -> None:
         self._job.finished_s = now_s
         session = self._executor.sessions.find("benchmark", self._name, now_s)
-        self._executor.end(session, "is over")
+        self._executor.endings.end(session, "is over")
 
 
 class _Owner:

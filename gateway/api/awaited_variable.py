@@ -11,6 +11,7 @@ from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import text_changed
 from plait.policy.programs.objectives_marks import Mark
+from plait.policy.programs.request_graph_state import VariableState
 
 
 class AwaitedVariable:
@@ -53,8 +54,10 @@ class AwaitedVariable:
 
     def give_up(self, session: Session, waited_s: float) -> None:
         """The client's time is over."""
+        state = session.state_of(self.name)
+        hint = "; nobody produces it so far" if state is VariableState.EMPTY else ""
         self.error = WaitTimeoutError(
-            f"The variable '{self.name}' is still {session.state_of(self.name)} after {waited_s:g} s; get it again."
+            f"The variable '{self.name}' is still {state} after {waited_s:g} s{hint}. Get it again."
         )
 
     def _on_delta(self, text: GrowingText) -> None:

@@ -16,10 +16,10 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.metrics import RefusalMetrics
 from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.asgi import ClientGoneError, Headers, id_of, send_error
-from plait.gateway.calls.annotations import read_annotations
+from plait.gateway.calls.annotations import NO_ANNOTATIONS, read_annotations
 from plait.gateway.calls.call_reader import KINDS, CallReader, Incoming
 from plait.gateway.calls.relay import Relay
-from plait.gateway.programs.chained_calls import ChainedCalls
+from plait.gateway.programs.chained_calls import ChainedCalls, HeldRequest
 from plait.gateway.timer import loop_time_s
 
 log = structlog.get_logger(__name__)
@@ -56,13 +56,18 @@ class CompletionApi:
             await send_error(send, error, request_id)
 
     async def _serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
-        request = parse_request(incoming.body, KINDS[incoming.path])
-        self.calls.prompts.check(request)
-        annotations = read_annotations(incoming.headers, request.plait)
-        if annotations.inputs or annotations.output:
-            await self.chained.serve(incoming, request, annotations, receive, send)
+        held = None
+        try:
+            request = parse_request(incoming.body, KINDS[incoming.path])
+            self.calls.prompts.check(request)
+            annotations = read_annotations(incoming.headers, request.plait)
+            if annotations is not NO_ANNOTATIONS and self.chained.takes(incoming, annotations):
+                held = self.chained.enter(HeldRequest(incoming, request, annotations))
+        except PlaitError as error:
+            self.chained.refused(incoming, error)
+            raise
+        if held is not None:
+            await self.chained.answer(held, receive, send)
             return
-        if annotations.session is not None:
-            self.chained.executor.sessions.label(incoming.tenant, annotations.session, incoming.arrived_s)
         delivery = await self.calls.read(incoming, request, annotations)
         await self.relay.deliver(delivery, receive, send)

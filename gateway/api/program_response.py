@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -56,6 +57,7 @@ class ProgramResponse(Response):
         self._timeout_s = timeout_s
         self._keep_alive_s = keep_alive_s  # None: not streamed
         self._changed = asyncio.Event()
+        self._call_ids: list[str] = []
         self._awaited = [
             AwaitedVariable(name, mark, self._changed, streamed=keep_alive_s is not None)
             for name, mark in asked.gets.items()
@@ -69,12 +71,13 @@ class ProgramResponse(Response):
             return
         try:
             answer = self._whole if self._keep_alive_s is None else self._stream
-            await unless_gone(receive, answer(session, send))
-        except ClientGoneError:
-            return
+            with suppress(ClientGoneError):
+                await unless_gone(receive, answer(session, send))
         finally:
             for awaited in self._awaited:
                 self._executor.variables.release(session, awaited.getter, loop_time_s())
+            if not all(awaited.is_answered for awaited in self._awaited):
+                self._leave(session)
 
     def _enter(self, now_s: float) -> Session:
         """The session with the program in it. A session made for a program that is refused is gone again."""
@@ -85,12 +88,13 @@ class ProgramResponse(Response):
         getters = [one.getter for one in self._awaited]
         program = Program(asked.values, self._calls(session), getters, asked.external)
         try:
-            enter(self._executor, session, program, now_s)
+            calls = enter(self._executor, session, program, now_s)
         except PlaitError:
             if known is None:
-                self._executor.end(session, "has ended because its program was refused")
+                self._executor.endings.end(session, "has ended because its program was refused")
             raise
         self._asked = asked._replace(values={}, calls=())  # the session holds them; the wait may be long
+        self._call_ids = [call.call_id for call in calls]
         return session
 
     def _calls(self, session: Session) -> dict[str, HeldCall]:
@@ -98,6 +102,11 @@ class ProgramResponse(Response):
         return {
             f"calls[{index}]": new_call(self._runner, session, call) for index, call in enumerate(self._asked.calls)
         }
+
+    def _leave(self, session: Session) -> None:
+        """The client has gone."""
+        calls = [call for call_id in self._call_ids if (call := session.calls.get(call_id)) is not None]
+        self._executor.leave(calls, loop_time_s())
 
     async def _whole(self, session: Session, send: Send) -> None:
         try:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from plait.backends.errors import FailedDependencyError
+from plait.backends.errors import CallerError, FailedDependencyError, NotFoundError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.criteria import Criteria, mark_of
@@ -22,6 +22,7 @@ from plait.gateway.api.variable_response import VariableResponse, described, des
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.programs.chained_calls import ChainedCalls
+from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.repetition import repeated
 from plait.gateway.programs.session import Session
@@ -31,6 +32,9 @@ from plait.gateway.programs.submitted_call import HeldSubmission
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph import CLIENT
+
+LONGEST_ERROR = 2_000
+"""Characters of a client's own error message."""
 
 
 class SessionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +50,12 @@ class VariableBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session_id: SessionId
     semantic_var_id: VariableName | None = None
     value: str | None = None
+    error: Annotated[str, Meta(min_length=1, max_length=LONGEST_ERROR)] | None = None
+
+    def check(self) -> None:
+        """Raise `CallerError` for fields that exclude each other."""
+        if self.value is not None and self.error is not None:
+            raise CallerError("A variable gets a 'value' or an 'error', not both.", param="error")
 
 
 class GetBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +92,8 @@ class SemanticApi:
         self.routes = [
             Route("/v1/sessions", self._open, methods=["POST"]),
             Route("/v1/sessions/{session_id}", self._session, methods=["GET", "DELETE"]),
+            Route("/v1/sessions/{session_id}/close", self._close, methods=["POST"]),
+            Route("/v1/sessions/{session_id}/calls/{call_id:path}", self._cancel, methods=["DELETE"]),
             Route("/v1/variables", self._declare, methods=["POST"]),
             Route("/v1/variables/{session_id}/{variable}", self._variable, methods=["GET"]),
             Route("/v1/submit", self._submit, methods=["POST"]),
@@ -98,17 +110,39 @@ class SemanticApi:
         tenant = self._keys.check(request.scope["headers"])
         session = self._executor.sessions.find(tenant, request.path_params["session_id"], loop_time_s())
         if request.method == "DELETE":
-            self._executor.delete(session, loop_time_s())
+            self._executor.endings.delete(session, loop_time_s())
             return _json({"id": session.session_id, "object": "session.deleted", "deleted": True})
         view = session.graph.view
         counts = {"waiting": view.waiting_calls, "ready": view.ready_calls, "running": view.running_calls}
         variables = [_state(session, name) for name in session.variables()]
         return _json({**_described_session(session), "calls": counts, "variables": variables})
 
+    async def _close(self, request: Request) -> Response:
+        tenant = self._keys.check(request.scope["headers"])
+        session = self._executor.sessions.find(tenant, request.path_params["session_id"], loop_time_s())
+        self._executor.endings.close(session, loop_time_s())
+        return _json({"id": session.session_id, "object": "session.closed", "closed": True})
+
+    async def _cancel(self, request: Request) -> Response:
+        tenant = self._keys.check(request.scope["headers"])
+        session = self._executor.sessions.find(tenant, request.path_params["session_id"], loop_time_s())
+        call = session.calls.get(request.path_params["call_id"])
+        if call is None:
+            raise NotFoundError(
+                f"The session '{session.session_id}' has no call of this id that has not ended.",
+                code="call_not_found",
+                param="call_id",
+            )
+        self._executor.cancel(call, loop_time_s())
+        return _json({"id": call.call_id, "object": "call.cancelled", "cancelled": True})
+
     async def _declare(self, request: Request) -> Response:
         tenant, body = await self._read(request, VariableBody)
+        body.check()
         session = self._executor.sessions.open(tenant, body.session_id, loop_time_s())
         name = body.semantic_var_id or f"v_{uuid.uuid4().hex}"
+        if body.error is not None:
+            self._executor.variables.set_failed(session, name, FailureCause(message=body.error), loop_time_s())
         if body.value is not None:
             self._executor.variables.set_value(session, name, body.value, loop_time_s())
         return _json(_described_variable(session, name))
@@ -120,7 +154,7 @@ class SemanticApi:
 
     async def _get(self, request: Request) -> Response:
         tenant, body = await self._read(request, GetBody)
-        session = self._executor.sessions.find(tenant, body.session_id, loop_time_s())
+        session = self._executor.sessions.open(tenant, body.session_id, loop_time_s())
         return VariableResponse(
             self._executor,
             session,

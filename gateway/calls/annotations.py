@@ -81,6 +81,24 @@ def read_annotations(
     )
 
 
+def promised_output(
+    headers: Sequence[tuple[bytes, bytes]], body_annotations: Mapping[str, object] | None
+) -> tuple[str, str] | None:
+    """The session and the variable that a request would have had its text in, if they can be read.
+
+    For a request that is refused: its other annotations may be invalid, also the output's transform.
+    """
+    given: dict[str, object] = dict(body_annotations or {})
+    for raw_name, raw_value in headers:
+        if raw_name.startswith(b"plait-"):
+            given[raw_name.decode("latin-1").removeprefix(_HEADER_PREFIX)] = raw_value.decode("latin-1")
+    session, output = given.get("session"), given.get("output")
+    name = output.partition(";")[0].strip() if isinstance(output, str) else ""
+    if not isinstance(session, str) or not _SESSION.fullmatch(session.strip()) or not _VARIABLE.fullmatch(name):
+        return None
+    return session.strip(), name
+
+
 def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str, str, object]]:
     """Each annotation as a triple: where it was found, its key, its text."""
     for raw_name, raw_value in headers:

@@ -71,11 +71,6 @@ class ChainedCall(ABC):
     async def run(self, ready: ReadyCall) -> None:
         """Run the call. Raises `PlaitError` or `BrokenCallError` if an output did not get its value."""
 
-    @property
-    @abstractmethod
-    def has_reader(self) -> bool:
-        """Whether a client reads the answer, and not only the value."""
-
     @abstractmethod
     def take_back(self) -> bool:
         """Discard the answer of a failed delivery before a retry; False if a client has seen a part of it."""
@@ -152,7 +147,7 @@ class ChainedCall(ABC):
     def _on_text(self, text: str) -> None:
         """Raises `PlaitError` if the text cannot become a value any more and nobody reads the rest."""
         self.runner.executor.generated(self.call, text)
-        if self.call.text_problem is not None and not self.has_reader:
+        if self.call.text_problem is not None and not self.call.has_reader:
             raise self.call.text_problem
 
     async def _run(self, ready: ReadyCall) -> None:

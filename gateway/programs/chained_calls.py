@@ -8,6 +8,7 @@ for the answer.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from typing import NamedTuple
@@ -15,10 +16,10 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import Receive, Send
 
-from plait.backends.errors import CallerError, ConflictError, GatewayStoppingError, PlaitError
+from plait.backends.errors import CallerError, ConflictError, GatewayStoppingError, LimitError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.asgi import unless_gone
-from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.annotations import Annotations, promised_output
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.calls.outgoing import as_stream
@@ -26,6 +27,7 @@ from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.answer_bytes import AnswerBytes
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.recorded_answer import RecordedAnswer
@@ -36,6 +38,7 @@ from plait.gateway.programs.substitution import fill_in
 from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
+from plait.policy.programs.request_graph_state import VariableState
 from plait.policy.types import Slo
 
 EXPIRE_INTERVAL_S = 1.0
@@ -56,6 +59,7 @@ class AnsweredCall(ChainedCall):
         super().__init__(runner, session)
         may_repeat = asked.annotations.output is not None
         self.answer = RecordedAnswer(AnswerBytes(runner.executor.sessions, session), keeps=may_repeat)
+        self.streams = bool(asked.request.stream)
         self._asked: HeldRequest | None = asked
 
     async def run(self, ready: ReadyCall) -> None:
@@ -80,11 +84,6 @@ class AnsweredCall(ChainedCall):
                 await self.generate(delivery, unstreamed.send)
             finally:
                 unstreamed.drop()
-
-    @property
-    def has_reader(self) -> bool:
-        """Whether one of the clients is still there."""
-        return self.call.clients > 0
 
     def take_back(self) -> bool:
         """Discard the answer; False if a client has been sent a part of it."""
@@ -119,41 +118,35 @@ class ChainedCalls:
         """End every session and its running calls."""
         tasks = list(self.runner.tasks)
         for session in list(self.executor.sessions):
-            self.executor.end(session, "has ended because the gateway has stopped")
+            self.executor.endings.end(session, "has ended because the gateway has stopped")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def serve(
-        self,
-        incoming: Incoming,
-        request: ChatRequest | CompletionRequest,
-        annotations: Annotations,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        """Hold a request until its inputs have values, and answer it. Raises `PlaitError` before the first byte."""
+    def takes(self, incoming: Incoming, annotations: Annotations) -> bool:
+        """Whether a request is part of a program: it names variables.
+
+        Otherwise a session is only a label, which keeps the session alive if there is one.
+        """
+        if annotations.inputs or annotations.output:
+            return True
+        if annotations.session is not None:
+            self.executor.sessions.label(incoming.tenant, annotations.session, incoming.arrived_s)
+        return False
+
+    def enter(self, asked: HeldRequest) -> AnsweredCall:
+        """The new call of a request, or the call that it repeats. Raises `PlaitError` for a call that is refused."""
+        incoming, request, annotations = asked
         if annotations.session is None:
             message = "'plait-inputs' and 'plait-output' name variables of a session: send 'plait-session' as well."
             raise CallerError(message, param="plait-session")
         self.runner.reader.router.models.check(request.model)
         session = self.executor.sessions.open(incoming.tenant, annotations.session, incoming.arrived_s)
-        owner = self._owner(session, HeldRequest(incoming, request, annotations))
-        keep_alive_s = self._keep_alive_s if request.stream else None
-        headers = [(b"plait-session", annotations.session.encode())]
-        try:
-            await unless_gone(receive, owner.answer.follow(send, headers, keep_alive_s))
-        finally:
-            if not owner.answer.ended:  # the client has gone, or the gateway is stopping
-                self.executor.leave(owner.call, loop_time_s())
-
-    def _owner(self, session: Session, asked: HeldRequest) -> AnsweredCall:
-        """The owner of a request's new call, or of the call that the request repeats."""
         owner = AnsweredCall(self.runner, session, asked)
         owner.call = _held_call(session, owner, asked)
         first = repeated(session, owner.call)
         if first is None:
-            self.executor.add(session, owner.call, asked.incoming.arrived_s)
+            self.executor.add(session, owner.call, incoming.arrived_s)
             return owner
         assert isinstance(first.owner, AnsweredCall), "fingerprints tell routes apart"
         if not first.owner.answer.kept:
@@ -162,11 +155,52 @@ class ChainedCalls:
         first.clients += 1
         return first.owner
 
+    async def answer(self, owner: AnsweredCall, receive: Receive, send: Send) -> None:
+        """Hold a request until its inputs have values, and answer it. Raises `PlaitError` before the first byte."""
+        headers = [(b"plait-session", owner.session.session_id.encode())]
+        keep_alive_s = self._keep_alive_s if owner.streams else None
+        try:
+            await unless_gone(receive, owner.answer.follow(send, headers, keep_alive_s))
+        finally:
+            if not owner.answer.ended:  # the client has gone, or the gateway is stopping
+                self.executor.leave([owner.call], loop_time_s())
+
+    def refused(self, incoming: Incoming, error: PlaitError) -> None:
+        """A request was refused before it was a call. Its output fails, unless something else produces it.
+
+        So calls that wait for the output do not wait in vain. A request that its client may repeat fails nothing.
+        """
+        if not isinstance(error, CallerError) or isinstance(error, LimitError | ConflictError):
+            return
+        promised = promised_output(incoming.headers, _body_annotations(incoming.body))
+        if promised is None:
+            return
+        session_id, variable = promised
+        cause = FailureCause(message=f"it was refused: {error.message.rstrip('.')}")
+        with suppress(PlaitError):  # the client gets the first error
+            session = self.executor.sessions.open(incoming.tenant, session_id, loop_time_s())
+            if not session.closed and session.state_of(variable) is VariableState.EMPTY:
+                call_id = session.unused_id(incoming.request_id)
+                self.executor.variables.set_failed(session, variable, cause, loop_time_s(), call_id)
+
     async def expire(self) -> None:
         """End the sessions that are past their time to live, for ever."""
         while True:
             await asyncio.sleep(EXPIRE_INTERVAL_S)
-            self.executor.expire(loop_time_s())
+            self.executor.endings.expire(loop_time_s())
+
+
+def _body_annotations(body: bytes) -> dict[str, object] | None:
+    """The body's `plait` object, if it can be read."""
+    if b'"plait"' not in body:
+        return None
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(body, type=_AnnotatedBody).plait
+    return None
+
+
+class _AnnotatedBody(msgspec.Struct, frozen=True):
+    plait: dict[str, object] | None = None
 
 
 def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> HeldCall:
@@ -188,6 +222,7 @@ def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> Hel
         output_tokens=request.output_limit,
         held_bytes=len(incoming.body),
         fingerprint=None if wanted is None else _fingerprint(asked),
+        is_answered=True,
     )
 
 

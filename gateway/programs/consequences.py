@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from plait.backends.errors import PlaitError
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.programs.failure_cause import UNWANTED
 from plait.gateway.programs.gathering import Gathering
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
+from plait.gateway.programs.holds import Holds
 from plait.gateway.programs.promises import promised
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import cancelled, input_failed, variable_failed
@@ -34,13 +37,22 @@ class Job(NamedTuple):
     mark: Mark | None
 
 
-class Consequences:
-    """Part of the executor. `homes` maps each call that has not ended to its session."""
+EndedCall = tuple[HeldCall, Cause | None]
+"""A call that has ended, and why; None if it has finished."""
 
-    def __init__(self, predicted_s: Prediction, gather_s: float, at: At, on_job: Callable[[Job], None]) -> None:
+
+class Consequences:
+    """Part of the executor. `homes` maps each call that has not ended to its session.
+
+    `holds` has those that wait for what nobody produces. `variables` counts those set and failed.
+    """
+
+    def __init__(
+        self, predicted_s: Prediction, gather_s: float, hold_s: float, at: At, on_job: Callable[[Job], None]
+    ) -> None:
         self.homes: dict[HeldCall, Session] = {}
-        self.variables_set = 0
-        self.variables_failed = 0
+        self.holds = Holds(hold_s)
+        self.variables = Counter[str]()
         self._predicted_s = predicted_s
         self._on_job = on_job
         self._gathering = Gathering(gather_s, at, self.run)
@@ -55,16 +67,7 @@ class Consequences:
 
     def apply(self, session: Session, effects: Effects, now_s: float) -> None:
         """Bring the session up to date with the graph, then notify getters and call owners."""
-        changed = session.deductions.apply(effects)
-        added = session.calls.get(effects.added or "")
-        if added is not None and added.objective is not None:
-            changed += session.deductions.annotate(added.call_id, added.objective)
-        self.variables_set += effects.variable_set is not None
-        self.variables_failed += len(effects.variables_failed)
-        session.outputs |= dict.fromkeys((failed.variable for failed in effects.variables_failed), None)
-        ended = [(call, end.cause) for end in effects.ended if (call := session.calls.get(end.call_id)) is not None]
-        for call, _ in ended:
-            self.drop(call)
+        changed, ended = self._update(session, effects)
         session.account()
         calls = [*self._gathering.joined(session, changed), *self._ready(session, effects, now_s)]
         ready = self._promised(session, calls, now_s)
@@ -74,8 +77,24 @@ class Consequences:
                 call.owner.on_broken(_broken(call, cause))
         self._tell_ready(ready)
         if effects.ended:
-            producers = (session.calls.get(link.producer) for link in effects.cut)
-            self.cancel_unwanted([call for call in producers if call is not None], now_s)
+            cut = [link.producer for link in effects.cut]
+            self.cancel_unwanted([session.calls[call_id] for call_id in cut if call_id in session.calls], now_s)
+
+    def _update(self, session: Session, effects: Effects) -> tuple[dict[str, None], list[EndedCall]]:
+        """Bring all but the clients up to date. Returns the calls whose deductions changed, and those that ended."""
+        changed = session.deductions.apply(effects)
+        added = session.calls.get(effects.added or "")
+        if added is not None and added.objective is not None:
+            changed += session.deductions.annotate(added.call_id, added.objective)
+        if effects.variable_set is not None:
+            self.variables["set"] += 1
+        for failed in effects.variables_failed:
+            self.variables["failed"] += 1
+            session.outputs[failed.variable] = None
+        ended = [(call, end.cause) for end in effects.ended if (call := session.calls.get(end.call_id)) is not None]
+        for call, _ in ended:
+            self.drop(call)
+        return dict.fromkeys(changed), ended
 
     @contextmanager
     def entering(self, session: Session, now_s: float) -> Iterator[None]:
@@ -98,6 +117,12 @@ class Consequences:
         """Run the gathering calls among `changed`: their objectives have now been deduced."""
         self.run(session, self._gathering.joined(session, changed), now_s)
 
+    def forget_absent(self, calls: Sequence[HeldCall], now_s: float) -> None:
+        """One client of each of these calls has gone and will not come back."""
+        for call in calls:
+            call.absent -= 1
+        self.cancel_unwanted(calls, now_s)
+
     def cancel_unwanted(self, calls: Iterable[HeldCall], now_s: float) -> None:
         """Cancel each of `calls` that no client, call or getter waits for, then look at its producers."""
         self._to_look_at += calls
@@ -109,7 +134,7 @@ class Consequences:
                 call = self._to_look_at.pop()
                 session = self.homes.get(call)
                 if session is not None and _is_unwanted(session, call):
-                    effects = session.graph.cancel(call.call_id, "nobody waits for it any more")
+                    effects = session.graph.cancel(call.call_id, UNWANTED)
                     self.apply(session, effects, now_s)
         finally:
             self._cancelling = False
@@ -121,13 +146,17 @@ class Consequences:
         session.account(-call.held_bytes)
         session.hold(-call.forget_text())
         self._gathering.drop(call)
+        self.holds.drop(call)
 
-    def lose(self, calls: Sequence[HeldCall]) -> None:
-        """Forget calls that ended with their session."""
+    def lose(self, calls: Sequence[HeldCall], getters: Sequence[Getter]) -> None:
+        """Forget calls and getters that ended with their session."""
         for call in calls:
             del self.homes[call]
             call.forget_text()
             self._gathering.drop(call)
+            self.holds.drop(call)
+        for getter in getters:
+            self.holds.drop(getter)
 
     def _answer_getters(self, session: Session, effects: Effects, now_s: float) -> None:
         told: list[tuple[Getter, str | PlaitError]] = []
@@ -142,6 +171,8 @@ class Consequences:
             getters = session.getters.pop(variable, ())
             told += [(getter, variable_failed(variable, cause)) for getter in getters]
         session.touch(now_s)
+        for getter, _ in told:
+            self.holds.drop(getter)
         for getter, answer in told:
             if isinstance(answer, str):
                 getter.on_value(answer)
@@ -150,7 +181,7 @@ class Consequences:
 
     def _ready(self, session: Session, effects: Effects, now_s: float) -> list[HeldCall]:
         """The calls that may start now and do not gather. Their times count from `now_s` (docs/design/clocks.md)."""
-        calls = [session.calls[call_id] for call_id in effects.ready]
+        calls = [call for call_id in effects.ready if (call := session.calls.get(call_id)) is not None]
         for call in calls:
             call.ready_s = now_s
             if call.inputs:
@@ -178,6 +209,7 @@ def _is_unwanted(session: Session, call: HeldCall) -> bool:
     view, getters = session.graph.view, session.getters
     return not (
         call.clients
+        or call.absent
         or any(view.consumers(call.call_id))
         or any(name in getters for name in view.unset_outputs(call.call_id))
     )

@@ -8,17 +8,18 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
-from plait.backends.errors import SessionEndedError
 from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction
-from plait.gateway.programs.failure_cause import FailureCause
+from plait.gateway.programs.endings import Endings
+from plait.gateway.programs.failure_cause import CANCELLED, FailureCause
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall, Made
 from plait.gateway.programs.session import Session
-from plait.gateway.programs.session_errors import input_failed, refused
+from plait.gateway.programs.session_errors import input_failed, refused, session_closed
 from plait.gateway.programs.sessions import Sessions
 from plait.gateway.programs.variables import Variables
 from plait.gateway.timer import At
@@ -36,8 +37,10 @@ class Executor:
         self, limits: SessionsConfig, predicted_s: Prediction, at: At, on_job: Callable[[Job], None] = lambda _: None
     ) -> None:
         self.sessions = Sessions(limits)
-        self._after = Consequences(predicted_s, limits.gather_ms / 1e3, at, on_job)
+        self._after = Consequences(predicted_s, limits.gather_ms / 1e3, limits.hold_timeout_s, at, on_job)
+        self._at = at
         self.variables = Variables(self.sessions, self._after)
+        self.endings = Endings(self.sessions, self.variables, self._after)
 
     # Events of a call.
 
@@ -45,10 +48,11 @@ class Executor:
         """A call arrives. Its owner's `on_ready` is called once it is ready, possibly at once.
 
         The call may produce a variable that failed before; the earlier failure is forgotten. Raises `ConflictError` for
-        a second producer or a cycle, `LimitError` or `ValueTooLargeError` for a call beyond the tenant's limits, and
-        `FailedDependencyError` if an input has failed.
+        a second producer, a cycle or a closed session, `LimitError` or `ValueTooLargeError` for a call beyond the
+        tenant's limits, and `FailedDependencyError` if an input has failed.
         """
         names = [output.variable for output in call.outputs]
+        self._check_open(session)
         self.sessions.check_call(session, call, names)
         session.forget_failed(call.inputs, names)
         try:
@@ -66,6 +70,8 @@ class Executor:
         self._after.homes[call] = session
         session.account(call.held_bytes)
         self._after.apply(session, effects, now_s)
+        if call in self._after.homes:
+            self._after.holds.add(session, call, now_s)
 
     def entering(self, session: Session, now_s: float) -> AbstractContextManager[None]:
         """More of one program enters the session in the block. Calls that become ready in it run after it."""
@@ -75,7 +81,8 @@ class Executor:
         """A ready call is sent to an engine."""
         session = self._after.homes.get(call)
         if session is not None:
-            self._after.apply(session, session.graph.start(call.call_id), now_s)
+            session.graph.start(call.call_id)  # it has no effects on others
+            session.touch(now_s)
 
     def generated(self, call: HeldCall, text: str) -> None:
         """More text of the call's current output. Streaming getters receive it, unless the output has a transform.
@@ -138,41 +145,36 @@ class Executor:
             self._after.drop(call)
             self._after.apply(session, effects, now_s)
 
-    def leave(self, call: HeldCall, now_s: float) -> None:
-        """One of a call's clients has gone. Cancel the call if nobody else waits for it."""
-        call.clients -= 1
-        self._after.cancel_unwanted([call], now_s)
+    def leave(self, calls: Sequence[HeldCall], now_s: float) -> None:
+        """One client of each of these calls has gone. Calls that nobody else waits for are cancelled.
 
-    # Sessions.
-
-    def delete(self, session: Session, now_s: float) -> None:
-        """End a session for its client. Its id is refused for another time to live (`SessionEndedError`)."""
-        self.sessions.deleted.add(session.tenant.name, session.session_id, now_s, now_s + session.ttl_s)
-        self.end(session, "was deleted")
-
-    def end(self, session: Session, why: str) -> None:
-        """End a session: fail its calls and getters, and free its memory."""
-        if session.ended:
-            return
-        error = SessionEndedError(f"The session '{session.session_id}' {why}.")
-        calls, getters = self.sessions.end(session)
-        self._after.lose(calls)
+        The client of a call with outputs may come back for them during a grace period, so the call goes on for it.
+        """
+        grace_s = self.sessions.limits.gone_grace_s
+        now, later = list[HeldCall](), list[HeldCall]()
         for call in calls:
-            call.owner.on_broken(error)
-        for getter in getters:
-            getter.on_failed(error)
+            call.clients -= 1
+            (later if call.outputs and grace_s else now).append(call)
+        self._after.cancel_unwanted(now, now_s)
+        for call in later:
+            call.absent += 1
+        if later:
+            self._at(now_s + grace_s, partial(self._after.forget_absent, later))
 
-    def expire(self, now_s: float) -> int:
-        """End the sessions past their time to live; returns how many. Called periodically."""
-        expired = self.sessions.idle(now_s)
-        for session in expired:
-            self.end(session, "has expired")
-        return len(expired)
+    def cancel(self, call: HeldCall, now_s: float) -> None:
+        """A client wants a call no more. The call and those that need its outputs fail."""
+        session = self._after.homes.get(call)
+        if session is not None:
+            self._after.apply(session, session.graph.cancel(call.call_id, CANCELLED), now_s)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
         self.sessions.check()
         assert self._after.homes == {call: session for session in self.sessions for call in session.calls.values()}
+
+    def _check_open(self, session: Session) -> None:
+        if session.closed:
+            raise session_closed(session.session_id)
 
     def _show(self, call: HeldCall) -> None:
         """Show the text to the streaming getters of the current output, unless the output has a transform."""

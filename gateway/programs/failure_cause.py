@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
@@ -24,6 +25,11 @@ class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return self.message if self.call is None else f"{self.call}: {self.message}"
+
+
+CANCELLED: Final = FailureCause(message="a client cancelled it", transient=True)
+UNWANTED: Final = FailureCause(message="nobody waits for it any more", transient=True)
+"""Why a call was cancelled. It may succeed when it is sent again."""
 
 
 def chain_text(causes: Iterable[FailureCause]) -> str:

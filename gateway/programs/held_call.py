@@ -68,8 +68,9 @@ class HeldCall:
 
     `prompt_tokens` (without the inputs) is a guess and `output_tokens` is the output limit (None: no limit); they are
     used for `predicted_s`. `held_bytes` is the memory that the call holds. `fingerprint` is equal for a request and its
-    repetition; None if the request may not be repeated. `clients` counts the clients that wait for the call. `text` is
-    the current output's text so far. It is given up if it cannot become a value, because of `text_problem`.
+    repetition; None if the request may not be repeated. `clients` counts the clients that wait for the call, `absent`
+    those that have gone and may come back. With `is_answered` they get its answer, otherwise only its outputs. `text`
+    is the current output's text so far. It is given up if it cannot become a value, because of `text_problem`.
     """
 
     call_id: str
@@ -84,6 +85,8 @@ class HeldCall:
     held_bytes: int = 0
     fingerprint: bytes | None = None
     clients: int = 1
+    absent: int = 0
+    is_answered: bool = False
     arrived_s: float = 0.0
     ready_s: float | None = None
     predicted_s: float = 0.0
@@ -95,6 +98,11 @@ class HeldCall:
     def output(self) -> Output | None:
         """The output that it produces now or next; None after the last."""
         return self.outputs[self.produced] if self.produced < len(self.outputs) else None
+
+    @property
+    def has_reader(self) -> bool:
+        """Whether a client is there that reads the answer, and not only the outputs."""
+        return self.is_answered and self.clients > 0
 
     def forget_text(self) -> int:
         """Forget the current output's text; returns its bytes. Getters that stream it may still read it."""

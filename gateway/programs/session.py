@@ -43,8 +43,9 @@ class Session:
     """
 
     __slots__ = (
-        "_answer_bytes", "_variables", "_waiting_calls", "calls", "created_s", "deductions", "due_s", "ended",
-        "getters", "graph", "held_bytes", "made", "outputs", "session_id", "tenant", "touched_s", "ttl_s", "values",
+        "_answer_bytes", "_variables", "_waiting_calls", "calls", "closed", "created_s", "deductions", "due_s", "ended",
+        "getters", "graph", "held_bytes", "made", "outputs", "session_id", "tenant", "touched_s", "ttl_s",
+        "values",
     )  # fmt: skip
 
     def __init__(self, tenant: Tenant, session_id: str, ttl_s: float, now_s: float) -> None:
@@ -53,6 +54,7 @@ class Session:
         self.ttl_s = ttl_s
         self.created_s = self.touched_s = now_s
         self.due_s = float("inf")  # when to check next whether the session has expired
+        self.closed = False  # it takes no more calls and values
         self.ended = False
         self.calls: dict[str, HeldCall] = {}
         self.graph = RequestGraph()
@@ -74,8 +76,10 @@ class Session:
 
     @property
     def active(self) -> bool:
-        """Whether a call is ready or running, or a getter waits. An active session does not expire."""
-        return bool(self.getters or self.graph.view.ready_calls or self.graph.view.running_calls)
+        """Whether a call is ready or running, or somebody waits. An active session does not expire."""
+        if self.getters or self.graph.view.ready_calls or self.graph.view.running_calls:
+            return True
+        return any(call.has_reader for call in self.calls.values())
 
     @property
     def is_idle(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from itertools import islice
 
 import msgspec
@@ -45,7 +46,10 @@ def input_failed(cause: Cause) -> FailedDependencyError:
     """The error of a call that cannot run because an input failed."""
     causes = failure_causes(cause)
     return FailedDependencyError(
-        f"This call cannot run: {chain_text(causes)}.", causes, code="input_failed", transient=causes[-1].transient
+        f"This call cannot run: {chain_text(causes)}.",
+        causes,
+        code="input_failed",
+        transient=causes[-1].transient,
     )
 
 
@@ -53,7 +57,10 @@ def cancelled(call_id: str, cause: Cause) -> FailedDependencyError:
     """The error of a call that was cancelled itself, not because an input failed."""
     causes = failure_causes(cause)
     return FailedDependencyError(
-        f"The call {call_id} was cancelled: {chain_text(causes)}.", causes, code="cancelled", transient=True
+        f"The call {call_id} was cancelled: {chain_text(causes)}.",
+        causes,
+        code="cancelled",
+        transient=causes[-1].transient,
     )
 
 
@@ -79,12 +86,34 @@ def refused(error: GraphError) -> PlaitError:
     """The error for a request that contradicts the graph."""
     match error:
         case DoubleProducerError():
-            message = f"The variable '{error.variable}' already has a producer, {error.first}; use another name."
+            message = (
+                f"The variable '{error.variable}' already has a producer, {error.first}; use another name. "
+                f"In a loop, number the names: '{error.variable}_2', '{error.variable}_3' and so on."
+            )
             return ConflictError(message, code="double_producer", param="plait-output")
         case CycleError():
             message = f"The call would wait for its own output: {' -> '.join(error.path)}."
             return ConflictError(message, code="cycle", param="plait-inputs")
     return ConflictError(f"{error}.", code="conflict")
+
+
+def nobody_produces(variable: str, known: Iterable[str]) -> FailedDependencyError:
+    """The error for who waits for a variable without a producer. `known` are the session's variables."""
+    names = [name for name in known if name != variable]
+    nearest = get_close_matches(variable, names, n=3)
+    hint = f"the nearest names are {', '.join(map(repr, nearest))}" if nearest else "no name in the session is like it"
+    message = f"nobody produces '{variable}': it is no call's output, and no client has set it; {hint}."
+    causes = [FailureCause(variable=variable, message=message.rstrip("."))]
+    return FailedDependencyError(f"{message[0].upper()}{message[1:]}", causes, code="nobody_produces")
+
+
+def session_closed(session_id: str) -> ConflictError:
+    """The error for a call or value that comes after its session was closed."""
+    return ConflictError(
+        f"The session '{session_id}' was closed: it takes no more calls and values. Use another one.",
+        code="session_closed",
+        param="session_id",
+    )
 
 
 def too_many(what: str, limit: int, code: str) -> PlaitError:

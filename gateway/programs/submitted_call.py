@@ -59,11 +59,6 @@ class SubmittedCall(ChainedCall):
             generated = await self.generate(replace(delivery, continues_on=engine_id), _nobody)
             engine_id, texts[step.name], values[step.output.variable] = generated
 
-    @property
-    def has_reader(self) -> bool:
-        """False: clients get the outputs."""
-        return False
-
     def take_back(self) -> bool:
         """Always True: only streaming getters have seen text, and they get an error if the new text differs."""
         return True

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from plait.gateway.programs.consequences import Consequences
+from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.session import Session
-from plait.gateway.programs.session_errors import refused, variable_failed
+from plait.gateway.programs.session_errors import refused, session_closed, variable_failed
 from plait.gateway.programs.sessions import Sessions
+from plait.policy.programs.request_graph import CLIENT
 from plait.policy.programs.request_graph_state import GraphError
 
 
@@ -21,17 +23,19 @@ class Variables:
     @property
     def set_so_far(self) -> int:
         """How many variables have got a value."""
-        return self._after.variables_set
+        return self._after.variables["set"]
 
     @property
     def failed_so_far(self) -> int:
         """How many variables have failed."""
-        return self._after.variables_failed
+        return self._after.variables["failed"]
 
     def set_value(self, session: Session, variable: str, value: str, now_s: float) -> None:
         """Set a variable's value for a client. Raises `ConflictError` if it has a producer, `LimitError` or
         `ValueTooLargeError` beyond the tenant's limits.
         """
+        if session.closed:
+            raise session_closed(session.session_id)
         size_bytes = utf8_bytes(value)
         new = variable not in session.outputs and session.graph.view.variable_state(variable) is None
         problem = self._sessions.check_size(session, size_bytes, size_bytes)
@@ -48,6 +52,24 @@ class Variables:
         session.account(size_bytes)
         self._after.apply(session, effects, now_s)
 
+    def set_failed(
+        self, session: Session, variable: str, what: FailureCause, now_s: float, where: str = CLIENT
+    ) -> None:
+        """Fail a variable, for `where`: a client that could not compute it, or a call that was refused.
+
+        It may be produced again. Raises `ConflictError` if it has a producer, `LimitError` beyond the tenant's limits.
+        """
+        new = variable not in session.outputs and session.graph.view.variable_state(variable) is None
+        problem = self._sessions.make_room(session, variables=int(new))
+        if problem is not None:
+            raise problem
+        session.forget_failed((), [variable])
+        try:
+            effects = session.graph.refuse(where, [variable], what)
+        except GraphError as error:
+            raise refused(error) from error
+        self._after.apply(session, effects, now_s)
+
     def get(self, session: Session, getter: Getter, now_s: float) -> None:
         """Add a getter. If the variable is set or failed, the getter is answered at once. It may be unknown so far."""
         session.touch(now_s)
@@ -60,6 +82,7 @@ class Variables:
             getter.on_failed(variable_failed(variable, cause))
             return
         session.getters.setdefault(variable, []).append(getter)
+        self._after.holds.add(session, getter, now_s)
         session.touch(now_s)
         if getter.mark is not None:
             self._after.marked(session, session.deductions.get(variable, getter.mark), now_s)
@@ -75,6 +98,7 @@ class Variables:
         if getter not in getters:
             return
         getters.remove(getter)
+        self._after.holds.drop(getter)
         if not getters:
             del session.getters[getter.variable]
             session.touch(now_s)

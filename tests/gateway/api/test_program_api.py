@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from plait.policy.types import Objective, Slo
-from tests.gateway.programs.chained_gateway import Exchange, Served, served_calls
+from tests.gateway.programs.chained_gateway import Exchange, Served, served_calls, settle
 
 PATH = "/v1/programs"
 
@@ -132,6 +133,19 @@ async def test_a_program_that_is_sent_again_runs_once(served: Served) -> None:
     await served.engine.answer("1 A ", "y")
     assert served.engine.delivered == ["1 A "]
     assert both[0].json == both[1].json
+
+
+async def test_who_sends_a_program_again_is_a_client_of_its_calls() -> None:
+    calls = [call("A {{a}}", "a"), call("B {{b}}", "b")]
+    async with served_calls(gone_grace_s=0.02) as served:
+        clients = [await run(served, *calls, gets={"a": None}) for _ in range(2)]
+        await clients[0].leave()
+        await asyncio.sleep(0.05)
+        assert list(served.engine.running) == ["A ", "B "]
+        await clients[1].leave()
+        await asyncio.sleep(0.05)
+        await settle()
+        assert served.engine.running == {}
 
 
 async def test_a_program_may_take_and_get_what_others_produce_later(served: Served) -> None:

@@ -65,7 +65,7 @@ class Core:
     """An executor whose calls take `SECONDS_PER_TOKEN` a prompt token; they gather if `limits` say so."""
 
     def __init__(self, **limits: Any) -> None:
-        config = SessionsConfig(**{"gather_ms": 0, **limits})
+        config = SessionsConfig(**{"gather_ms": 0, "gone_grace_s": 0, **limits})
         self._events: list[tuple[float, Event]] = []
         self.executor = Executor(config, lambda _model, prompt, _output: prompt * SECONDS_PER_TOKEN, self._at)
 

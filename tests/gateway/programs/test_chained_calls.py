@@ -72,6 +72,16 @@ async def test_what_engines_do_not_stream_comes_whole(served: Served) -> None:
     assert (first.text, (await served.get("code")).json["value"]) == ("x", "x")
 
 
+async def test_an_output_whose_client_leaves_frees_what_is_assembled() -> None:
+    async with served_calls(gone_grace_s=0) as served:
+        first = await served.chat("Write", output="code")
+        await served.engine.begin("Write", "x =")
+        (tenant,) = served.executor.sessions.tenants.values()
+        assert tenant.held_bytes > 0
+        await first.leave()
+        assert (served.engine.running, tenant.held_bytes) == ({}, 0)
+
+
 async def test_a_held_stream_shows_that_it_lives() -> None:
     async with served_calls(keep_alive_s=0.001) as served:
         held = await served.chat("Test {{code}}", inputs="code", stream=True)
@@ -213,7 +223,7 @@ async def test_a_session_that_is_deleted_ends_what_runs_and_waits(served: Served
     ):
         assert (await late).refusal == (410, "session_ended")
     assert (await served.send("/v1/sessions", {"session_id": "s"}, key="two")).status == 200
-    served.executor.expire(loop_time_s() + 3600.0)
+    served.executor.endings.expire(loop_time_s() + 3600.0)
     assert (await served.send("/v1/sessions", {"session_id": "s"})).status == 200
 
 
@@ -235,17 +245,19 @@ async def test_an_error_that_nobody_foresaw_still_ends_the_call(
 # Left.
 
 
-async def test_a_client_that_leaves_a_held_call_cancels_it(served: Served) -> None:
-    held = await served.chat("Test {{code}}", inputs="code", output="test")
-    await held.leave()
-    await served.value("code", "x")
-    assert (served.engine.delivered, held.messages) == ([], [])
+async def test_a_client_that_leaves_a_held_call_cancels_it() -> None:
+    async with served_calls(gone_grace_s=0) as served:
+        held = await served.chat("Test {{code}}", inputs="code", output="test")
+        await held.leave()
+        await served.value("code", "x")
+        assert (served.engine.delivered, held.messages) == ([], [])
 
 
-async def test_a_client_that_leaves_a_running_call_cancels_it(served: Served) -> None:
-    running = await served.chat("Write", output="code")
-    await running.leave()
-    assert (served.engine.running, running.messages) == ({}, [])
+async def test_a_client_that_leaves_a_running_call_cancels_it() -> None:
+    async with served_calls(gone_grace_s=0) as served:
+        running = await served.chat("Write", output="code")
+        await running.leave()
+        assert (served.engine.running, running.messages) == ({}, [])
 
 
 async def test_a_call_that_others_wait_for_goes_on_without_its_client(served: Served) -> None:
@@ -257,15 +269,16 @@ async def test_a_call_that_others_wait_for_goes_on_without_its_client(served: Se
     assert (first.messages, second.text) == ([], "fine")
 
 
-async def test_when_the_last_who_waits_leaves_all_of_the_chain_ends(served: Served) -> None:
-    first = await served.chat("Write", output="code")
-    second = await served.chat("Test {{code}}", inputs="code", output="test")
-    waiting = await served.get("test")
-    for exchange in (first, second):
-        await exchange.leave()
-    assert list(served.engine.running) == ["Write"]
-    await waiting.leave()
-    assert served.engine.running == {}
+async def test_when_the_last_who_waits_leaves_all_of_the_chain_ends() -> None:
+    async with served_calls(gone_grace_s=0) as served:
+        first = await served.chat("Write", output="code")
+        second = await served.chat("Test {{code}}", inputs="code", output="test")
+        waiting = await served.get("test")
+        for exchange in (first, second):
+            await exchange.leave()
+        assert list(served.engine.running) == ["Write"]
+        await waiting.leave()
+        assert served.engine.running == {}
 
 
 async def test_of_two_clients_of_one_call_one_may_leave(served: Served) -> None:

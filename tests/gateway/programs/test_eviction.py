@@ -70,12 +70,12 @@ class Oracle:
         elif what in {"leave", "release"} and used is not None and (used.calls if what == "leave" else used.gets):
             self.sessions[name] = self.sessions.pop(name)
             if what == "leave":
-                executor.leave(used.calls.pop(), self.now_s)
+                executor.leave([used.calls.pop()], self.now_s)
             else:
                 session = executor.sessions.tenants["t"].sessions[name]
                 executor.variables.release(session, used.gets.pop().getter, self.now_s)
         elif what == "delete" and used is not None:
-            executor.delete(executor.sessions.tenants["t"].sessions[name], self.now_s)
+            executor.endings.delete(executor.sessions.tenants["t"].sessions[name], self.now_s)
             self.deleted = [*self.deleted, name][-LIMIT:]
             del self.sessions[name]
 

@@ -187,7 +187,7 @@ def test_the_middle_of_a_long_chain_of_causes_is_left_out(core: Core) -> None:
 
 def test_a_call_whose_client_goes_is_cancelled(core: Core) -> None:
     call = core.add("A", "a", ["b"])
-    core.executor.leave(call, 1.0)
+    core.executor.leave([call], 1.0)
     assert error(call).code == "cancelled"
     core.executor.check()
 
@@ -195,7 +195,7 @@ def test_a_call_whose_client_goes_is_cancelled(core: Core) -> None:
 def test_a_call_that_another_waits_for_goes_on_without_its_client(core: Core) -> None:
     call = core.add("A", outputs=["a"])
     consumer = core.add("B", "a")
-    core.executor.leave(call, 1.0)
+    core.executor.leave([call], 1.0)
     core.run(call, "text")
     assert ready(consumer).values == {"a": "text"}
 
@@ -203,7 +203,7 @@ def test_a_call_that_another_waits_for_goes_on_without_its_client(core: Core) ->
 def test_a_call_that_a_get_waits_for_goes_on_until_that_is_given_up(core: Core) -> None:
     waiting = core.get("a")
     call = core.add("A", outputs=["a"])
-    core.executor.leave(call, 1.0)
+    core.executor.leave([call], 1.0)
     assert owner(call).error is None
     core.executor.variables.release(core.session(), waiting.getter, 2.0)
     assert error(call).code == "cancelled"
@@ -214,9 +214,9 @@ def test_what_only_a_cancelled_call_waited_for_is_cancelled_too(core: Core) -> N
     second = core.add("B", "a", ["b"])
     third, other = core.add("C", "b"), core.add("D", outputs=["d"])
     for call in (first, second):
-        core.executor.leave(call, 1.0)
+        core.executor.leave([call], 1.0)
         assert owner(call).error is None
-    core.executor.leave(third, 2.0)
+    core.executor.leave([third], 2.0)
     assert {error(call).code for call in (first, second, third)} == {"cancelled"}
     assert owner(other).error is None
     core.executor.check()
@@ -226,7 +226,7 @@ def test_a_long_chain_is_cancelled_as_a_short_one_is(core: Core) -> None:
     core.add("C0", outputs=["v0"])
     calls = [core.add(f"C{n}", f"v{n - 1}", [f"v{n}"]) for n in range(1, 3_000)]
     for call in calls:
-        core.executor.leave(call, 1.0)
+        core.executor.leave([call], 1.0)
     assert {error(call).code for call in calls} == {"cancelled"}
     assert list(core.session().calls) == ["C0"], "its client is there"
 
@@ -234,7 +234,7 @@ def test_a_long_chain_is_cancelled_as_a_short_one_is(core: Core) -> None:
 def test_what_only_a_failed_call_waited_for_is_cancelled_too(core: Core) -> None:
     left, right = core.add("L", outputs=["l"]), core.add("R", outputs=["r"])
     both = core.add("B", "l r")
-    core.executor.leave(left, 1.0)
+    core.executor.leave([left], 1.0)
     core.executor.fail(right, "no", 2.0)
     assert (error(both).code, error(left).code) == ("input_failed", "cancelled")
 
@@ -242,9 +242,9 @@ def test_what_only_a_failed_call_waited_for_is_cancelled_too(core: Core) -> None
 def test_a_call_with_two_clients_ends_with_the_second(core: Core) -> None:
     call = core.add("A", outputs=["a"])
     call.clients += 1
-    core.executor.leave(call, 1.0)
+    core.executor.leave([call], 1.0)
     assert owner(call).error is None
-    core.executor.leave(call, 2.0)
+    core.executor.leave([call], 2.0)
     assert error(call).code == "cancelled"
 
 
@@ -267,7 +267,7 @@ def test_what_happens_to_a_call_that_has_ended_changes_nothing(core: Core) -> No
     core.executor.start(call, 1.0)
     core.executor.fail(call, "too late", 1.0)
     core.executor.finish(call, 1.0)
-    core.executor.leave(call, 1.0)
+    core.executor.leave([call], 1.0)
     assert (core.get("a").told, owner(call).error) == (["text"], None)
     core.executor.check()
 
@@ -295,7 +295,7 @@ def test_an_owner_may_call_back(core: Core) -> None:
 def test_of_two_that_become_ready_the_first_may_end_the_session(core: Core) -> None:
     class Ending(Owner):
         def on_ready(self, _ready: ReadyCall) -> None:
-            core.executor.end(session, "was deleted")
+            core.executor.endings.end(session, "was deleted")
 
     session = core.session()
     first = HeldCall("A", ("v",), (), Ending())

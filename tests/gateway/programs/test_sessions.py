@@ -29,12 +29,12 @@ def test_a_session_that_ends_tells_everybody_and_holds_nothing(core: Core) -> No
     running = core.add("B", outputs=["b"])
     core.executor.start(running, 0.0)
     waiting = core.get("a")
-    core.executor.end(session, "was deleted")
+    core.executor.endings.end(session, "was deleted")
     assert {type(error(one)) for one in (call, running)} == {type(waiting.told[0])} == {SessionEndedError}
     core.executor.produce(running, "late", 1.0)
     core.executor.fail(running, "late", 1.0)
     assert (len(core.executor.sessions), core.executor.sessions.tenants) == (0, {})
-    core.executor.end(session, "was deleted")
+    core.executor.endings.end(session, "was deleted")
     core.executor.check()
 
 
@@ -44,11 +44,11 @@ def test_an_idle_session_expires_and_an_active_one_does_not() -> None:
     core.add("A", outputs=["a"], session=running)
     stuck = core.add("B", "never", session=core.session("stuck"))
     core.session("used", now_s=5.0)
-    assert core.executor.expire(9.0) == 0
-    assert core.executor.expire(10.0) == 2
+    assert core.executor.endings.expire(9.0) == 0
+    assert core.executor.endings.expire(10.0) == 2
     assert (idle.ended, used.ended, running.ended) == (True, False, False)
     assert "has expired" in error(stuck).message
-    assert core.executor.expire(15.0) == 1
+    assert core.executor.endings.expire(15.0) == 1
     assert [session.session_id for session in core.executor.sessions] == ["running"]
     core.executor.check()
 
@@ -57,17 +57,17 @@ def test_a_session_may_have_a_time_to_live_of_its_own() -> None:
     core = Core(ttl_s=10.0)
     sessions = core.executor.sessions
     session = sessions.open("t", "s", 0.0, 100.0)
-    assert (core.executor.expire(50.0), session.expires_s) == (0, 100.0)
+    assert (core.executor.endings.expire(50.0), session.expires_s) == (0, 100.0)
     for now_s in range(50, 60):
         sessions.open("t", "s", float(now_s), 30.0 if now_s % 2 else 20.0)
-    assert (core.executor.expire(88.0), core.executor.expire(89.0)) == (0, 1)
+    assert (core.executor.endings.expire(88.0), core.executor.endings.expire(89.0)) == (0, 1)
     core.executor.check()
 
 
 def test_many_short_sessions_leave_nothing_behind() -> None:
     core = Core()
     for number in range(500):
-        core.executor.end(core.session(f"s{number}"), "was deleted")
+        core.executor.endings.end(core.session(f"s{number}"), "was deleted")
     core.executor.check()
     assert len(core.executor.sessions._due) <= 65
 
@@ -80,7 +80,7 @@ def test_a_session_that_ends_is_freed_without_the_garbage_collector() -> None:
         for number in range(100):
             session = core.session(f"s{number}")
             core.executor.variables.set_value(session, "x", "1", 0.0)
-            core.executor.end(session, "was deleted")
+            core.executor.endings.end(session, "was deleted")
         del session
         assert gc.collect() == 0
     finally:
@@ -108,7 +108,7 @@ def test_limits_are_each_tenants_and_name_themselves() -> None:
         core.executor.variables.set_value(session, "w", "1", 0.0)
     with pytest.raises(ValueTooLargeError):
         core.add("D", held_bytes=16)
-    core.executor.leave(waiting, 1.0)
+    core.executor.leave([waiting], 1.0)
     core.add("B", "y")
     core.executor.check()
 
@@ -142,7 +142,7 @@ def test_the_least_recently_touched_idle_session_makes_room() -> None:
     core.executor.variables.get(core.session("fifth", now_s=6.0), Waiting("y").getter, 6.0)
     with pytest.raises(LimitError):
         core.session("sixth", now_s=7.0)
-    core.executor.leave(held, 8.0)
+    core.executor.leave([held], 8.0)
     core.session("sixth", now_s=8.0)
     assert [session.session_id for session in sessions] == ["old", "fifth", "sixth"]
     assert (sessions.evicted, busy.ended) == ({"sessions": 3}, True)
@@ -169,7 +169,7 @@ def test_an_evicted_session_begins_anew_and_its_bytes_and_variables_are_free() -
 def test_a_deleted_session_is_refused_for_its_time_to_live() -> None:
     core = Core(ttl_s=10.0, max_sessions=2)
     for number in range(3):
-        core.executor.delete(core.session(f"s{number}", now_s=float(number)), float(number))
+        core.executor.endings.delete(core.session(f"s{number}", now_s=float(number)), float(number))
     sessions = core.executor.sessions
     assert len(sessions.deleted) == 2
     core.session("s0", now_s=3.0)
@@ -178,7 +178,7 @@ def test_a_deleted_session_is_refused_for_its_time_to_live() -> None:
             use("t", "s2", 11.9)
     assert sessions.label("t", "s2", 12.0) is None
     core.session("s2", now_s=12.0)
-    core.executor.expire(12.0)
+    core.executor.endings.expire(12.0)
     assert len(sessions.deleted) == 0
     core.executor.check()
 

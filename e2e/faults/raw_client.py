@@ -83,7 +83,11 @@ class Client:
                 connection, is_used = await self._connection()
             except OSError as error:
                 return Answer(began_s, ended_s=time.monotonic(), broken=f"no connection: {error}")
-            answer = await connection.exchange(data, began_s, self._timeout_s)
+            try:
+                answer = await connection.exchange(data, began_s, self._timeout_s)
+            except asyncio.CancelledError:
+                connection.transport.abort()
+                raise
             if connection.is_reusable:
                 self._idle.append(connection)
             else:

@@ -23,7 +23,7 @@ from plait.backends.errors import PlaitError
 from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.getter import Getter
-from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
+from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Session
 from plait.policy.types import Slo
 
@@ -86,6 +86,9 @@ class Owner:
     def on_ready(self, _ready: ReadyCall) -> None:
         """The call may be started."""
         self.ready.append(self.call_id)
+
+    def on_refined(self, _promise: Promise) -> None:
+        """No engine is told."""
 
     def on_broken(self, error: PlaitError) -> None:
         """Nothing fails here."""

@@ -13,7 +13,7 @@ from plait.gateway.config import SessionsConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.getter import Getter
-from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
+from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.program import Program
 from plait.gateway.programs.program_entry import enter
 from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
@@ -206,6 +206,9 @@ class _Owner:
         self._executor.start(self.held, ready.ready_s)
         promised = Promised(ready.slo, ready.objective, ready.group)
         self._clients.send(self._call, values, self._job, self._ended, promised)
+
+    def on_refined(self, promise: Promise) -> None:
+        """No effect: the simulated engines keep the objectives that a call was sent with."""
 
     def on_broken(self, error: PlaitError) -> None:
         """Nothing here fails."""

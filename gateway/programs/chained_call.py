@@ -19,9 +19,10 @@ from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.answer_bytes import AnswerBytes
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.failure_cause import FailureCause
-from plait.gateway.programs.held_call import HeldCall, ReadyCall
+from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.session import Session
+from plait.gateway.programs.standing_promise import StandingPromise
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import TransformError
 
@@ -63,6 +64,7 @@ class ChainedCall(ABC):
         self.runner = runner
         self.session = session
         self.call: HeldCall
+        self.promise = StandingPromise(runner.relay)
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
         self._was_cut = False
@@ -81,11 +83,16 @@ class ChainedCall(ABC):
 
     def on_ready(self, ready: ReadyCall) -> None:
         """Start the call's task: its inputs have values."""
+        self.promise.set(ready.promise)
         if self.call.inputs:
             self.runner.metrics.held(ready.ready_s - self.call.arrived_s)
         self._task = asyncio.create_task(self._run(ready), name=f"call-{self.call.call_id}")
         self.runner.tasks.add(self._task)
         self._task.add_done_callback(self.runner.tasks.discard)
+
+    def on_refined(self, promise: Promise) -> None:
+        """The objectives have changed."""
+        self.promise.set(promise)
 
     def on_broken(self, error: PlaitError) -> None:
         """The call ended for a reason outside it: an input failed, it was cancelled, or its session ended."""
@@ -119,28 +126,29 @@ class ChainedCall(ABC):
         on another engine if there is one. It is started at most `max_attempts` times, and not again once a client has
         seen a part of its answer. Raises `BrokenCallError` or `PlaitError`.
         """
-        attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Outcome]()
-        while True:
-            try:
-                outcome = await self._attempt(delivery, send, failed)
-            except NoEngineError as error:
-                if failed:
-                    raise _broken(failed[-1]) from error
-                raise
-            if outcome.problem is None:
-                return outcome.engine_id
-            failed.append(outcome)
-            broke_off = isinstance(outcome.problem, EngineError) and outcome.is_told
-            if not broke_off or len(failed) == attempts or not self.take_back():
-                raise _broken(outcome)
-            self.runner.executor.begin_anew(self.call)
-            self.runner.metrics.tried_again(delivery.call.model, outcome.engine_id)
+        with self.promise.delivering(delivery):
+            attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Outcome]()
+            while True:
+                try:
+                    outcome = await self._attempt(send, failed)
+                except NoEngineError as error:
+                    if failed:
+                        raise _broken(failed[-1]) from error
+                    raise
+                if outcome.problem is None:
+                    return outcome.engine_id
+                failed.append(outcome)
+                broke_off = isinstance(outcome.problem, EngineError) and outcome.is_told
+                if not broke_off or len(failed) == attempts or not self.take_back():
+                    raise _broken(outcome)
+                self.runner.executor.begin_anew(self.call)
+                self.runner.metrics.tried_again(delivery.call.model, outcome.engine_id)
 
-    async def _attempt(self, delivery: Delivery, send: Send, failed: Sequence[Outcome]) -> Outcome:
+    async def _attempt(self, send: Send, failed: Sequence[Outcome]) -> Outcome:
         text = TextTap(self._on_text) if self.call.outputs else None
         avoids = frozenset(outcome.engine_id for outcome in failed)
         held = AnswerBytes(self.runner.executor.sessions, self.session)
-        outcome = await self.runner.relay.run(replace(delivery, text=text, held=held, avoids=avoids), send)
+        outcome = await self.runner.relay.run(replace(self.promise.delivery, text=text, held=held, avoids=avoids), send)
         self._was_cut = text is not None and text.was_cut
         return outcome
 

@@ -39,7 +39,6 @@ from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
 from plait.policy.programs.request_graph_state import VariableState
-from plait.policy.types import Slo
 
 EXPIRE_INTERVAL_S = 1.0
 
@@ -71,7 +70,7 @@ class AnsweredCall(ChainedCall):
         streamed = as_stream(body, request) if call.outputs and not request.stream else None
         body, request = streamed or (body, request)
         incoming = replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
-        promised = msgspec.structs.replace(asked.annotations, slo=ready.slo or Slo(), objective=ready.objective)
+        promised = self.promise.annotated(asked.annotations, ready.ready_s)
         delivery = await runner.reader.read(incoming, request, promised, ready.group)
         runner.executor.start(call, loop_time_s())
         if not call.outputs:

@@ -14,7 +14,7 @@ from plait.gateway.programs.gathering import Gathering
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.holds import Holds
-from plait.gateway.programs.promises import promised
+from plait.gateway.programs.promises import begun, promised
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import cancelled, input_failed, variable_failed
 from plait.gateway.timer import At
@@ -69,13 +69,15 @@ class Consequences:
         """Bring the session up to date with the graph, then notify getters and call owners."""
         changed, ended = self._update(session, effects)
         session.account()
-        calls = [*self._gathering.joined(session, changed), *self._ready(session, effects, now_s)]
-        ready = self._promised(session, calls, now_s)
+        calls = self._gathering.joined(session, changed)
+        if effects.added is not None:  # an end says nothing new of what runs
+            calls += begun(session, changed)
+        promises = self._promised(session, [*calls, *self._ready(session, effects, now_s)], now_s)
         self._answer_getters(session, effects, now_s)
         for call, cause in ended:
             if cause is not None:
                 call.owner.on_broken(_broken(call, cause))
-        self._tell_ready(ready)
+        self._tell(promises, now_s)
         if effects.ended:
             cut = [link.producer for link in effects.cut]
             self.cancel_unwanted([session.calls[call_id] for call_id in cut if call_id in session.calls], now_s)
@@ -100,22 +102,23 @@ class Consequences:
     def entering(self, session: Session, now_s: float) -> Iterator[None]:
         """More of one program enters the session in the block. Calls that become ready in it run after it.
 
-        They run with what is deduced from the whole program, so they need not gather.
+        They run with what is deduced from the whole program, so they need not gather. Running calls are refined then.
         """
         self._entering[session] = []
         try:
             yield
         finally:
-            ready = self._entering.pop(session)
-            self.run(session, [call for call in ready if call in self.homes], now_s)
+            calls = dict.fromkeys(self._entering.pop(session))
+            self.run(session, [call for call in calls if call in self.homes], now_s)
 
     def run(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> None:
-        """Start ready calls, which have stopped gathering, with their objectives."""
-        self._tell_ready(self._promised(session, calls, now_s))
+        """Start ready calls, which have stopped gathering, with their objectives. Refine those of running calls."""
+        self._tell(self._promised(session, calls, now_s), now_s)
 
     def marked(self, session: Session, changed: Iterable[str], now_s: float) -> None:
-        """Run the gathering calls among `changed`: their objectives have now been deduced."""
-        self.run(session, self._gathering.joined(session, changed), now_s)
+        """The objectives of these calls were deduced anew: those that gather run, and running ones are refined."""
+        changed = dict.fromkeys(changed)
+        self.run(session, [*self._gathering.joined(session, changed), *begun(session, changed)], now_s)
 
     def forget_absent(self, calls: Sequence[HeldCall], now_s: float) -> None:
         """One client of each of these calls has gone and will not come back."""
@@ -199,10 +202,10 @@ class Consequences:
             session.start_clocks()
         return promised(session, calls, now_s)
 
-    def _tell_ready(self, ready: Iterable[tuple[HeldCall, ReadyCall]]) -> None:
-        for call, start in ready:
+    def _tell(self, promises: Iterable[tuple[HeldCall, ReadyCall]], now_s: float) -> None:
+        for call, ready in promises:
             if call in self.homes:
-                call.owner.on_ready(start)
+                call.tell(ready, now_s)
 
 
 def _is_unwanted(session: Session, call: HeldCall) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from plait.backends.errors import PlaitError
@@ -39,6 +39,23 @@ class Made(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Promise:
+    """What a call that may run is promised: its SLO, its objective, and the task group that it is placed with.
+
+    The SLO's times count from `since_s`: when the call was ready, or when a later get or call changed its objective.
+    """
+
+    slo: Slo | None
+    objective: Objective | None
+    group: TaskGroup | None
+    since_s: float = field(compare=False)
+
+    def slo_from(self, zero_s: float) -> Slo | None:
+        """The SLO for times that count from `zero_s`."""
+        return None if self.slo is None else self.slo.from_zero(self.since_s - zero_s)
+
+
+@dataclass(frozen=True, slots=True)
 class ReadyCall:
     """A ready call's input values and its objectives, whose times count from `ready_s` (docs/design/clocks.md).
 
@@ -51,12 +68,20 @@ class ReadyCall:
     objective: Objective | None = None
     group: TaskGroup | None = None
 
+    @property
+    def promise(self) -> Promise:
+        """The objectives."""
+        return Promise(self.slo, self.objective, self.group, self.ready_s)
+
 
 class CallOwner(Protocol):
-    """The owner runs a call. Each method is called at most once, and may call the executor."""
+    """The owner runs a call. Each method may call the executor. Only `on_refined` is called more than once."""
 
     def on_ready(self, ready: ReadyCall) -> None:
         """The call's inputs have values: it may be started."""
+
+    def on_refined(self, promise: Promise) -> None:
+        """A later get or call has changed the objectives of the call, which was ready before and has not ended."""
 
     def on_broken(self, error: PlaitError) -> None:
         """The call was ended in whatever state it was: an input failed, it was cancelled, or its session ended."""
@@ -71,6 +96,7 @@ class HeldCall:
     repetition; None if the request may not be repeated. `clients` counts the clients that wait for the call, `absent`
     those that have gone and may come back. With `is_answered` they get its answer, otherwise only its outputs. `text`
     is the current output's text so far. It is given up if it cannot become a value, because of `text_problem`.
+    `promise` is what it runs with (None: it may not run yet).
     """
 
     call_id: str
@@ -93,6 +119,7 @@ class HeldCall:
     produced: int = 0
     text: GrowingText = field(default_factory=GrowingText)
     text_problem: PlaitError | None = None
+    promise: Promise | None = None
 
     @property
     def output(self) -> Output | None:
@@ -103,6 +130,21 @@ class HeldCall:
     def has_reader(self) -> bool:
         """Whether a client is there that reads the answer, and not only the outputs."""
         return self.is_answered and self.clients > 0
+
+    def tell(self, ready: ReadyCall, now_s: float) -> None:
+        """Tell the owner that the call may run. If it was told before, tell it of changed objectives.
+
+        A changed SLO counts from now: nothing can be promised for the time before. A call stays in the group that it
+        ran with, unless it is in another now.
+        """
+        before, self.promise = self.promise, ready.promise
+        if before is None:
+            self.owner.on_ready(ready)
+            return
+        since_s = before.since_s if before.slo == ready.slo else now_s
+        self.promise = replace(ready.promise, group=ready.group or before.group, since_s=since_s)
+        if self.promise != before:
+            self.owner.on_refined(self.promise)
 
     def forget_text(self) -> int:
         """Forget the current output's text; returns its bytes. Getters that stream it may still read it."""

@@ -1,33 +1,58 @@
-"""The objectives that ready calls run with, from their annotations and deductions.
+"""The objectives that calls run with, from their annotations and deductions.
 
 See docs/design/request-graph.md and docs/design/clocks.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Sequence
 
+from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.session import Session
 from plait.policy.programs.objectives_slo import slo_of
 from plait.policy.programs.objectives_stage import Stage
-from plait.policy.types import TaskGroup
+from plait.policy.types import Slo, TaskGroup
 
 Group = tuple[TaskGroup, float]
 """A task group, and the longest predicted time of one of its calls, alone on an engine."""
 
 
 def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
-    """Each ready call with its values and objectives. Its times count from the moment at which it became ready."""
+    """Each call that is ready or runs, with its values and objectives. A share of a JCT counts from now.
+
+    All other times count from the moment at which the call became ready, or at which its objectives changed.
+    """
+    if not calls:
+        return []
     shares = _jct_shares(session, calls, now_s)
-    group_of = cache(partial(_group, session))
-    return [(call, _promised(session, call, group_of, shares.get(call.call_id))) for call in calls]
+    groups: dict[Stage, Group] = {}
+    return [(call, _promised(session, call, groups, shares.get(call.call_id))) for call in calls]
 
 
-def _promised(session: Session, call: HeldCall, group_of: Callable[[Stage], Group], share_s: float | None) -> ReadyCall:
+def begun(session: Session, changed: Iterable[str]) -> list[HeldCall]:
+    """The calls among `changed` that run already, or were told that they may."""
+    calls = [call for call_id in changed if (call := session.calls.get(call_id)) is not None]
+    return [call for call in calls if call.promise is not None]
+
+
+def timed_by(session: Session, getter: Getter) -> Iterator[str]:
+    """The calls whose times a getter states: the producer, and with a JCT all calls that the variable needs."""
+    if isinstance(getter.mark, Slo):
+        producer = session.outputs.get(getter.variable)
+        if producer is not None:
+            yield producer.call_id
+        if getter.jct_s is not None:
+            yield from session.deductions.paths.upstream(getter.variable)
+
+
+def _promised(session: Session, call: HeldCall, groups: dict[Stage, Group], share_s: float | None) -> ReadyCall:
     deduction = session.deductions.of(call.call_id)
-    group, slowest_s = (None, call.predicted_s) if deduction.group is None else group_of(deduction.group)
+    group, slowest_s = (None, call.predicted_s)
+    if deduction.group is not None:
+        if deduction.group not in groups:
+            groups[deduction.group] = _group(session, deduction.group)
+        group, slowest_s = groups[deduction.group]
     asked = session.deductions.asked(call.call_id)
     slo = slo_of(deduction, slowest_s, own=call.slo, asked=asked, share_s=share_s)
     values = {name: session.values[name] for name in call.inputs}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import msgspec
 from starlette.types import Message
 
 from plait.backends.errors import PlaitError
@@ -16,10 +15,6 @@ from plait.gateway.programs.held_call import ReadyCall
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.submission import Submission
 from plait.gateway.timer import loop_time_s
-from plait.policy.types import Slo
-
-SHORTEST_JCT_S = 0.001
-"""A step's JCT if the call's time is used up already."""
 
 
 class HeldSubmission(NamedTuple):
@@ -52,7 +47,8 @@ class SubmittedCall(ChainedCall):
                 request_id=f"{self.call.call_id}.{number}" if number else self.call.call_id,
                 arrived_s=now_s if number else ready.ready_s,
             )
-            promised = _promised(annotations, ready, len(submission.steps) - number, now_s)
+            self.promise.steps_left = len(submission.steps) - number
+            promised = self.promise.annotated(annotations, incoming.arrived_s)
             delivery = await self.runner.reader.read(incoming, request, promised, ready.group)
             if number == 0:
                 self.runner.executor.start(self.call, now_s)
@@ -65,15 +61,6 @@ class SubmittedCall(ChainedCall):
 
     def on_failed(self, error: PlaitError) -> None:
         """No effect: clients wait for the outputs, not for the call, and the outputs have failed."""
-
-
-def _promised(annotations: Annotations, ready: ReadyCall, steps_left: int, now_s: float) -> Annotations:
-    """A step's annotations: the call's TTFT and TPOT, and an equal share of the call's remaining JCT."""
-    slo = ready.slo or Slo()
-    if slo.jct_s is not None:
-        left_s = slo.jct_s - (now_s - ready.ready_s)
-        slo = replace(slo, jct_s=max(SHORTEST_JCT_S, left_s / steps_left))
-    return msgspec.structs.replace(annotations, slo=slo, objective=ready.objective)
 
 
 async def _nobody(_message: Message) -> None:

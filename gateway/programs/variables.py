@@ -6,6 +6,7 @@ from plait.gateway.programs.consequences import Consequences
 from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.growing_text import utf8_bytes
+from plait.gateway.programs.promises import timed_by
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import refused, session_closed, variable_failed
 from plait.gateway.programs.sessions import Sessions
@@ -85,7 +86,8 @@ class Variables:
         self._after.holds.add(session, getter, now_s)
         session.touch(now_s)
         if getter.mark is not None:
-            self._after.marked(session, session.deductions.get(variable, getter.mark), now_s)
+            changed = session.deductions.get(variable, getter.mark)
+            self._after.marked(session, [*changed, *timed_by(session, getter)], now_s)
         call = session.outputs.get(variable)
         if call is None or getter.on_delta is None or not call.text.characters:
             return

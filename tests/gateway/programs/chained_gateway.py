@@ -35,6 +35,7 @@ class Engine:
         self.begun: set[str] = set()
         self.places: dict[str, str] = {}
         self.up = ["e", "f"]
+        self.refined: list[Delivery] = []
 
     async def run(self, delivery: Delivery, send: Send) -> Outcome:
         if not self.up:
@@ -51,6 +52,9 @@ class Engine:
         finally:
             del self.running[text]
             self.begun.discard(text)
+
+    def refine(self, delivery: Delivery) -> None:
+        self.refined.append(delivery)
 
     async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
         await self.run(delivery, send)

@@ -11,7 +11,7 @@ from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.growing_text import GrowingText
-from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
+from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Session
 from plait.gateway.timer import Event
 from plait.gateway.transforms import parse
@@ -22,14 +22,20 @@ SECONDS_PER_TOKEN = 0.01
 
 @dataclass(eq=False)
 class Owner:
-    """Remembers how a call went: `ready`, or the error that it was broken off with."""
+    """Remembers how a call went: `ready` and what was `refined` later, or the error that it was broken off with."""
 
     ready: ReadyCall | None = None
     error: PlaitError | None = None
+    refined: list[Promise] = field(default_factory=list)
 
     def on_ready(self, ready: ReadyCall) -> None:
         assert (self.ready, self.error) == (None, None)
         self.ready = ready
+
+    def on_refined(self, promise: Promise) -> None:
+        assert self.ready is not None
+        assert self.error is None
+        self.refined.append(promise)
 
     def on_broken(self, error: PlaitError) -> None:
         assert self.error is None

@@ -1,0 +1,82 @@
+"""A call's promise on its way: each delivery of the call gets what the promise is, also if it changes meanwhile."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import msgspec
+
+from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.relay import Relay
+from plait.gateway.programs.held_call import Promise
+from plait.policy.types import Slo
+
+SHORTEST_JCT_S = 0.001
+"""A step's JCT if the call's time is used up already."""
+
+
+class StandingPromise:
+    """The promise of a call that may run. A call has a delivery for each step; one at a time is on its way.
+
+    `steps_left` counts the step that is on its way or comes next, and those after it.
+    """
+
+    def __init__(self, relay: Relay) -> None:
+        self.steps_left = 1
+        self._relay = relay
+        self._promise: Promise
+        self._delivery: Delivery | None = None
+
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery on its way."""
+        assert self._delivery is not None, "no delivery is on its way"
+        return self._delivery
+
+    def set(self, promise: Promise) -> None:
+        """The call is promised this from now on. If it is on its way, its engine is told."""
+        self._promise = promise
+        if self._delivery is not None:
+            self._delivery = self._renewed(self._delivery, self._delivery.handle)
+            self._relay.refine(self._delivery)
+
+    @contextmanager
+    def delivering(self, delivery: Delivery) -> Iterator[None]:
+        """The delivery is on its way in the block."""
+        self._delivery = self._renewed(delivery, uuid.uuid4().hex)
+        try:
+            yield
+        finally:
+            self._delivery = None
+
+    def annotated(self, annotations: Annotations, zero_s: float) -> Annotations:
+        """The client's annotations, with what a step is promised whose times count from `zero_s`."""
+        slo = self.slo_from(zero_s) or Slo()
+        return msgspec.structs.replace(annotations, slo=slo, objective=self._promise.objective)
+
+    def slo_from(self, zero_s: float) -> Slo | None:
+        """A step's SLO: the call's TTFT and TPOT, and an equal share of what is left of its JCT.
+
+        Its times count from `zero_s`. None without an SLO.
+        """
+        slo, promised_s = self._promise.slo, self._promise.since_s
+        if slo is None:
+            return None
+        since_s = max(zero_s, promised_s)
+        if slo.jct_s is not None:
+            left_s = promised_s + slo.jct_s - since_s
+            slo = replace(slo, jct_s=max(SHORTEST_JCT_S, left_s / self.steps_left))
+        return slo.from_zero(since_s - zero_s)
+
+    def _renewed(self, delivery: Delivery, handle: str | None) -> Delivery:
+        """The delivery under this handle, with what the call is promised now."""
+        call, promise = delivery.call, self._promise
+        promised = (self.slo_from(delivery.arrived_s) or Slo(), promise.objective, promise.group)
+        if promised != (call.slo, call.objective, call.group):  # a copy takes a few microseconds
+            slo, objective, group = promised
+            call = replace(call, slo=slo, objective=objective, group=group)
+        return replace(delivery, call=call, handle=handle)

@@ -32,6 +32,7 @@ from plait.gateway.programs.submitted_call import HeldSubmission
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph import CLIENT
+from plait.policy.types import Objective
 
 LONGEST_ERROR = 2_000
 """Characters of a client's own error message."""
@@ -42,6 +43,7 @@ class SessionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     session_id: SessionId | None = None
     ttl_s: TimeToLive | None = None
+    objective: Objective | None = None
 
 
 class VariableBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +106,7 @@ class SemanticApi:
         tenant, body = await self._read(request, SessionBody)
         session_id = body.session_id or f"s-{uuid.uuid4().hex}"
         session = self._executor.sessions.open(tenant, session_id, loop_time_s(), body.ttl_s)
+        self._executor.prefer(session, body.objective, loop_time_s())
         return _json(_described_session(session))
 
     async def _session(self, request: Request) -> Response:
@@ -211,6 +214,7 @@ def _described_session(session: Session) -> dict[str, Any]:
     return {
         "id": session.session_id,
         "object": "session",
+        "objective": session.objective,
         "created_at": round(unix_s + session.created_s),
         "expires_at": round(unix_s + session.expires_s),
     }

@@ -50,6 +50,7 @@ class Annotations(msgspec.Struct, frozen=True):
     output: OutputVariable | None = None
     slo: Slo = Slo()
     objective: Objective | None = None
+    session_objective: Objective | None = None
     priority: int = 0
 
 
@@ -77,6 +78,7 @@ def read_annotations(
         output=values.get("output"),
         slo=Slo(values.get("slo-ttft-ms"), values.get("slo-tpot-ms"), values.get("slo-jct-ms")),
         objective=values.get("objective"),
+        session_objective=values.get("session-objective"),
         priority=values.get("priority", 0),
     )
 
@@ -222,6 +224,7 @@ _READERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "inputs": (_inputs, f"variable names separated by commas (each {_VARIABLE_RULE})"),
     "output": (_output, f"a variable name ({_VARIABLE_RULE}), or NAME; truncated=fail; transform=TRANSFORM"),
     "objective": (_objective, "latency or throughput"),
+    "session-objective": (_objective, "latency or throughput"),
     "slo-ttft-ms": (_seconds, _MILLISECONDS),
     "slo-tpot-ms": (_seconds, _MILLISECONDS),
     "slo-jct-ms": (_seconds, _MILLISECONDS),

@@ -1,4 +1,4 @@
-"""Chained calls over HTTP: requests with `plait-inputs` or `plait-output`.
+"""Chained calls over HTTP: requests with `plait-inputs` or `plait-output`, or of a session with an objective.
 
 A request is held until its inputs have values. Then its call runs. The client gets the answer, and the answer's text
 becomes the output's value. This is the asyncio shell of `executor`. A held call has no task. Its client's request waits
@@ -123,24 +123,29 @@ class ChainedCalls:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def takes(self, incoming: Incoming, annotations: Annotations) -> bool:
-        """Whether a request is part of a program: it names variables.
+        """Whether a request is part of a program: it names variables, or its session has an objective.
 
         Otherwise a session is only a label, which keeps the session alive if there is one.
         """
-        if annotations.inputs or annotations.output:
+        if annotations.inputs or annotations.output or annotations.session_objective:
             return True
-        if annotations.session is not None:
-            self.executor.sessions.label(incoming.tenant, annotations.session, incoming.arrived_s)
-        return False
+        if annotations.session is None:
+            return False
+        session = self.executor.sessions.label(incoming.tenant, annotations.session, incoming.arrived_s)
+        return session is not None and session.objective is not None
 
     def enter(self, asked: HeldRequest) -> AnsweredCall:
         """The new call of a request, or the call that it repeats. Raises `PlaitError` for a call that is refused."""
         incoming, request, annotations = asked
         if annotations.session is None:
-            message = "'plait-inputs' and 'plait-output' name variables of a session: send 'plait-session' as well."
-            raise CallerError(message, param="plait-session")
+            raise CallerError(
+                "'plait-inputs', 'plait-output' and 'plait-session-objective' need a session: send 'plait-session' as "
+                "well.",
+                param="plait-session",
+            )
         self.runner.reader.router.models.check(request.model)
         session = self.executor.sessions.open(incoming.tenant, annotations.session, incoming.arrived_s)
+        self.executor.prefer(session, annotations.session_objective, incoming.arrived_s)
         owner = AnsweredCall(self.runner, session, asked)
         owner.call = _held_call(session, owner, asked)
         first = repeated(session, owner.call)

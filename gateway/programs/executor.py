@@ -24,6 +24,7 @@ from plait.gateway.programs.sessions import Sessions
 from plait.gateway.programs.variables import Variables
 from plait.gateway.timer import At
 from plait.policy.programs.request_graph_state import Cause, GraphError
+from plait.policy.types import Objective
 
 
 class Executor:
@@ -72,6 +73,12 @@ class Executor:
         self._after.apply(session, effects, now_s)
         if call in self._after.homes:
             self._after.holds.add(session, call, now_s)
+
+    def prefer(self, session: Session, objective: Objective | None, now_s: float) -> None:
+        """The client states an objective for all that the session makes. None changes nothing."""
+        if objective is not None and objective is not session.objective:
+            session.objective = objective
+            self._after.marked(session, session.deductions.prefer(objective, session.calls), now_s)
 
     def entering(self, session: Session, now_s: float) -> AbstractContextManager[None]:
         """More of one program enters the session in the block. Calls that become ready in it run after it."""

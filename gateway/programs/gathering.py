@@ -13,7 +13,7 @@ from functools import partial
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session
 from plait.gateway.timer import At
-from plait.policy.programs.objectives import NOTHING
+from plait.policy.programs.objectives import NOTHING, Deduction
 from plait.policy.types import Slo
 
 
@@ -27,23 +27,26 @@ class Gathering:
         self._calls: set[HeldCall] = set()
 
     def takes(self, session: Session, call: HeldCall, now_s: float) -> bool:
-        """Start gathering a call that is ready on arrival, if it has outputs but no objective, given or deduced.
+        """Start gathering a call that is ready on arrival, if it has outputs and nobody has said what it is for.
 
         Returns whether the call gathers.
         """
-        if not self._moment_s or not call.outputs or call.objective is not None or call.slo not in (None, Slo()):
+        if not self._moment_s or not call.outputs:
             return False
-        if session.deductions.of(call.call_id) != NOTHING:
+        if call.objective is not None or call.slo not in (None, Slo()):
+            return False
+        if not _is_open(session.deductions.of(call.call_id)):
             return False
         self._calls.add(call)
         self._at(now_s + self._moment_s, partial(self._over, session, call))
         return True
 
     def joined(self, session: Session, changed: Iterable[str]) -> list[HeldCall]:
-        """End the gathering of the session's calls whose deductions `changed`; returns those calls."""
+        """End the gathering of the session's calls whose deductions `changed` and are no guess; returns those calls."""
         if not self._calls:
             return []
-        joined = [call for call_id in changed if (call := session.calls.get(call_id)) in self._calls]
+        gathering = [call for call_id in changed if (call := session.calls.get(call_id)) in self._calls]
+        joined = [call for call in gathering if not session.deductions.of(call.call_id).is_guess]
         self._calls.difference_update(joined)
         return joined
 
@@ -55,3 +58,7 @@ class Gathering:
         if call in self._calls:
             self._calls.remove(call)
             self._end(session, [call], now_s)
+
+
+def _is_open(deduction: Deduction) -> bool:
+    return deduction == NOTHING or deduction.is_guess

@@ -15,6 +15,7 @@ from plait.gateway.programs.held_call import HeldCall, Made
 from plait.policy.programs.objectives import Deductions
 from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import CallState, VariableState
+from plait.policy.types import Objective
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +45,7 @@ class Session:
 
     __slots__ = (
         "_answer_bytes", "_variables", "_waiting_calls", "calls", "closed", "created_s", "deductions", "due_s", "ended",
-        "getters", "graph", "held_bytes", "made", "outputs", "session_id", "tenant", "touched_s", "ttl_s",
+        "getters", "graph", "held_bytes", "made", "objective", "outputs", "session_id", "tenant", "touched_s", "ttl_s",
         "values",
     )  # fmt: skip
 
@@ -54,6 +55,7 @@ class Session:
         self.ttl_s = ttl_s
         self.created_s = self.touched_s = now_s
         self.due_s = float("inf")  # when to check next whether the session has expired
+        self.objective: Objective | None = None
         self.closed = False  # it takes no more calls and values
         self.ended = False
         self.calls: dict[str, HeldCall] = {}

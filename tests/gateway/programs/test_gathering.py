@@ -181,3 +181,52 @@ async def test_a_call_that_nobody_joins_runs_when_the_moment_is_over(monkeypatch
         delivery = served.engine.running["Write"][0]
         assert delivery.call.objective is None
         assert delivery.arrived_s == pytest.approx(when_s - 0.010), "it counts from its arrival"
+
+
+# An objective of the session.
+
+
+def test_siblings_of_a_session_with_an_objective_gather_and_run_as_one_group(core: Core) -> None:
+    core.executor.prefer(core.session(), Objective.LATENCY, 0.0)
+    maps = [core.add(f"M{number}", outputs=[f"m{number}"]) for number in range(16)]
+    assert not any(map(ready, maps)), "nobody has said yet what they are for"
+    core.elapse(GATHER_S)
+    told = [found for call in maps if (found := ready(call)) is not None]
+    assert {one.objective for one in told} == {Objective.LATENCY}
+    assert [one.group.calls for one in told if one.group is not None] == [16] * 16
+    check(core)
+
+
+def test_a_consumer_says_what_the_siblings_are_for(core: Core) -> None:
+    core.executor.prefer(core.session(), Objective.LATENCY, 0.0)
+    maps = [core.add(f"M{number}", outputs=[f"m{number}"]) for number in range(16)]
+    core.add("R", " ".join(f"m{number}" for number in range(16)), ["r"], now_s=0.001)
+    told = [found for call in maps if (found := ready(call)) is not None]
+    assert [one.group.calls for one in told if one.group is not None] == [16] * 16
+    assert {one.group.group_id for one in told if one.group is not None} == {"t/s//1"}
+    check(core)
+
+
+async def test_sixteen_maps_and_a_reduce_by_headers_are_grouped_first_stage_included() -> None:
+    async with served_calls(gather_ms=1_000) as served:
+        parts = [f"p{number}" for number in range(16)]
+        wanted = {"session-objective": "latency"}
+        maps = [await served.chat(f"Map {part}", output=part, plait=wanted) for part in parts]
+        assert served.engine.running == {}
+        reduce = await served.chat(" ".join(f"{{{{{part}}}}}" for part in parts), inputs=",".join(parts))
+        groups = {delivery.call.group for delivery, *_ in served.engine.running.values()}
+        assert [group.calls for group in groups if group is not None] == [16]
+        for part in parts:
+            await served.engine.answer(f"Map {part}", part)
+        await served.engine.answer(" ".join(parts), "all")
+        assert ([one.text for one in maps], reduce.text) == (parts, "all")
+
+
+async def test_a_plain_call_of_such_a_session_has_its_objective() -> None:
+    async with served_calls() as served:
+        await served.send("/v1/sessions", {"session_id": "s", "objective": "latency"})
+        call = await served.chat("Say it")
+        (delivery,) = [delivery for delivery, *_ in served.engine.running.values()]
+        assert (delivery.call.objective, delivery.call.slo) == (Objective.LATENCY, LATENCY_SLO)
+        await served.engine.answer("Say it", "it")
+        assert call.text == "it"

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from plait.backends.errors import CallerError
+from plait.gateway.calls.condition import ACCEPTED, Condition, read_condition
 from plait.gateway.calls.names import SESSION_ID, VARIABLE_NAME
 from plait.policy.types import Objective, Slo
 
@@ -48,6 +49,7 @@ class Annotations(msgspec.Struct, frozen=True):
     session: str | None = None
     inputs: tuple[str, ...] = ()
     output: OutputVariable | None = None
+    when: Condition | None = None
     slo: Slo = Slo()
     objective: Objective | None = None
     session_objective: Objective | None = None
@@ -76,6 +78,7 @@ def read_annotations(
         session=values.get("session"),
         inputs=values.get("inputs", ()),
         output=values.get("output"),
+        when=values.get("when"),
         slo=Slo(values.get("slo-ttft-ms"), values.get("slo-tpot-ms"), values.get("slo-jct-ms")),
         objective=values.get("objective"),
         session_objective=values.get("session-objective"),
@@ -223,6 +226,7 @@ _READERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "session": (_session, "1 to 128 letters, digits or any of . _ : -"),
     "inputs": (_inputs, f"variable names separated by commas (each {_VARIABLE_RULE})"),
     "output": (_output, f"a variable name ({_VARIABLE_RULE}), or NAME; truncated=fail; transform=TRANSFORM"),
+    "when": (read_condition, ACCEPTED),
     "objective": (_objective, "latency or throughput"),
     "session-objective": (_objective, "latency or throughput"),
     "slo-ttft-ms": (_seconds, _MILLISECONDS),

@@ -21,6 +21,7 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.asgi import unless_gone
 from plait.gateway.calls.annotations import Annotations, promised_output
 from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.condition import with_condition
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.calls.outgoing import as_stream
 from plait.gateway.calls.relay import Relay
@@ -66,7 +67,8 @@ class AnsweredCall(ChainedCall):
         runner, call, asked = self.runner, self.call, self._asked
         assert asked is not None, "a call runs once"
         self._asked = None  # frees the body: a session may keep the call long after it ran
-        body, request = fill_in(asked.incoming.body, asked.request, ready.values)
+        values = {name: ready.values[name] for name in asked.annotations.inputs}
+        body, request = fill_in(asked.incoming.body, asked.request, values)
         streamed = as_stream(body, request) if call.outputs and not request.stream else None
         body, request = streamed or (body, request)
         incoming = replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
@@ -127,7 +129,7 @@ class ChainedCalls:
 
         Otherwise a session is only a label, which keeps the session alive if there is one.
         """
-        if annotations.inputs or annotations.output or annotations.session_objective:
+        if annotations.inputs or annotations.output or annotations.when or annotations.session_objective:
             return True
         if annotations.session is None:
             return False
@@ -139,8 +141,8 @@ class ChainedCalls:
         incoming, request, annotations = asked
         if annotations.session is None:
             raise CallerError(
-                "'plait-inputs', 'plait-output' and 'plait-session-objective' need a session: send 'plait-session' as "
-                "well.",
+                "'plait-inputs', 'plait-output', 'plait-when' and 'plait-session-objective' need a session: send "
+                "'plait-session' as well.",
                 param="plait-session",
             )
         self.runner.reader.router.models.check(request.model)
@@ -216,10 +218,11 @@ def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> Hel
     transform = parse(wanted.transform) if wanted is not None and wanted.transform is not None else None
     return HeldCall(
         session.unused_id(incoming.request_id),
-        annotations.inputs,
+        with_condition(annotations.inputs, annotations.when),
         () if wanted is None else (Output(wanted.name, transform, wanted.must_be_whole),),
         owner,
         request.model,
+        when=annotations.when,
         slo=annotations.slo,
         objective=annotations.objective,
         prompt_tokens=len(incoming.body) // CHARACTERS_PER_TOKEN,

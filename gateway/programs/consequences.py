@@ -17,6 +17,7 @@ from plait.gateway.programs.holds import Holds
 from plait.gateway.programs.promises import begun, promised
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import cancelled, input_failed, variable_failed
+from plait.gateway.programs.untaken import is_skip, skip_cause, untaken
 from plait.gateway.timer import At
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph_effects import Effects
@@ -44,7 +45,7 @@ EndedCall = tuple[HeldCall, Cause | None]
 class Consequences:
     """Part of the executor. `homes` maps each call that has not ended to its session.
 
-    `holds` has those that wait for what nobody produces. `variables` counts those set and failed.
+    `holds` has those that wait for what nobody produces. `variables` counts those set, failed and skipped.
     """
 
     def __init__(
@@ -66,20 +67,31 @@ class Consequences:
         call.predicted_s = self._predicted_s(call.model, tokens, call.output_tokens)
 
     def apply(self, session: Session, effects: Effects, now_s: float) -> None:
-        """Bring the session up to date with the graph, then notify getters and call owners."""
+        """Bring the session up to date with the graph, then notify getters and call owners.
+
+        Calls whose conditions do not hold after the event are skipped with it.
+        """
+        events = [effects]
         changed, ended = self._update(session, effects)
+        for call in untaken(session, effects):
+            if call in self.homes:
+                events.append(session.graph.cancel(call.call_id, skip_cause(call)))
+                more_changed, more_ended = self._update(session, events[-1])
+                changed |= more_changed
+                ended += more_ended
         session.account()
         calls = self._gathering.joined(session, changed)
         if effects.added is not None:  # an end says nothing new of what runs
             calls += begun(session, changed)
         promises = self._promised(session, [*calls, *self._ready(session, effects, now_s)], now_s)
-        self._answer_getters(session, effects, now_s)
+        for event in events:
+            self._answer_getters(session, event, now_s)
         for call, cause in ended:
             if cause is not None:
                 call.owner.on_broken(_broken(call, cause))
         self._tell(promises, now_s)
-        if effects.ended:
-            cut = [link.producer for link in effects.cut]
+        cut = [link.producer for event in events if event.ended for link in event.cut]
+        if cut:
             self.cancel_unwanted([session.calls[call_id] for call_id in cut if call_id in session.calls], now_s)
 
     def _update(self, session: Session, effects: Effects) -> tuple[dict[str, None], list[EndedCall]]:
@@ -90,9 +102,9 @@ class Consequences:
             changed += session.deductions.annotate(added.call_id, added.objective)
         if effects.variable_set is not None:
             self.variables["set"] += 1
-        for failed in effects.variables_failed:
-            self.variables["failed"] += 1
-            session.outputs[failed.variable] = None
+        for variable, cause in effects.variables_failed:
+            self.variables["skipped" if is_skip(cause) else "failed"] += 1
+            session.outputs[variable] = None
         ended = [(call, end.cause) for end in effects.ended if (call := session.calls.get(end.call_id)) is not None]
         for call, _ in ended:
             self.drop(call)

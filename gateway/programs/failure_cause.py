@@ -13,7 +13,8 @@ class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
 
     `call` is the id of the call that failed. `engine` is the engine at fault. `transform` is the transform that refused
     the call's text. `variable` is an output that failed with the call. `message` is for people. `transient` is True if
-    the same call may succeed when it is sent again.
+    the same call may succeed when it is sent again. `code` is the code of all errors that this root leads to; unset if
+    they have the usual codes.
     """
 
     call: str | None = None
@@ -22,6 +23,7 @@ class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
     variable: str | None = None
     message: str
     transient: bool = False
+    code: str | msgspec.UnsetType = msgspec.UNSET
 
     def __str__(self) -> str:
         return self.message if self.call is None else f"{self.call}: {self.message}"

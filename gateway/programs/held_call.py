@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from plait.backends.errors import PlaitError
+from plait.gateway.calls.condition import Condition
 from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.transforms import Transform
 from plait.policy.types import Objective, Slo, TaskGroup
@@ -90,6 +91,7 @@ class CallOwner(Protocol):
 @dataclass(slots=True, eq=False)
 class HeldCall:
     """One call. `outputs` are in the order in which it produces them. `slo` and `objective` are its own annotations.
+    It is skipped if the condition `when` does not hold, whose variable is one of `inputs`.
 
     `prompt_tokens` (without the inputs) is a guess and `output_tokens` is the output limit (None: no limit); they are
     used for `predicted_s`. `held_bytes` is the memory that the call holds. `fingerprint` is equal for a request and its
@@ -104,6 +106,7 @@ class HeldCall:
     outputs: tuple[Output, ...]
     owner: CallOwner
     model: str = ""
+    when: Condition | None = None
     slo: Slo | None = None
     objective: Objective | None = None
     prompt_tokens: int = 0

@@ -72,7 +72,7 @@ class SessionCollector(Collector):
         self._executor = executor
 
     def collect(self) -> Iterator[Metric]:
-        """Gauges over all tenants, and the number of variables set and failed."""
+        """Gauges over all tenants, and the number of variables set, failed and skipped."""
         tenants = self._executor.sessions.tenants.values()
         gauges: dict[str, tuple[str, int]] = {
             "sessions": ("Sessions", len(self._executor.sessions)),
@@ -95,7 +95,10 @@ class SessionCollector(Collector):
         for needed in ("sessions", "variables", "bytes"):
             evicted.add_metric([needed], self._executor.sessions.evicted[needed])
         yield evicted
-        ended = CounterMetricFamily("plait_variables", "Semantic variables that were set or failed", labels=["state"])
+        ended = CounterMetricFamily(
+            "plait_variables", "Semantic variables that were set, failed or skipped", labels=["state"]
+        )
         ended.add_metric(["set"], self._executor.variables.set_so_far)
         ended.add_metric(["failed"], self._executor.variables.failed_so_far)
+        ended.add_metric(["skipped"], self._executor.variables.skipped_so_far)
         yield ended

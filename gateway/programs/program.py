@@ -81,6 +81,9 @@ class Program(NamedTuple):
     def _check_names(self, session: Session) -> None:
         known = {*self._produced(), *self.external}
         for place, call in self.calls.items():
+            if call.when is not None:
+                with placed(named(place, output_names(call)), "when"):
+                    _check_known(session, known, [call.when.variable])
             with placed(named(place, output_names(call)), "placeholders"):
                 _check_known(session, known, call.inputs)
         for getter in self.getters:

@@ -10,6 +10,7 @@ import msgspec
 
 from plait.backends.errors import ConflictError, EngineError, FailedDependencyError, LimitError, PlaitError
 from plait.gateway.programs.failure_cause import FailureCause, chain_text
+from plait.gateway.programs.untaken import SKIPPED, is_skip
 from plait.policy.programs.request_graph_state import (
     FURTHEST_CAUSES,
     Cause,
@@ -48,14 +49,16 @@ def input_failed(cause: Cause) -> FailedDependencyError:
     return FailedDependencyError(
         f"This call cannot run: {chain_text(causes)}.",
         causes,
-        code="input_failed",
+        code=_code(causes, "input_failed"),
         transient=causes[-1].transient,
     )
 
 
 def cancelled(call_id: str, cause: Cause) -> FailedDependencyError:
-    """The error of a call that was cancelled itself, not because an input failed."""
+    """The error of a call that was cancelled or skipped itself, not because an input failed."""
     causes = failure_causes(cause)
+    if is_skip(cause):
+        return FailedDependencyError(f"This call does not run: {chain_text(causes)}.", causes, code=SKIPPED)
     return FailedDependencyError(
         f"The call {call_id} was cancelled: {chain_text(causes)}.",
         causes,
@@ -67,10 +70,10 @@ def cancelled(call_id: str, cause: Cause) -> FailedDependencyError:
 def variable_failed(variable: str, cause: Cause) -> FailedDependencyError:
     """The error for getters of the variable."""
     causes = failure_causes(cause, variable)
-    message = f"The variable '{variable}' has failed: {chain_text(causes)}."
-    return FailedDependencyError(
-        message, causes, code="variable_failed", param="semantic_var_id", transient=causes[-1].transient
-    )
+    verb = "was skipped" if is_skip(cause) else "has failed"
+    message = f"The variable '{variable}' {verb}: {chain_text(causes)}."
+    code = _code(causes, "variable_failed")
+    return FailedDependencyError(message, causes, code=code, param="semantic_var_id", transient=causes[-1].transient)
 
 
 def text_changed(variable: str) -> EngineError:
@@ -120,6 +123,12 @@ def too_many(what: str, limit: int, code: str) -> PlaitError:
     """The error for a request beyond one of the tenant's limits."""
     message = f"A tenant may have {limit:,} {what} at once; end sessions that are not needed, or try again later."
     return LimitError(message, code=code)
+
+
+def _code(causes: Sequence[FailureCause], usual: str) -> str:
+    """The code of an error with these causes: that of the root, or else the usual one."""
+    code = causes[-1].code
+    return usual if isinstance(code, msgspec.UnsetType) else code
 
 
 def _linked(chain: Sequence[Cause], variable: str | None) -> list[FailureCause]:

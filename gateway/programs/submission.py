@@ -62,6 +62,7 @@ class CallBody(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     chat: bool = True
+    when: str | None = None
     plait: dict[str, Any] | None = None
 
 

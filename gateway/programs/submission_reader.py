@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from hashlib import sha256
+
+import msgspec
 
 from plait.backends.errors import CallerError
 from plait.gateway.calls.annotations import Annotations, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.condition import ACCEPTED, read_condition, with_condition
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.chained_call import CallRunner
 from plait.gateway.programs.held_call import HeldCall
@@ -31,10 +35,11 @@ def new_call(runner: CallRunner, session: Session, asked: HeldSubmission) -> Hel
     owner = SubmittedCall(runner, session, asked)
     owner.call = HeldCall(
         session.unused_id(incoming.request_id),
-        submission.inputs,
+        with_condition(submission.inputs, annotations.when),
         tuple(step.output for step in submission.steps),
         owner,
         submission.body.model,
+        when=annotations.when,
         slo=annotations.slo,
         objective=annotations.objective,
         prompt_tokens=submission.characters // CHARACTERS_PER_TOKEN,
@@ -61,9 +66,19 @@ def _check_whole(submission: Submission) -> None:
 
 def _annotations(body: CallBody, session_id: str | None) -> Annotations:
     annotations = read_annotations((), body.plait)
-    if annotations.inputs or annotations.output or annotations.session not in (None, session_id):
+    if annotations.inputs or annotations.output or annotations.when or annotations.session not in (None, session_id):
         message = (
-            "'plait' cannot name these here: name the session in its own field, inputs and outputs in 'placeholders'."
+            "'plait' cannot name these here: the session and 'when' are fields of their own, inputs and outputs are in "
+            "'placeholders'."
         )
         raise CallerError(message, param="plait")
-    return annotations
+    if body.when is None:
+        return annotations
+    when = read_condition(body.when)
+    if when is None:
+        raise CallerError(f"'when' is {_shown(body.when)}; it must be {ACCEPTED}.", param="when")
+    return msgspec.structs.replace(annotations, when=when)
+
+
+def _shown(text: str) -> str:
+    return json.dumps(text if len(text) <= 80 else f"{text[:80]}...")

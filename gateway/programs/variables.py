@@ -31,6 +31,11 @@ class Variables:
         """How many variables have failed."""
         return self._after.variables["failed"]
 
+    @property
+    def skipped_so_far(self) -> int:
+        """How many variables were skipped: a condition of a call did not hold."""
+        return self._after.variables["skipped"]
+
     def set_value(self, session: Session, variable: str, value: str, now_s: float) -> None:
         """Set a variable's value for a client. Raises `ConflictError` if it has a producer, `LimitError` or
         `ValueTooLargeError` beyond the tenant's limits.

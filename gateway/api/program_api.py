@@ -21,6 +21,7 @@ from plait.gateway.api.program_response import AskedProgram, ProgramResponse
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.programs.chained_calls import ChainedCalls
+from plait.gateway.programs.native_step import DeclaredStep
 from plait.gateway.programs.program import named, placed
 from plait.gateway.programs.submission import CallBody, SessionId, TimeToLive, VariableName
 from plait.gateway.programs.submission_reader import read_submission
@@ -41,6 +42,7 @@ class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     external: frozenset[VariableName] = frozenset()
     values: dict[VariableName, Any] = {}
     calls: list[msgspec.Raw] = []
+    natives: list[DeclaredStep] = []
     gets: dict[VariableName, Criteria | None] = {}
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
     stream: bool = False
@@ -73,15 +75,17 @@ class ProgramApi:
         with self._bodies.open(tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body = decode_body(raw, _PROGRAM)
-        self._check_size(len(body.calls))
+        self._check_size(len(body.calls) + len(body.natives))
         incoming = Incoming(PATH, headers, raw, id_of(headers), loop_time_s(), tenant)
         return ProgramResponse(
             self._chained.runner,
             AskedProgram(
+                incoming.request_id,
                 tenant,
                 body.session or f"s-{uuid.uuid4().hex}",
                 body.texts(),
                 [self._read_call(index, call, incoming, body.session) for index, call in enumerate(body.calls)],
+                body.natives,
                 {name: mark_of(criteria) for name, criteria in body.gets.items()},
                 body.external,
                 body.ttl_s,
@@ -94,8 +98,8 @@ class ProgramApi:
         most = self._chained.executor.sessions.limits.max_program_calls
         if calls > most:
             raise ProgramTooLargeError(
-                f"The program has {calls:,} calls; at most {most:,} fit into one request. Send the others "
-                "in a further request with the same session.",
+                f"The program has {calls:,} calls and native steps; at most {most:,} fit into one request. Send the "
+                "others in a further request with the same session.",
                 param="calls",
             )
 

@@ -18,6 +18,7 @@ from plait.gateway.api.variable_response import EVENT_STREAM, next_change
 from plait.gateway.asgi import ClientGoneError, error_headers, send_whole, unless_gone
 from plait.gateway.programs.chained_call import CallRunner
 from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.native_step import DeclaredStep, new_step
 from plait.gateway.programs.program import Program
 from plait.gateway.programs.program_entry import enter
 from plait.gateway.programs.session import Session
@@ -35,10 +36,12 @@ class AskedProgram(NamedTuple):
     `external` are variables that others produce. `ttl_s` replaces the session's time to live.
     """
 
+    request_id: str
     tenant: str
     session_id: str
     values: Mapping[str, str]
     calls: Sequence[HeldSubmission]
+    natives: Sequence[DeclaredStep]
     gets: Mapping[str, Mark | None]
     external: frozenset[str]
     ttl_s: float | None
@@ -93,15 +96,19 @@ class ProgramResponse(Response):
             if known is None:
                 self._executor.endings.end(session, "has ended because its program was refused")
             raise
-        self._asked = asked._replace(values={}, calls=())  # the session holds them; the wait may be long
+        self._asked = asked._replace(values={}, calls=(), natives=())  # the session holds them; the wait may be long
         self._call_ids = [call.call_id for call in calls]
         return session
 
     def _calls(self, session: Session) -> dict[str, HeldCall]:
-        """The program's calls, by their places in it."""
-        return {
-            f"calls[{index}]": new_call(self._runner, session, call) for index, call in enumerate(self._asked.calls)
+        """The program's calls and native steps, by their places in it."""
+        asked = self._asked
+        calls = {f"calls[{index}]": new_call(self._runner, session, call) for index, call in enumerate(asked.calls)}
+        steps = {
+            f"natives[{index}]": new_step(self._executor, session, native, f"{asked.request_id}:native-{index}")
+            for index, native in enumerate(asked.natives)
         }
+        return calls | steps
 
     def _leave(self, session: Session) -> None:
         """The client has gone."""

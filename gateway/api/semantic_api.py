@@ -24,6 +24,7 @@ from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, StepInputs, StepSeconds
 from plait.gateway.programs.repetition import repeated
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.submission import SessionId, SubmitBody, TimeToLive, VariableName
@@ -53,11 +54,17 @@ class VariableBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     semantic_var_id: VariableName | None = None
     value: str | None = None
     error: Annotated[str, Meta(min_length=1, max_length=LONGEST_ERROR)] | None = None
+    inputs: StepInputs | None = None
+    seconds: StepSeconds | None = None
 
     def check(self) -> None:
         """Raise `CallerError` for fields that exclude each other."""
         if self.value is not None and self.error is not None:
             raise CallerError("A variable gets a 'value' or an 'error', not both.", param="error")
+        if self.inputs is not None and (self.value is not None or self.error is not None):
+            raise CallerError("'inputs' declare a variable that is computed later, without a value.", param="inputs")
+        if self.seconds is not None and self.inputs is None:
+            raise CallerError("'seconds' is the time that computing takes; it needs 'inputs'.", param="seconds")
 
 
 class GetBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +95,7 @@ class SemanticApi:
     def __init__(self, chained: ChainedCalls, keys: KeyRing, bodies: OpenBodies, keep_alive_s: float) -> None:
         self._chained = chained
         self._executor = chained.executor
+        self._natives = NativeSteps(chained.executor)
         self._keys = keys
         self._bodies = bodies
         self._keep_alive_s = keep_alive_s
@@ -144,10 +152,13 @@ class SemanticApi:
         body.check()
         session = self._executor.sessions.open(tenant, body.session_id, loop_time_s())
         name = body.semantic_var_id or f"v_{uuid.uuid4().hex}"
+        if body.inputs is not None:
+            declared = DeclaredStep(name, body.inputs, body.seconds or 0.0)
+            self._natives.declare(session, declared, id_of(request.scope["headers"]), loop_time_s())
         if body.error is not None:
-            self._executor.variables.set_failed(session, name, FailureCause(message=body.error), loop_time_s())
+            self._natives.set_failed(session, name, FailureCause(message=body.error), loop_time_s())
         if body.value is not None:
-            self._executor.variables.set_value(session, name, body.value, loop_time_s())
+            self._natives.set_value(session, name, body.value, loop_time_s())
         return _json(_described_variable(session, name))
 
     async def _variable(self, request: Request) -> Response:

@@ -63,6 +63,9 @@ class Consequences:
 
     def predict(self, call: HeldCall, input_characters: int = 0) -> None:
         """Set the call's `predicted_s`. `input_characters` is the total length of its known inputs."""
+        if call.native_s is not None:
+            call.predicted_s = call.native_s
+            return
         tokens = call.prompt_tokens + input_characters // CHARACTERS_PER_TOKEN
         call.predicted_s = self._predicted_s(call.model, tokens, call.output_tokens)
 

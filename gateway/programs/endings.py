@@ -1,4 +1,4 @@
-"""The ends of sessions, and of calls and getters whose variable nobody produces."""
+"""The ends of sessions, and of calls, native steps and getters whose variable nobody produces."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from plait.backends.errors import SessionEndedError
 from plait.gateway.programs.consequences import Consequences
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.holds import Unproduced, unproduced
+from plait.gateway.programs.holds import Unproduced, unproduced, waits_for_client
 from plait.gateway.programs.session import Session
-from plait.gateway.programs.session_errors import nobody_produces
+from plait.gateway.programs.session_errors import nobody_produces, not_computed
 from plait.gateway.programs.sessions import Sessions
 from plait.gateway.programs.variables import Variables
 
@@ -30,6 +30,16 @@ class Endings:
             variable = None if session.ended else unproduced(session, waiter)
             if variable is not None:
                 self._give_up(Unproduced(session, waiter, variable), now_s)
+
+    def wait_for_client(self, session: Session, step: HeldCall, now_s: float) -> None:
+        """The inputs of a native step have values. It fails if its client does not compute it in time.
+
+        It fails at once in a closed session, which takes no more values.
+        """
+        if session.closed:
+            self._give_up(Unproduced(session, step, step.outputs[0].variable), now_s)
+        else:
+            self._after.holds.add(session, step, now_s)
 
     def delete(self, session: Session, now_s: float) -> None:
         """End a session for its client. Its id is refused for another time to live (`SessionEndedError`)."""
@@ -68,7 +78,10 @@ class Endings:
                 self._variables.release(session, waiter, now_s)
                 waiter.on_failed(nobody_produces(variable, session.variables()))
         elif waiter in self._after.homes:
-            error = nobody_produces(variable, session.variables())
+            if waits_for_client(session, waiter):
+                error = not_computed(variable, closed=session.closed)
+            else:
+                error = nobody_produces(variable, session.variables())
             effects = session.graph.fail(waiter.call_id, error.causes[0])
             self._after.drop(waiter)
             self._after.apply(session, effects, now_s)

@@ -57,7 +57,7 @@ class Executor:
         self.sessions.check_call(session, call, names)
         session.forget_failed(call.inputs, names)
         try:
-            effects = session.graph.add(call.call_id, call.inputs, names)
+            effects = session.graph.add(call.call_id, call.inputs, names, is_native=call.is_native)
         except GraphError as error:
             session.account()
             raise refused(error) from error

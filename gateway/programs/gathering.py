@@ -29,9 +29,9 @@ class Gathering:
     def takes(self, session: Session, call: HeldCall, now_s: float) -> bool:
         """Start gathering a call that is ready on arrival, if it has outputs and nobody has said what it is for.
 
-        Returns whether the call gathers.
+        A native step needs no objective, so it does not gather. Returns whether the call gathers.
         """
-        if not self._moment_s or not call.outputs:
+        if not self._moment_s or not call.outputs or call.is_native:
             return False
         if call.objective is not None or call.slo not in (None, Slo()):
             return False

@@ -98,7 +98,8 @@ class HeldCall:
     repetition; None if the request may not be repeated. `clients` counts the clients that wait for the call, `absent`
     those that have gone and may come back. With `is_answered` they get its answer, otherwise only its outputs. `text`
     is the current output's text so far. It is given up if it cannot become a value, because of `text_problem`.
-    `promise` is what it runs with (None: it may not run yet).
+    `native_s` is the time that a native step takes its client (None: the call is no native step). `promise` is what it
+    runs with (None: it may not run yet).
     """
 
     call_id: str
@@ -111,6 +112,7 @@ class HeldCall:
     objective: Objective | None = None
     prompt_tokens: int = 0
     output_tokens: int | None = None
+    native_s: float | None = None
     held_bytes: int = 0
     fingerprint: bytes | None = None
     clients: int = 1
@@ -128,6 +130,11 @@ class HeldCall:
     def output(self) -> Output | None:
         """The output that it produces now or next; None after the last."""
         return self.outputs[self.produced] if self.produced < len(self.outputs) else None
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the client computes the output, and no engine."""
+        return self.native_s is not None
 
     @property
     def has_reader(self) -> bool:

@@ -1,4 +1,7 @@
-"""Calls and getters that wait for a variable which nobody produces so far: they do not wait for ever."""
+"""Calls and getters that wait for a variable which nobody produces so far: they do not wait for ever.
+
+Nor do native steps that wait for their client.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import NamedTuple
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session
-from plait.policy.programs.request_graph_state import VariableState
+from plait.policy.programs.request_graph_state import CallState, VariableState
 
 
 class Unproduced(NamedTuple):
-    """A call or getter that waits for `variable`, which nobody produces."""
+    """A call or getter that waits for `variable`, which nobody produces. A native step waits for its own output."""
 
     session: Session
     waiter: HeldCall | Getter
@@ -31,6 +34,7 @@ class Holds:
 
     def add(self, session: Session, waiter: HeldCall | Getter, now_s: float) -> None:
         """It begins to wait. Nothing happens if all that it waits for has a producer."""
+        self.drop(waiter)  # a native step waits for inputs, and then for its client
         if unproduced(session, waiter) is not None:
             self._due[waiter] = now_s + self._timeout_s, session
 
@@ -53,9 +57,19 @@ class Holds:
 
 
 def unproduced(session: Session, waiter: HeldCall | Getter) -> str | None:
-    """The first variable that it waits for and that nobody produces; None if each has a producer."""
+    """The first variable that it waits for and that nobody produces; None if each has a producer.
+
+    A native step whose inputs have values waits for its client, who has to produce its output.
+    """
     if isinstance(waiter, Getter):
         names: tuple[str, ...] = (waiter.variable,)
+    elif waits_for_client(session, waiter):
+        return waiter.outputs[0].variable
     else:
         names = waiter.inputs
     return next((name for name in names if session.state_of(name) is VariableState.EMPTY), None)
+
+
+def waits_for_client(session: Session, call: HeldCall) -> bool:
+    """Whether it is a native step whose inputs have values."""
+    return call.is_native and session.graph.view.call_state(call.call_id) is CallState.READY

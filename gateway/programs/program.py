@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import NamedTuple
 
 from plait.backends.errors import CallerError, PlaitError
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.native_step import open_step
 from plait.gateway.programs.repetition import is_set, repeated
 from plait.gateway.programs.session import Session
-from plait.gateway.programs.session_errors import refused
+from plait.gateway.programs.session_errors import inputs_missing, refused
 from plait.gateway.programs.sessions import Sessions
 from plait.policy.programs.request_graph import CLIENT, RequestGraph
 from plait.policy.programs.request_graph_state import DoubleProducerError, GraphError, VariableState
 
 
 class Program(NamedTuple):
-    """Values by variable, calls by their places (`calls[0]`), and getters.
+    """Values by variable, calls and native steps by their places (`calls[0]`, `natives[0]`), and getters.
 
     `external` are variables that others produce.
     """
@@ -46,11 +48,21 @@ class Program(NamedTuple):
         """The variables that it gives values, and that have failed in the session before."""
         return [name for name in self._produced() if session.state_of(name) is VariableState.FAILED]
 
+    def order_of_values(self, session: Session) -> list[str]:
+        """The variables that it gives values: those of native steps after the inputs of these steps."""
+
+        def rank(name: str) -> float:
+            step = open_step(session, name)
+            return -inf if step is None else session.graph.view.rank(step.call_id)
+
+        return sorted(self.values, key=rank)
+
     def check(self, session: Session, sessions: Sessions) -> None:
         """Raise if the session or its tenant's limits do not allow the whole program. Changes nothing in the session.
 
-        Raises `ConflictError` for a second producer or a cycle, `CallerError` for a variable that nobody knows,
-        `LimitError` or `ValueTooLargeError` beyond the limits. The message and `param` name the place in the program.
+        Raises `ConflictError` for a second producer, a cycle, or the value of a native step whose inputs have none,
+        `CallerError` for a variable that nobody knows, `LimitError` or `ValueTooLargeError` beyond the limits. The
+        message and `param` name the place in the program.
         """
         self._check_graph(session)
         self._check_names(session)
@@ -70,13 +82,23 @@ class Program(NamedTuple):
             graph.add(call.call_id, call.inputs, output_names(call)[call.produced :])
         for name in self.values:
             with placed(f"values.{name}"):
-                _check_producers(session, [name], CLIENT)
-                graph.set_value(name)
+                step = open_step(session, name)
+                if step is None:
+                    _check_producers(session, [name], CLIENT)
+                    graph.set_value(name)
+                else:
+                    self._check_inputs(session, name, step)
         for place, call in self.calls.items():
             outputs = output_names(call)
-            with placed(named(place, outputs), "placeholders"):
+            with placed(named(place, outputs), _field_of(call)):
                 _check_producers(session, outputs, call.call_id)
                 graph.add(call.call_id, call.inputs, outputs)
+
+    def _check_inputs(self, session: Session, name: str, step: HeldCall) -> None:
+        """Raise `ConflictError` unless the inputs of an earlier native step have values, or get them here."""
+        missing = [given for given in step.inputs if given not in session.values and given not in self.values]
+        if missing:
+            raise inputs_missing(name, missing)
 
     def _check_names(self, session: Session) -> None:
         known = {*self._produced(), *self.external}
@@ -84,7 +106,7 @@ class Program(NamedTuple):
             if call.when is not None:
                 with placed(named(place, output_names(call)), "when"):
                     _check_known(session, known, [call.when.variable])
-            with placed(named(place, output_names(call)), "placeholders"):
+            with placed(named(place, output_names(call)), _field_of(call)):
                 _check_known(session, known, call.inputs)
         for getter in self.getters:
             with placed(f"gets.{getter.variable}"):
@@ -137,6 +159,11 @@ def _put(error: PlaitError, place: str, field: str | None) -> None:
     error.param = path if field is None else f"{path}.{field}"
     error.message = f"{place}: {error.message}"
     error.args = (error.message,)
+
+
+def _field_of(call: HeldCall) -> str | None:
+    """The field of a program's call that names its variables; None if there are several."""
+    return None if call.is_native else "placeholders"
 
 
 def _check_producers(session: Session, outputs: Iterable[str], where: str) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from plait.backends.errors import FailedDependencyError
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.native_step import NativeSteps
 from plait.gateway.programs.program import Program
 from plait.gateway.programs.session import Session
 
@@ -18,14 +19,14 @@ def enter(executor: Executor, session: Session, program: Program, now_s: float) 
     Raises what `Program.check` raises; then nothing of it has entered. A call whose input has failed before fails at
     once, and getters of its outputs are told so.
     """
-    known, fresh = program.known(session), program.fresh(session)
+    known, fresh, natives = program.known(session), program.fresh(session), NativeSteps(executor)
     fresh.check(session, executor.sessions)
     session.forget_failed((), fresh.failed(session))
     for call in known:
         call.clients += 1
     with executor.entering(session, now_s):
-        for variable, value in fresh.values.items():
-            executor.variables.set_value(session, variable, value, now_s)
+        for variable in fresh.order_of_values(session):
+            natives.set_value(session, variable, fresh.values[variable], now_s)
         for call in fresh.calls.values():
             with suppress(FailedDependencyError):
                 executor.add(session, call, now_s)

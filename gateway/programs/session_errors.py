@@ -110,6 +110,23 @@ def nobody_produces(variable: str, known: Iterable[str]) -> FailedDependencyErro
     return FailedDependencyError(f"{message[0].upper()}{message[1:]}", causes, code="nobody_produces")
 
 
+def not_computed(variable: str, *, closed: bool) -> FailedDependencyError:
+    """The error for a native step whose client has not set its output, although the inputs have values.
+
+    `closed` says that its session was closed, so that no value can come any more.
+    """
+    end = "before the session was closed" if closed else "in time"
+    message = f"the client has not computed '{variable}' {end}, although its inputs have values"
+    causes = [FailureCause(variable=variable, message=message, code="not_computed")]
+    return FailedDependencyError(f"{message[0].upper()}{message[1:]}.", causes, code="not_computed")
+
+
+def inputs_missing(variable: str, missing: Iterable[str], *, param: str | None = None) -> ConflictError:
+    """The error for the value of a native step whose inputs have no values yet. `param` is the value's field."""
+    message = f"The inputs of '{variable}' have no values yet: {', '.join(missing)}. Get them before you set its value."
+    return ConflictError(message, code="inputs_missing", param=param)
+
+
 def session_closed(session_id: str) -> ConflictError:
     """The error for a call or value that comes after its session was closed."""
     return ConflictError(

@@ -8,7 +8,10 @@ from plait.gateway.programs.session import Session
 
 
 def stranded(session: Session) -> tuple[list[HeldCall], list[Getter]]:
-    """Those that wait for a variable which no call produces that runs or can still run."""
+    """Those that wait for a variable which no call produces that runs or can still run.
+
+    The client of a native step cannot send its value any more.
+    """
     view, lost = session.graph.view, dict[str, HeldCall]()
 
     def never_comes(variable: str) -> bool:
@@ -17,7 +20,7 @@ def stranded(session: Session) -> tuple[list[HeldCall], list[Getter]]:
 
     for call_id in sorted(session.calls, key=view.rank):  # a call comes after those whose outputs it waits for
         call = session.calls[call_id]
-        if any(map(never_comes, call.inputs)):
+        if call.is_native or any(map(never_comes, call.inputs)):
             lost[call_id] = call
     waiting = [getter for variable, getters in session.getters.items() if never_comes(variable) for getter in getters]
     return list(lost.values()), waiting

@@ -61,6 +61,7 @@ async def test_variables_are_declared_set_and_read(served: Served) -> None:
     assert made["semantic_var_id"].startswith("v_")
     assert (made["state"], made["value"]) == ("empty", None)
     assert (await served.value("x", "1")).json["value"] == "1"
+    assert (await served.value("x", "1")).json == (await served.value("x", "1")).json
     assert (await served.value("x", "2")).refusal == (409, "double_producer")
     read = (await served.send("/v1/variables/s/x", method="GET")).json
     assert read == {
@@ -72,6 +73,22 @@ async def test_variables_are_declared_set_and_read(served: Served) -> None:
         "truncated": False,
         "error": None,
     }
+
+
+async def test_what_a_client_computed_is_answered_again_as_the_first_time(served: Served) -> None:
+    for name in ("good", "bad"):
+        await served.send("/v1/variables", {"session_id": "s", "semantic_var_id": name, "inputs": ["x"]})
+    held = [await served.chat(f"Use {{{{{name}}}}}", inputs=name) for name in ("good", "bad")]
+    await served.value("x", "1")
+    good = {"session_id": "s", "semantic_var_id": "good", "value": "2"}
+    bad = {"session_id": "s", "semantic_var_id": "bad", "error": "no"}
+    for body, state in ((good, "set"), (bad, "failed")):
+        answers = [(await served.send("/v1/variables", body)).json for _ in range(3)]
+        assert [answer["state"] for answer in answers] == [state] * 3
+        assert answers[0] == answers[1] == answers[2]
+    assert (await served.send("/v1/variables", {**good, "value": "3"})).refusal == (409, "double_producer")
+    assert (held[1].refusal, served.engine.delivered) == ((424, "input_failed"), ["Use 2"])
+    served.executor.check()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""Native steps: variables that a client computes from others, between two calls.
+
+A native step is a call of the graph that no engine runs. Its client gets the inputs, and then sets the output's value
+or fails it. So objectives are deduced through the step, and failures spread through it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from hashlib import sha256
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from plait.backends.errors import FailedDependencyError, PlaitError
+from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.failure_cause import FailureCause
+from plait.gateway.programs.growing_text import utf8_bytes
+from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
+from plait.gateway.programs.repetition import has_failed, is_set, repeated
+from plait.gateway.programs.session import Session
+from plait.gateway.programs.session_errors import inputs_missing, session_closed
+from plait.gateway.programs.submission import VariableName
+
+StepInputs = Annotated[list[VariableName], Meta(min_length=1)]
+StepSeconds = Annotated[float, Meta(ge=0, le=86_400)]
+
+
+class DeclaredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A client's promise to compute `output` from `inputs`, in `seconds` as far as it knows."""
+
+    output: VariableName
+    inputs: StepInputs
+    seconds: StepSeconds = 0.0
+
+
+class NativeStep:
+    """The owner of a native step. It runs nothing: the step waits for its client."""
+
+    def __init__(self, executor: Executor, session: Session) -> None:
+        self._executor = executor
+        self._session = session
+        self.call: HeldCall
+
+    def on_ready(self, ready: ReadyCall) -> None:
+        """The client can compute the output from now on."""
+        self._executor.endings.wait_for_client(self._session, self.call, ready.ready_s)
+
+    def on_refined(self, promise: Promise) -> None:
+        """No effect: it runs on no engine."""
+
+    def on_broken(self, error: PlaitError) -> None:
+        """No effect: clients wait for the output, which has failed."""
+
+
+class NativeSteps:
+    """The variables that clients set, whether they have declared inputs before or not."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def declare(self, session: Session, declared: DeclaredStep, call_id: str, now_s: float) -> None:
+        """A client will compute a variable. Declaring the same step again has no effect unless it has failed.
+
+        If an input has failed, the output fails at once. Raises what `Executor.add` raises for a call.
+        """
+        step = new_step(self._executor, session, declared, call_id)
+        if repeated(session, step) is None:
+            with suppress(FailedDependencyError):
+                self._executor.add(session, step, now_s)
+
+    def set_value(self, session: Session, variable: str, value: str, now_s: float) -> None:
+        """The client gives a variable its value. Giving it the same value again has no effect.
+
+        Raises what `Variables.set_value` raises, and `ConflictError` if the inputs of a native step have no values yet.
+        """
+        if is_set(session, variable, value):
+            return
+        executor, step = self._executor, open_step(session, variable)
+        if step is None:
+            executor.variables.set_value(session, variable, value, now_s)
+            return
+        if session.closed:
+            raise session_closed(session.session_id)
+        if step.ready_s is None:
+            missing = [name for name in step.inputs if name not in session.values]
+            raise inputs_missing(variable, missing, param="value")
+        size_bytes = utf8_bytes(value)
+        problem = executor.sessions.check_size(session, size_bytes, size_bytes)
+        if problem is not None:
+            raise problem
+        executor.start(step, now_s)
+        executor.produce(step, value, now_s)
+        executor.finish(step, now_s)
+
+    def set_failed(self, session: Session, variable: str, what: FailureCause, now_s: float) -> None:
+        """The client could not compute a variable. Saying so again has no effect.
+
+        Raises what `Variables.set_failed` raises.
+        """
+        if has_failed(session, variable, what):
+            return
+        step = open_step(session, variable)
+        if step is None:
+            self._executor.variables.set_failed(session, variable, what, now_s)
+        else:
+            self._executor.fail(step, what, now_s)
+
+
+def new_step(executor: Executor, session: Session, declared: DeclaredStep, call_id: str) -> HeldCall:
+    """A native step, which is not in the session yet."""
+    inputs = tuple(dict.fromkeys(declared.inputs))
+    owner = NativeStep(executor, session)
+    owner.call = HeldCall(
+        session.unused_id(call_id),
+        inputs,
+        (Output(declared.output),),
+        owner,
+        native_s=declared.seconds,
+        held_bytes=sum(map(len, inputs)),
+        fingerprint=sha256(repr(("native", declared.output, inputs, declared.seconds)).encode()).digest(),
+    )
+    return owner.call
+
+
+def open_step(session: Session, variable: str) -> HeldCall | None:
+    """The native step that will produce the variable; None if there is none, or if it has ended."""
+    call = session.outputs.get(variable)
+    return call if call is not None and call.is_native and session.calls.get(call.call_id) is call else None

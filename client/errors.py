@@ -28,7 +28,8 @@ class AnswerError(ClientError):
     """The gateway answered with an error, or sent an error event inside a stream (then `status` is None).
 
     `kind` is OpenAI's error type. `param` names the field at fault. `code` is machine-readable. `request_id` is the
-    request's id in the gateway's log. `causes` is the chain of causes of a failed input, the nearest first.
+    request's id in the gateway's log. `causes` is the chain of causes of a failed input, the nearest first. `function`
+    names the semantic function whose call was refused, if the error is about one call of a program.
     """
 
     def __init__(
@@ -50,18 +51,33 @@ class AnswerError(ClientError):
         self.code = code
         self.request_id = request_id
         self.causes = tuple(causes)
+        self.function: str | None = None
+
+    def name_function(self, function: str) -> None:
+        """The error is about a call of this function, and its message begins with the name."""
+        self.function = function
+        self.args = (f"{function}: {self}",)
 
 
 class VariableFailedError(ClientError):
     """A variable will never have a value. `causes` goes from its producer back to the root.
 
-    The gateway leaves out the middle of a long chain.
+    The gateway leaves out the middle of a long chain. `__cause__` is the exception of a native function of this session
+    among them, if there is one.
     """
 
+    _verb = "has failed"
+
     def __init__(self, variable: str, causes: Sequence[FailureCause]) -> None:
-        super().__init__(f"{variable} has failed: {chain_text(causes)}")
+        super().__init__(f"{variable} {self._verb}: {chain_text(causes)}")
         self.variable = variable
         self.causes = tuple(causes)
+
+
+class SkippedError(VariableFailedError):
+    """A variable will never have a value, since the condition of its call, or of one upstream, does not hold."""
+
+    _verb = "was skipped"
 
 
 class GetTimeoutError(ClientError, TimeoutError):
@@ -73,7 +89,9 @@ class GetTimeoutError(ClientError, TimeoutError):
         self.timeout_s = timeout_s
 
 
-class _ErrorObject(msgspec.Struct, frozen=True):
+class ErrorObject(msgspec.Struct, frozen=True):
+    """The fields of an error in OpenAI's form."""
+
     message: str
     type: str | None = None
     param: str | None = None
@@ -84,7 +102,7 @@ class _ErrorObject(msgspec.Struct, frozen=True):
 class ErrorBody(msgspec.Struct, frozen=True):
     """An error in OpenAI's form."""
 
-    error: _ErrorObject
+    error: ErrorObject
 
     def exception(self, *, status: int | None = None, request_id: str | None = None) -> AnswerError:
         """The error to raise."""

@@ -11,6 +11,7 @@ from plait.client.errors import (
     ClientError,
     ConnectionFailedError,
     GetTimeoutError,
+    SkippedError,
     TemplateError,
     VariableFailedError,
 )
@@ -19,13 +20,14 @@ from plait.client.function import SemanticFunction, semantic_function
 from plait.client.objectives import Objective, Slo
 from plait.client.prompt import Output
 from plait.client.session import Session
-from plait.client.variable import Argument, SemanticVariable, Text
+from plait.client.variable import Argument, Condition, SemanticVariable, Text
 
 __all__ = [
     "AnswerError",
     "Argument",
     "Client",
     "ClientError",
+    "Condition",
     "ConnectionFailedError",
     "FailureCause",
     "GetTimeoutError",
@@ -34,6 +36,7 @@ __all__ = [
     "SemanticFunction",
     "SemanticVariable",
     "Session",
+    "SkippedError",
     "Slo",
     "TemplateError",
     "Text",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import ssl
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
 from plait.client.connection import Connection
+from plait.client.endings import Endings
 from plait.client.flow import Retries
+from plait.client.objectives import Wanted
+from plait.client.results import variables_in, with_values
 from plait.client.session import Session
 from plait.client.transport import AsyncTransport, BlockingTransport, Endpoint
+from plait.client.variable import DEFAULT_TIMEOUT_S
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
@@ -22,8 +28,7 @@ class Client:
     `base_url` is the same as for the OpenAI SDK, with `/v1` at its end. `model` is the default model of semantic
     functions. `timeout_s` bounds each request, not counting the time that a `get` waits for its value. A request is
     retried at most `max_retries` times: if it could not be sent, if its answer was lost, or after a 502, 503, 504, or a
-    429 with `retry-after`. A request that is not idempotent is not retried once it may have arrived. `tls` is passed to
-    httpx as `verify`.
+    429 with `retry-after`. `tls` is passed to httpx as `verify`.
 
     Close it with `close`, or with `aclose` after asynchronous use. A `with` or `async with` block closes it too. Use it
     asynchronously in one event loop only.
@@ -43,9 +48,9 @@ class Client:
             raise ValueError(f"base_url is {base_url!r}; expected http://HOST:PORT/v1")
         # Both transports share one TLS context, since loading the system's certificates is slow.
         endpoint = Endpoint(base_url, api_key, timeout_s, httpx.create_ssl_context() if tls is True else tls)
-        self._connection = Connection(
-            BlockingTransport(endpoint), AsyncTransport(endpoint), Retries(max_retries), model
-        )
+        blocking, asynchronous = BlockingTransport(endpoint), AsyncTransport(endpoint)
+        endings = Endings(blocking, asynchronous)
+        self._connection = Connection(blocking, asynchronous, endings, Retries(max_retries), model)
 
     def session(self, session_id: str | None = None, *, ttl_s: float | None = None) -> Session:
         """A session, to be entered with `with` or `async with`.
@@ -54,12 +59,54 @@ class Client:
         """
         return Session(self._connection, session_id, ttl_s)
 
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        objective: Wanted = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a function in a session of its own, and get what it returns: the program is one request.
+
+        It is a semantic function, or a function that calls some; in both, texts as arguments need no `on(session)`. It
+        returns variables, alone or in lists, tuples and dictionaries, and `run` returns the same with their values. The
+        session ends in the background.
+        """
+        with self.brief_session() as session, session.current():
+            result = function(*args, **kwargs)
+            session.run(*variables_in(result), objective=objective, timeout_s=timeout_s)
+            return with_values(result)
+
+    async def arun(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        objective: Wanted = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        **kwargs: Any,
+    ) -> Any:
+        """`run` in an event loop. The function may be a coroutine function."""
+        async with self.brief_session() as session:
+            with session.current():
+                result = function(*args, **kwargs)
+                if inspect.isawaitable(result):
+                    result = await result
+            await session.arun(*variables_in(result), objective=objective, timeout_s=timeout_s)
+            return with_values(result)
+
+    def brief_session(self) -> Session:
+        """A session whose end nobody waits for: it is ended in the background when its block ends."""
+        return Session(self._connection, None, None, is_brief=True)
+
     def close(self) -> None:
         """Close the connections of a blocking program."""
+        self._connection.endings.close()
         self._connection.blocking.close()
 
     async def aclose(self) -> None:
         """Close all connections."""
+        await self._connection.endings.aclose()
         self._connection.blocking.close()
         await self._connection.asynchronous.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plait.client.endings import Endings
 from plait.client.flow import Retries
 from plait.client.transport import AsyncTransport, BlockingTransport
 
@@ -14,5 +15,6 @@ class Connection:
 
     blocking: BlockingTransport
     asynchronous: AsyncTransport
+    endings: Endings
     retries: Retries
     model: str | None

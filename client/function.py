@@ -12,52 +12,52 @@ from plait.client.errors import TemplateError
 from plait.client.objectives import Objective, Slo
 from plait.client.prompt import Output, Prompt, call_annotations
 from plait.client.sampling import Sampling, sampling_fields
+from plait.client.signature import Signature
 from plait.client.template import parse_template
-from plait.client.variable import Argument, Scope, texts_of
+from plait.client.variable import Argument, Condition, Scope
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
 
 class SemanticFunction(Generic[P, R]):
-    """Calling it submits the prompt and returns at once: the variable of its output, or a tuple of several outputs.
+    """Calling it collects a call and returns at once: the variable of its output, or a tuple of several outputs.
 
     The call belongs to the session of the variables among its arguments. Without such a variable, `on` names the
-    session.
+    session, or it is the session of `Client.run`.
     """
 
-    def __init__(self, function: Callable[P, R], prompt: Prompt) -> None:
+    def __init__(self, function: Callable[P, R], prompt: Prompt, signature: Signature) -> None:
         functools.update_wrapper(self, function)
         self.prompt = prompt
-        self._signature = inspect.signature(function)
+        self._signature = signature
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Submit the prompt. Raises `TemplateError`, and the errors of `Session.submit`."""
-        arguments = self._arguments(args, kwargs)
-        variables = (text for given in arguments.values() for text in texts_of(given) if not isinstance(text, str))
-        first = next(variables, None)
-        if first is None:
-            name = self.prompt.name
-            raise TemplateError(f"no argument is a semantic variable: name the session, as in {name}.on(session)(...)")
-        return self._submitted(first.session, arguments)
+        """Collect the call. Raises `TemplateError` for arguments that it cannot take."""
+        arguments = self._signature.bind(args, kwargs)
+        return self._submitted(self._signature.session_of(arguments), arguments)
 
     def on(self, session: Scope) -> Callable[P, R]:
         """The function bound to a session, so that all arguments may be strings."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return self._submitted(session, self._arguments(args, kwargs))
+            return self._submitted(session, self._signature.bind(args, kwargs))
 
         return call
 
-    def _arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Argument]:
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return cast("dict[str, Argument]", bound.arguments)
+    def when(self, condition: Condition) -> Callable[P, R]:
+        """The function in the session of the condition's variable. Its call is skipped if the condition does not hold.
 
-    def _submitted(self, session: Scope, arguments: Mapping[str, Argument]) -> R:
-        outputs = session.submit(self.prompt, arguments)
+        A get of a skipped call's output raises `SkippedError`. So does a get of what needs that output.
+        """
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return self._submitted(condition.variable.session, self._signature.bind(args, kwargs), condition)
+
+        return call
+
+    def _submitted(self, session: Scope, arguments: Mapping[str, Argument], when: Condition | None = None) -> R:
+        outputs = session.submit(self.prompt, arguments, when)
         return cast("R", outputs[0] if len(outputs) == 1 else outputs)
 
     def __repr__(self) -> str:
@@ -93,11 +93,13 @@ def semantic_function(
     def decorate(function: Callable[P, R]) -> SemanticFunction[P, R]:
         name = getattr(function, "__name__", "a semantic function")
         try:
-            template = parse_template(_docstring(function), _parameters(function), system)
+            signature = Signature(function, name)
+            template = parse_template(_docstring(function), signature.names, system)
             outputs = _outputs(function, template.outputs)
         except TemplateError as error:
             raise TemplateError(f"{name}: {error}") from None
-        return SemanticFunction(function, Prompt(name, template, outputs, model, fields, said, chat, separator))
+        prompt = Prompt(name, template, outputs, model, fields, said, chat, separator)
+        return SemanticFunction(function, prompt, signature)
 
     return decorate
 
@@ -107,14 +109,6 @@ def _docstring(function: Callable[..., object]) -> str:
     if not text:
         raise TemplateError("there is no docstring: write the prompt there (and run Python without -OO)")
     return text
-
-
-def _parameters(function: Callable[..., object]) -> list[str]:
-    parameters = inspect.signature(function).parameters.values()
-    wrong = next((parameter for parameter in parameters if parameter.kind not in _NAMED), None)
-    if wrong is not None:
-        raise TemplateError(f"the parameter {wrong} cannot be an input; use parameters that can be passed by name")
-    return [parameter.name for parameter in parameters]
 
 
 def _outputs(function: Callable[..., object], names: Sequence[str]) -> dict[str, Output]:

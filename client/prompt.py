@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Unpack
 
-from plait.client.objectives import Objective, Slo
+from plait.client.objectives import Objective, Slo, in_ms
 from plait.client.sampling import Sampling, sampling_fields
 from plait.client.template import RenderedPrompt, Template
 
@@ -50,10 +50,8 @@ class Prompt:
     chat: bool = True
     separator: str = "\n\n"
 
-    def body(
-        self, session_id: str, model: str, inputs: Mapping[str, Sequence[str]], outputs: Sequence[str]
-    ) -> dict[str, object]:
-        """The body of a submission. `inputs` has each input's variables, `outputs` one variable for each output."""
+    def body(self, model: str, inputs: Mapping[str, Sequence[str]], outputs: Sequence[str]) -> dict[str, object]:
+        """A call in a program. `inputs` has each input's variables, `outputs` one variable for each output."""
         rendered = self.template.rendered(inputs, self.separator)
         places: list[dict[str, object]] = [
             {"name": name, "in_out": False, "semantic_var_id": variable} for name, variable in rendered.inputs.items()
@@ -62,7 +60,6 @@ class Prompt:
         places += [self._output_place(name, place, variable) for name, place, variable in names]
         return {
             **self.sampling,
-            "session_id": session_id,
             "model": model,
             **_texts(rendered),
             "placeholders": places,
@@ -89,21 +86,9 @@ def call_annotations(objective: Objective | str | None, slo: Slo | None, priorit
     promised = slo or Slo()
     given = {
         "objective": None if objective is None else Objective(objective).value,
-        "slo-ttft-ms": _ms(promised.ttft_s),
-        "slo-tpot-ms": _ms(promised.tpot_s),
-        "slo-jct-ms": _ms(promised.jct_s),
+        "slo-ttft-ms": in_ms(promised.ttft_s),
+        "slo-tpot-ms": in_ms(promised.tpot_s),
+        "slo-jct-ms": in_ms(promised.jct_s),
         "priority": priority,
     }
     return {key: value for key, value in given.items() if value is not None}
-
-
-def criteria(objective: Objective | str | Slo | None) -> object:
-    """The objective of a `get` as it is sent. Raises `ValueError` for an unknown objective."""
-    if isinstance(objective, Slo):
-        given = {"ttft_ms": objective.ttft_s, "tpot_ms": objective.tpot_s, "jct_ms": objective.jct_s}
-        return {key: _ms(value) for key, value in given.items() if value is not None}
-    return None if objective is None else Objective(objective).value
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1000

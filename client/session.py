@@ -2,186 +2,193 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
+from plait.client.awaited import Awaited
+from plait.client.collected import Collected, unique
 from plait.client.connection import Connection
+from plait.client.delivery import Delivery
 from plait.client.errors import AnswerError, ClientError, TemplateError
-from plait.client.flow import Flow, Request, Retries, answered
+from plait.client.flow import Flow, Request, answered
+from plait.client.joined_gets import JoinedGets
+from plait.client.objectives import Wanted, criteria
 from plait.client.prompt import Prompt
-from plait.client.sent_request import SentRequest
-from plait.client.transport import AsyncTransport, BlockingTransport
-from plait.client.variable import Argument, SemanticVariable, texts_of
+from plait.client.streamed_value import StreamedValue
+from plait.client.transport import BlockingTransport
+from plait.client.variable import DEFAULT_TIMEOUT_S, RUNNING, Argument, Condition, SemanticVariable, own_texts
 
-_NAME_CHARACTERS = 55  # a name has at most 64; the rest is for a unique suffix
-_HAS_ENDED = (404, 410)  # it has expired, or an earlier request has deleted it
+_HAS_ENDED = (404, 410)  # nothing was sent, it has expired, or an earlier request has deleted it
 
 
 class Session:
     """The variables and calls of one run of a program. At its end the gateway cancels its unfinished calls.
 
-    In a `with` block, each call of a semantic function sends one short request and raises the gateway's refusal. In an
-    `async with` block, a call returns at once and its request is sent in the background. A refusal is then raised when
-    a dependent variable is awaited, or else at the end of the block.
+    It collects values and calls without sending them. The first `get` (or `aget`, `str`, `stream`, `run`)
+    sends all of them as one program, in the same request, and raises the gateway's refusal. Later ones send what is
+    new.
 
-    Several threads may use a blocking session. The tasks of one event loop may use an asynchronous one.
+    Several threads may use a blocking session, and the tasks of one event loop an asynchronous one.
     """
 
-    def __init__(self, connection: Connection, session_id: str | None, ttl_s: float | None) -> None:
+    def __init__(
+        self, connection: Connection, session_id: str | None, ttl_s: float | None, *, is_brief: bool = False
+    ) -> None:
         self.id = session_id or uuid.uuid4().hex
         self._connection = connection
-        self._ttl_s = ttl_s
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._collected = Collected()
+        ttl = {} if ttl_s is None else {"ttl_s": ttl_s}
+        self._delivery = Delivery({"session": self.id, **ttl}, self._collected, connection.retries)
+        self._gets = JoinedGets(connection.asynchronous, self._delivery)
+        self._is_brief = is_brief
         self._is_open = False
-        self._sent: list[SentRequest] = []
-        self._texts: dict[str, SemanticVariable] = {}
-        self._texts_lock = threading.Lock()
+        self._is_async = False
 
     def variable(self, value: str | None = None, *, name: str | None = None) -> SemanticVariable:
         """A variable with a value. Without a value, it is the variable `name`, which another client sets.
 
-        The gateway refuses (409) a value for a variable that already has one or that a call produces.
+        The gateway refuses (409) another value for a variable that has one, and a value for one that a call produces.
         """
         if value is None:
             if name is None:
                 raise TypeError("give a value, or the name of a variable that another client sets")
-            return SemanticVariable(self, name, None)
-        chosen = name or _unique("text")
-        sent = self._start(f"variable {chosen}", self._setting(chosen, value, is_ours=name is None), ())
-        return SemanticVariable(self, chosen, sent, value)
+            self._collected.expect(name)
+            return SemanticVariable(self, name)
+        self._check_open()
+        chosen = name or unique("text")
+        self._collected.set_value(chosen, value)
+        return SemanticVariable(self, chosen, value)
 
-    def submit(self, prompt: Prompt, arguments: Mapping[str, Argument]) -> tuple[SemanticVariable, ...]:
-        """Submit a call; returns the variables of its outputs at once.
+    def submit(
+        self, prompt: Prompt, arguments: Mapping[str, Argument], when: Condition | None = None
+    ) -> tuple[SemanticVariable, ...]:
+        """Collect a call, which runs if the condition `when` holds; returns the variables of its outputs.
 
-        Raises `TemplateError` for arguments that the prompt cannot take. A blocking session also raises `AnswerError`
-        and `ConnectionFailedError`.
+        Raises `TemplateError` for arguments that the prompt cannot take.
         """
+        self._check_open()
         model = prompt.model or self._connection.model
         if model is None:
             raise TemplateError(f"{prompt.name} has no model; give it one, or give the Client a default")
-        inputs = {name: self._variables(prompt, name, arguments[name]) for name in prompt.template.inputs}
-        ids = {name: [variable.name for variable in given] for name, given in inputs.items()}
-        outputs = [_unique(name) for name in prompt.template.outputs]
-        body = prompt.body(self.id, model, ids, outputs)
-        parents = [variable.sent_request for given in inputs.values() for variable in given]
-        # This client made the outputs' names, so a producer that exists can only be an earlier try of this request.
-        request = Request("POST", "/submit", body, done_code="double_producer")
-        sent = self._start(prompt.name, answered(request, self.retries), parents)
-        return tuple(SemanticVariable(self, name, sent) for name in outputs)
+        texts = {name: own_texts(self, arguments[name], f"{prompt.name}: {name}") for name in prompt.template.inputs}
+        inputs = {name: self._collected.names(given) for name, given in texts.items()}
+        outputs = [unique(name) for name in prompt.template.outputs]
+        taken = [name for names in inputs.values() for name in names]
+        body = prompt.body(model, inputs, outputs)
+        if when is not None:
+            taken.append(when.variable.name)
+            body["when"] = str(when)
+        self._collected.call(prompt.name, body, taken, outputs)
+        return tuple(SemanticVariable(self, name) for name in outputs)
 
-    @property
-    def retries(self) -> Retries:
-        """How requests are retried."""
-        return self._connection.retries
+    def run(
+        self, *variables: SemanticVariable, objective: Wanted = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> tuple[str, ...]:
+        """Send what was collected, and wait for the values of these variables. Without variables it does not wait.
 
-    def blocking_transport(self) -> BlockingTransport:
-        """The transport of a `get`. Raises `RuntimeError` in an asynchronous session: it would block the event loop."""
-        if self._loop is not None:
-            raise RuntimeError("this session was entered with `async with`: use `await variable.aget(...)` or astream")
-        return self._connection.blocking
+        Raises the error of the first variable that has none, as `SemanticVariable.get` does, or the gateway's refusal.
+        """
+        transport = self._blocking_transport()
+        awaited = Awaited(variables, objective, timeout_s)
+        return awaited.kept(transport.run(awaited.delivered(self._delivery)))
 
-    def async_transport(self) -> AsyncTransport:
-        """The transport of an `aget`, in either kind of session."""
-        return self._connection.asynchronous
+    async def arun(
+        self, *variables: SemanticVariable, objective: Wanted = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> tuple[str, ...]:
+        """`run` in an event loop."""
+        awaited = Awaited(variables, objective, timeout_s)
+        return awaited.kept(await self._connection.asynchronous.run(awaited.delivered(self._delivery)))
+
+    async def aget(self, variable: SemanticVariable, objective: Wanted, timeout_s: float) -> str:
+        """As `SemanticVariable.aget`."""
+        self._collected.check(variable.name)
+        return await self._gets.get(variable.name, criteria(objective), timeout_s)
+
+    def stream(self, variable: SemanticVariable, objective: Wanted, timeout_s: float) -> Iterator[str]:
+        """As `SemanticVariable.stream`."""
+        transport = self._blocking_transport()
+        streamed = StreamedValue(variable, self._delivery, objective, timeout_s)
+        yield from streamed.pieces(transport)
+
+    async def astream(self, variable: SemanticVariable, objective: Wanted, timeout_s: float) -> AsyncIterator[str]:
+        """As `SemanticVariable.astream`."""
+        streamed = StreamedValue(variable, self._delivery, objective, timeout_s)
+        async for piece in streamed.apieces(self._connection.asynchronous):
+            yield piece
 
     def __enter__(self) -> Self:
-        self._connection.blocking.run(self._opening())
         self._is_open = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._is_open = False
+        self._leave(error)
+        if self._is_brief:
+            self._connection.endings.start(self._closing())
+            return
         with suppress(*_hidden_by(error)):
             self._connection.blocking.run(self._closing())
 
     async def __aenter__(self) -> Self:
-        await self._connection.asynchronous.run(self._opening())
-        self._loop = asyncio.get_running_loop()
-        self._is_open = True
+        self._is_open = self._is_async = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._is_open = False
-        if error is not None:
-            for sent in self._sent:
-                sent.cancel()
+        self._leave(error)
+        if self._is_brief:
+            self._connection.endings.astart(self._closing())
+            return
+        with suppress(*_hidden_by(error)):
+            await self._connection.asynchronous.run(self._closing())
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """In this block, semantic functions that get texts only belong to this session."""
+        token = RUNNING.set(self)
         try:
-            refusals = [await sent.end() for sent in self._sent]
+            yield
         finally:
-            with suppress(*_hidden_by(error)):
-                await self._connection.asynchronous.run(self._closing())
-        unmet = next((refusal for refusal in refusals if refusal is not None), None)
-        if error is None and unmet is not None:
-            raise unmet
-
-    def _start(self, what: str, flow: Flow[bytes], parents: Sequence[SentRequest | None]) -> SentRequest | None:
-        """Send a flow's requests: now in a blocking session, else in the background."""
-        if not self._is_open:
-            raise RuntimeError("the session is not open: use it in `with client.session() as session:`")
-        if self._loop is None:
-            self._connection.blocking.run(flow)
-            return None
-        if self._loop is not _running_loop():
-            raise RuntimeError("this session belongs to the event loop in which it was entered")
-        task = self._loop.create_task(self._send(flow))
-        sent = SentRequest(what, task, [parent for parent in parents if parent is not None])
-        self._sent.append(sent)
-        return sent
-
-    async def _send(self, flow: Flow[bytes]) -> None:
-        await self._connection.asynchronous.run(flow)
-
-    def _variables(self, prompt: Prompt, name: str, given: Argument) -> list[SemanticVariable]:
-        """The variables of an input. Equal texts become one variable, so that the gateway sees that calls share it."""
-        texts = texts_of(given)
-        if any(text.session is not self for text in texts if not isinstance(text, str)):
-            raise TemplateError(f"{prompt.name}: {name} is a variable of another session; get it, and pass its text")
-        return [self._text(text) if isinstance(text, str) else text for text in texts]
-
-    def _text(self, text: str) -> SemanticVariable:
-        with self._texts_lock:
-            variable = self._texts.get(text)
-            if variable is None:
-                variable = self._texts[text] = self.variable(text)
-            return variable
-
-    def _setting(self, name: str, value: str, *, is_ours: bool) -> Flow[bytes]:
-        body = {"session_id": self.id, "semantic_var_id": name, "value": value}
-        # If this client made the name, a 409 means what it means in `submit`. Otherwise others may have caused it.
-        request = Request("POST", "/variables", body, repeatable=is_ours, done_code="double_producer")
-        return answered(request, self.retries)
-
-    def _opening(self) -> Flow[bytes]:
-        ttl = {} if self._ttl_s is None else {"ttl_s": self._ttl_s}
-        return answered(Request("POST", "/sessions", {"session_id": self.id, **ttl}), self.retries)
+            RUNNING.reset(token)
 
     def _closing(self) -> Flow[None]:
         try:
-            yield from answered(Request("DELETE", f"/sessions/{self.id}"), self.retries)
+            yield from answered(Request("DELETE", f"/sessions/{self.id}"), self._connection.retries)
         except AnswerError as error:
             if error.status not in _HAS_ENDED:
                 raise
 
+    def _leave(self, error: BaseException | None) -> None:
+        """Collect nothing more. Warn of calls that were never sent, as Python does of what is never awaited."""
+        self._is_open = False
+        unsent = self._collected.unsent()
+        if error is None and unsent:
+            names = ", ".join(dict.fromkeys(unsent))
+            warnings.warn(
+                f"the session ends, and {len(unsent)} of its calls were never sent, since nobody asked for a value "
+                f"after them: {names}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise RuntimeError("the session is not open: use it in `with client.session() as session:`")
+
+    def _blocking_transport(self) -> BlockingTransport:
+        """Raises `RuntimeError` in an asynchronous session: it would block the event loop."""
+        if self._is_async:
+            raise RuntimeError(
+                "this session was entered with `async with`: use `await variable.aget(...)`, astream or arun"
+            )
+        return self._connection.blocking
+
     def __repr__(self) -> str:
         return f"<Session {self.id}{' open' if self._is_open else ''}>"
-
-
-def _unique(name: str) -> str:
-    """A unique variable name that begins with `name`."""
-    return f"{name[:_NAME_CHARACTERS]}_{uuid.uuid4().hex[:8]}"
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    with suppress(RuntimeError):
-        return asyncio.get_running_loop()
-    return None
 
 
 def _hidden_by(error: BaseException | None) -> tuple[type[ClientError], ...]:

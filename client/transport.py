@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -47,20 +47,21 @@ class BlockingTransport:
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow to its end; returns its result."""
-        resume: Callable[[], Request | Pause] = partial(next, flow)
-        while True:
-            try:
-                step = resume()
-            except StopIteration as end:
-                return cast("T", end.value)
-            if isinstance(step, Pause):
-                time.sleep(step.s)
-                resume = partial(flow.send, None)
-                continue
-            try:
-                resume = partial(flow.send, self._http.request(**self._arguments(step)))
-            except httpx.TransportError as error:
-                resume = partial(flow.throw, error)
+        with closing(flow):
+            resume: Callable[[], Request | Pause] = partial(next, flow)
+            while True:
+                try:
+                    step = resume()
+                except StopIteration as end:
+                    return cast("T", end.value)
+                if isinstance(step, Pause):
+                    time.sleep(step.s)
+                    resume = partial(flow.send, None)
+                    continue
+                try:
+                    resume = partial(flow.send, self._http.request(**self._arguments(step)))
+                except httpx.TransportError as error:
+                    resume = partial(flow.throw, error)
 
     @contextmanager
     def lines(self, request: Request) -> Iterator[Iterator[str]]:
@@ -88,20 +89,21 @@ class AsyncTransport:
 
     async def run(self, flow: Flow[T]) -> T:
         """Run a flow to its end; returns its result."""
-        resume: Callable[[], Request | Pause] = partial(next, flow)
-        while True:
-            try:
-                step = resume()
-            except StopIteration as end:
-                return cast("T", end.value)
-            if isinstance(step, Pause):
-                await asyncio.sleep(step.s)
-                resume = partial(flow.send, None)
-                continue
-            try:
-                resume = partial(flow.send, await self._http.request(**self._arguments(step)))
-            except httpx.TransportError as error:
-                resume = partial(flow.throw, error)
+        with closing(flow):
+            resume: Callable[[], Request | Pause] = partial(next, flow)
+            while True:
+                try:
+                    step = resume()
+                except StopIteration as end:
+                    return cast("T", end.value)
+                if isinstance(step, Pause):
+                    await asyncio.sleep(step.s)
+                    resume = partial(flow.send, None)
+                    continue
+                try:
+                    resume = partial(flow.send, await self._http.request(**self._arguments(step)))
+                except httpx.TransportError as error:
+                    resume = partial(flow.throw, error)
 
     @asynccontextmanager
     async def lines(self, request: Request) -> AsyncIterator[AsyncIterator[str]]:

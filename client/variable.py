@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import NoReturn, Protocol, cast
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
+
+import msgspec
 
 from plait.client.errors import TemplateError
-from plait.client.flow import Request, Retries, got
-from plait.client.objectives import Objective, Slo
-from plait.client.prompt import Prompt, criteria
-from plait.client.sent_request import SentRequest
-from plait.client.transport import AsyncTransport, BlockingTransport
-from plait.client.value_stream import ValueStream
+from plait.client.objectives import Wanted
+from plait.client.prompt import Prompt
 
 DEFAULT_TIMEOUT_S = 600.0
 
-Wanted = Objective | str | Slo | None
-"""The objective of a `get`: `latency`, `throughput`, an `Slo` (in seconds), or None."""
+Read = Callable[[str], Any]
+"""Turns a variable's text into another value."""
 
 
 class Scope(Protocol):
-    """The part of a session that its variables use."""
+    """The part of a session that its variables and functions use."""
 
-    id: str
+    def submit(
+        self, prompt: Prompt, arguments: Mapping[str, Argument], when: Condition | None = None
+    ) -> tuple[SemanticVariable, ...]:
+        """Collect a call; returns the variables of its outputs at once."""
 
-    @property
-    def retries(self) -> Retries:
-        """How requests are retried."""
+    def run(self, *variables: SemanticVariable, objective: Wanted, timeout_s: float) -> tuple[str, ...]:
+        """Send what was collected, and get these variables in the same request."""
 
-    def blocking_transport(self) -> BlockingTransport:
-        """The transport of a `get`. Raises `RuntimeError` in an asynchronous session."""
+    async def aget(self, variable: SemanticVariable, objective: Wanted, timeout_s: float) -> str:
+        """Get a variable in an event loop."""
 
-    def async_transport(self) -> AsyncTransport:
-        """The transport of an `aget`."""
+    def stream(self, variable: SemanticVariable, objective: Wanted, timeout_s: float) -> Iterator[str]:
+        """Get a variable in pieces."""
 
-    def submit(self, prompt: Prompt, arguments: Mapping[str, Argument]) -> tuple[SemanticVariable, ...]:
-        """Submit a call; returns the variables of its outputs at once."""
+    def astream(self, variable: SemanticVariable, objective: Wanted, timeout_s: float) -> AsyncIterator[str]:
+        """Get a variable in pieces in an event loop."""
+
+
+RUNNING: ContextVar[Scope | None] = ContextVar("plait_session", default=None)
+"""The session of the function that `Client.run` calls."""
 
 
 class SemanticVariable:
@@ -44,16 +50,15 @@ class SemanticVariable:
     `name` is the variable's id in its `session`. Other clients can use it in header annotations. A value never changes.
     Once got, the value is kept here, even after the session's end.
 
-    The methods that wait raise `GetTimeoutError` after `timeout_s`, `VariableFailedError` with the chain of causes,
-    `ConnectionFailedError`, and `AnswerError` for any other refusal, such as an unknown session.
+    The methods that wait send what the session has collected. They raise `AnswerError` if the gateway refuses it,
+    `GetTimeoutError` after `timeout_s`, `VariableFailedError` with the chain of causes, and `ConnectionFailedError`.
     """
 
-    __slots__ = ("_sent_request", "_session", "_value", "name")
+    __slots__ = ("_session", "_value", "name")
 
-    def __init__(self, session: Scope, name: str, sent_request: SentRequest | None, value: str | None = None) -> None:
+    def __init__(self, session: Scope, name: str, value: str | None = None) -> None:
         self.name = name
         self._session = session
-        self._sent_request = sent_request
         self._value = value
 
     @property
@@ -62,25 +67,25 @@ class SemanticVariable:
         return self._session
 
     @property
-    def sent_request(self) -> SentRequest | None:
-        """The request that creates the variable, if it was sent in the background."""
-        return self._sent_request
+    def value(self) -> str | None:
+        """The value if it was got before, or given; None otherwise."""
+        return self._value
+
+    def keep(self, value: str) -> str:
+        """Keep the value that was got; returns it."""
+        self._value = value
+        return value
 
     def get(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
         """Wait at most `timeout_s` seconds for the value. The calls that produce it are scheduled for `objective`."""
         if self._value is None:
-            transport = self._session.blocking_transport()
-            request = self._request(objective)
-            self._value = transport.run(got(request, self.name, timeout_s, self._session.retries))
-        return self._value
+            self._session.run(self, objective=objective, timeout_s=timeout_s)
+        return cast("str", self._value)
 
     async def aget(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
-        """`get` in an event loop."""
+        """`get` in an event loop. The gets that tasks begin at the same time are one request."""
         if self._value is None:
-            await self._accepted()
-            request = self._request(objective)
-            flow = got(request, self.name, timeout_s, self._session.retries)
-            self._value = await self._session.async_transport().run(flow)
+            self._value = await self._session.aget(self, objective, timeout_s)
         return self._value
 
     def stream(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[str]:
@@ -88,50 +93,66 @@ class SemanticVariable:
 
         A stream that breaks off is not retried.
         """
-        if self._value is not None:
-            yield self._value
-            return
-        stream = ValueStream(self.name, timeout_s)
-        with self._session.blocking_transport().lines(self._request(objective, timeout_s)) as lines:
-            for line in lines:
-                if piece := stream.feed(line):
-                    yield piece
-        self._value = stream.close()
+        return iter((self._value,)) if self._value is not None else self._session.stream(self, objective, timeout_s)
 
     async def astream(self, objective: Wanted = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> AsyncIterator[str]:
         """`stream` in an event loop."""
         if self._value is not None:
             yield self._value
             return
-        await self._accepted()
-        stream = ValueStream(self.name, timeout_s)
-        async with self._session.async_transport().lines(self._request(objective, timeout_s)) as lines:
-            async for line in lines:
-                if piece := stream.feed(line):
-                    yield piece
-        self._value = stream.close()
+        async for piece in self._session.astream(self, objective, timeout_s):
+            yield piece
 
-    async def _accepted(self) -> None:
-        """Raise if the gateway refused the variable's request, or a request that it depends on."""
-        if self._sent_request is not None:
-            await self._sent_request.accepted(self.name)
+    def equals(self, text: str) -> Condition:
+        """The condition that the value is `text`. White space around the two does not count."""
+        return Condition(self, "==", text)
 
-    def _request(self, objective: Wanted, streamed_for_s: float | None = None) -> Request:
-        """The request of a `get`. `streamed_for_s` is the time-out of a stream; `got` adds that of a plain `get`."""
-        body = {
-            "session_id": self._session.id,
-            "semantic_var_id": self.name,
-            "criteria": criteria(objective),
-        }
-        if streamed_for_s is None:
-            return Request("POST", "/get", body)
-        return Request("POST", "/get", {**body, "timeout_s": streamed_for_s, "stream": True}, wait_s=streamed_for_s)
+    def differs(self, text: str) -> Condition:
+        """The condition that the value is not `text`. White space around the two does not count."""
+        return Condition(self, "!=", text)
 
-    def __format__(self, spec: str) -> NoReturn:
-        raise TypeError(f"{self!r} has no text yet: call get() first, or make it an input of a semantic function")
+    def contains(self, text: str) -> Condition:
+        """The condition that the value has `text` in it. White space around the text does not count."""
+        return Condition(self, "contains", text)
+
+    def __str__(self) -> str:
+        """The value: `get()`."""
+        return self.get()
+
+    def __format__(self, spec: str) -> str:
+        """The value once it was got. A text that is made of one would hide from the gateway where it comes from."""
+        if self._value is None:
+            raise TypeError(f"{self!r} has no text yet: call get() first, or make it an input of a semantic function")
+        return format(self._value, spec)
 
     def __repr__(self) -> str:
         return f"<SemanticVariable {self.name}{'' if self._value is None else f' = {self._value[:40]!r}'}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A comparison of a variable's value with a text, for `SemanticFunction.when`. The gateway makes it.
+
+    Upper and lower case differ. Raises `TemplateError` for what is not a text, and for an empty text with `contains`.
+    """
+
+    variable: SemanticVariable
+    operator: Literal["==", "!=", "contains"]
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TemplateError(f"a condition compares with {type(self.text).__name__}; expected a string")
+        if self.operator == "contains" and not self.text.strip():
+            raise TemplateError("each value contains an empty text; give the condition another text")
+
+    def __bool__(self) -> bool:
+        """Nobody knows yet: raises `TypeError`, since `if condition:` would take one side always."""
+        raise TypeError(f"{self} is decided in the gateway: pass it to `when`, or compare {self.variable.name}.get()")
+
+    def __str__(self) -> str:
+        """The condition as it is sent."""
+        return f"{self.variable.name} {self.operator} {msgspec.json.encode(self.text).decode()}"
 
 
 Text = SemanticVariable | str
@@ -147,3 +168,11 @@ def texts_of(given: Argument) -> tuple[Text, ...]:
         if not isinstance(text, SemanticVariable | str):
             raise TemplateError(f"an argument is {type(text).__name__}; expected semantic variables or strings")
     return cast("tuple[Text, ...]", texts)
+
+
+def own_texts(session: Scope, given: Argument, what: str) -> tuple[Text, ...]:
+    """`texts_of`, whose variables are all of this session. Raises `TemplateError` that names `what` if one is not."""
+    texts = texts_of(given)
+    if any(text.session is not session for text in texts if not isinstance(text, str)):
+        raise TemplateError(f"{what} is a variable of another session; get it, and pass its text")
+    return texts

@@ -69,6 +69,7 @@ def test_all_calls_of_a_chain_are_there_before_the_first_has_run(
     with client.session() as session:
         summary = semantic(map_reduce(model)).invoke(PARTS, in_session(session))
         assert isinstance(summary, SemanticVariable)
+        session.run()
         variables = fleet.gateway.get(f"/v1/sessions/{session.id}").json()["variables"]
         assert sum(variable["producer"] != "client" for variable in variables) == len(PARTS) + 1
         assert summary.get().startswith(EMULATED)

@@ -23,6 +23,7 @@ from plait.client import (
     Output,
     SemanticVariable,
     Session,
+    SkippedError,
     Slo,
     Text,
     VariableFailedError,
@@ -87,6 +88,8 @@ def state_of(fleet: Fleet, session: Session) -> httpx.Response:
 def test_a_team_of_engineers_is_25_calls(fleet: Fleet, client: Client) -> None:
     with client.session() as session:
         files = write_software(session, "a snake game")
+        assert state_of(fleet, session).status_code == 404, "nothing was sent"
+        session.run()
         variables = state_of(fleet, session).json()["variables"]
         assert sum(variable["producer"] != "client" for variable in variables) == 1 + 4 * len(FILES) == 25
         texts = [code.get("latency") for code in files.values()]
@@ -143,7 +146,7 @@ def test_a_value_that_comes_late_can_be_got_again(session: Session) -> None:
     assert later.get() == "now"
 
 
-def test_what_is_wrong_with_a_call_is_said_where_it_is_made(client: Client, session: Session) -> None:
+def test_what_is_wrong_with_a_call_is_said_where_the_program_is_sent(session: Session) -> None:
     @semantic_function(model="nowhere")
     def nobody(text: Text) -> SemanticVariable:
         """{{text}} {{out}}"""
@@ -154,14 +157,25 @@ def test_what_is_wrong_with_a_call_is_said_where_it_is_made(client: Client, sess
         """{{text}} {{out}}"""
         raise NotImplementedError
 
+    good = go_on.on(session)("well")
+    other = nobody.on(session)("x")
+    with pytest.raises(AnswerError, match=r"^nobody: calls\[1\] .*nowhere"):
+        good.get()
     with pytest.raises(AnswerError, match="nowhere"):
-        nobody.on(session)("x")
+        other.get()
+    assert good.get().startswith(EMULATED), "it was not at fault"
+    wrong = mistyped(good)
     with pytest.raises(AnswerError, match="did you mean json") as caught:
-        mistyped.on(session)("x")
-    assert (caught.value.status, caught.value.code) == (400, "invalid_transform")
+        go_on(wrong).get()
+    found = caught.value
+    assert (found.status, found.code, found.function) == (400, "invalid_transform", "mistyped")
+    with pytest.raises(VariableFailedError, match="mistyped was refused"):
+        go_on(wrong).get()
     session.variable("mine", name="taken")
-    with pytest.raises(AnswerError, match="409"):
-        session.variable("yours", name="taken")
+    session.run()
+    session.variable("yours", name="taken")
+    with pytest.raises(AnswerError, match=r"^variable taken: .*409"):
+        session.run()
 
 
 async def test_a_value_is_streamed_while_it_is_generated(async_client: Client, session: Session) -> None:
@@ -183,13 +197,54 @@ async def test_a_program_in_an_event_loop(async_client: Client) -> None:
     assert all(text.startswith(EMULATED) for pair in results for text in pair)
 
 
-async def test_a_refusal_reaches_what_depends_on_it(async_client: Client) -> None:
+async def test_a_program_that_is_too_large_is_refused_as_a_whole(async_client: Client) -> None:
     async with async_client.session() as session:
-        taken = session.variable("x" * 2_000_000)
-        with pytest.raises(VariableFailedError) as caught:
-            await go_on(go_on(taken)).aget()
-        assert isinstance(caught.value.__cause__, AnswerError)
-        assert caught.value.__cause__.code in ("value_too_large", "body_too_large")
+        last = go_on(go_on(session.variable("x" * 2_000_000)))
+        for _ in range(2):
+            with pytest.raises(AnswerError) as caught:
+                await last.aget()
+            assert caught.value.code in ("value_too_large", "body_too_large")
+        assert await go_on.on(session)("something shorter").aget()
+
+
+async def test_functions_of_several_calls_in_one_trip(client: Client, async_client: Client) -> None:
+    def program(texts: list[str]) -> list[SemanticVariable]:
+        return [compare(go_on(text), text) for text in texts]
+
+    values = client.run(program, ["one", "two"], objective="latency")
+    assert [text.startswith(EMULATED) for text in values] == [True, True]
+    assert await async_client.arun(program, ["one", "two"]) == values
+
+
+async def test_tasks_get_their_values_as_they_come(async_client: Client) -> None:
+    async with async_client.session() as session:
+        chain = [go_on.on(session)("on and on")]
+        for _ in range(3):
+            chain.append(go_on(chain[-1]))
+        arrived: list[int] = []
+
+        async def get(number: int) -> None:
+            await chain[number].aget()
+            arrived.append(number)
+
+        await asyncio.gather(*(get(number) for number in (3, 1, 0, 2)))
+        assert arrived == [0, 1, 2, 3]
+
+
+def test_one_side_is_taken_and_the_other_is_skipped(session: Session) -> None:
+    draft = go_on.on(session)("a draft")
+    taken = go_on.when(draft.contains("emulated"))("taken")
+    skipped = go_on.when(draft.equals("no"))("skipped")
+    after = go_on(skipped)
+    with pytest.raises(SkippedError, match=r'was skipped: .* more_\w+ == "no" does not hold'):
+        session.run(skipped, taken, objective="latency")
+    assert taken.value is not None
+    assert taken.value.startswith(EMULATED)
+    with pytest.raises(SkippedError) as caught:
+        after.get()
+    assert [cause.variable for cause in caught.value.causes] == [after.name, skipped.name]
+    with pytest.raises(SkippedError):
+        list(skipped.stream())
 
 
 def run_blocks(fleet: Fleet, kind: str) -> None:

@@ -96,8 +96,9 @@ def main() -> None:
     parser.add_argument("task", nargs="?", default="a snake game")
     arguments = parser.parse_args()
     with Client(arguments.base_url, model=arguments.model) as client, client.session() as session:
-        for file, code in write_software(session, arguments.task).items():
-            print(f"--- {file}\n{code.get('latency')}")
+        files = write_software(session, arguments.task)
+        for file, code in zip(files, session.run(*files.values(), objective="latency"), strict=True):
+            print(f"--- {file}\n{code}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ Needs langchain-core: `pip install plait[langchain]`.
 
 from __future__ import annotations
 
-from plait.client.langchain.call import ParsedVariable, SemanticCall, in_session
+from plait.client.langchain.call import SemanticCall, in_session
 from plait.client.langchain.chain import semantic
 from plait.client.langchain.program import Program
+from plait.client.results import ParsedVariable
 
 __all__ = ["ParsedVariable", "Program", "SemanticCall", "in_session", "semantic"]

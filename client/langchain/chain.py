@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
@@ -26,9 +26,9 @@ from plait.client.langchain.call import SemanticCall
 from plait.client.langchain.models import innermost, read_model
 from plait.client.langchain.parsers import ReadParser, read_parser
 from plait.client.langchain.templates import read_template
+from plait.client.langchain.values import Values
 from plait.client.prompt import Output, Prompt
 
-_NEEDS_VALUES = (RunnableBranch, RunnableWithFallbacks, RunnableRetry, RunnableWithMessageHistory)
 _ALONE = (BasePromptTemplate, BaseLanguageModel, BaseOutputParser)
 
 Chain = Runnable[Any, Any]
@@ -37,22 +37,19 @@ Chain = Runnable[Any, Any]
 def semantic(chain: Chain) -> Chain:
     """The chain with each `prompt | model | parser` replaced by a `SemanticCall`.
 
-    Sequences, `RunnableParallel`, `RunnablePassthrough.assign` and `map()` are searched. Functions, a `SemanticCall`
-    and other steps stay; they get variables instead of values.
+    Sequences, `RunnableParallel`, `RunnablePassthrough.assign` and `map()` are searched. A branch, a fallback and a
+    retry decide by values, so a step before each waits for them. Functions, a `SemanticCall` and other steps stay; they
+    get variables instead of values, except after a fallback or a retry.
 
-    Raises `TemplateError` for a step that needs values before later calls can be submitted. The error names the step.
+    Raises `TemplateError` for a step that cannot run in the gateway. The error names the step.
     """
-    if isinstance(chain, RunnableSequence):
-        return _sequence(chain)
-    if isinstance(chain, RunnableParallel):
-        return _parallel(chain)
-    if isinstance(chain, RunnableAssign):
-        return RunnableAssign(_parallel(chain.mapper))
-    if isinstance(chain, RunnableEach):
-        return RunnableEach(bound=semantic(chain.bound))
-    if isinstance(chain, _NEEDS_VALUES):
-        name = type(chain).__name__
-        raise TemplateError(f"{name} decides by values, but calls are submitted before there are any; leave it out")
+    replaced = next((replace for kind, replace in _REPLACED.items() if isinstance(chain, kind)), None)
+    if replaced is not None:
+        return replaced(chain)
+    if isinstance(chain, RunnableWithMessageHistory):
+        raise TemplateError(
+            "a history is stored when its values are there: put RunnableWithMessageHistory around Program"
+        )
     if isinstance(innermost(chain), _ALONE):
         name = type(innermost(chain)).__name__
         raise TemplateError(f"{name} is not a call by itself; write prompt | model, or prompt | model | parser")
@@ -66,13 +63,69 @@ def _sequence(chain: RunnableSequence[Any, Any]) -> Chain:
     todo = list(chain.steps)
     while todo:
         length = _length_of_call(todo)
-        steps.append(_call(todo[:length]) if length else semantic(todo[0]))
-        del todo[: max(length, 1)]
+        if length:
+            steps.append(_call(todo[:length]))
+            del todo[:length]
+            continue
+        step = todo.pop(0)
+        if isinstance(step, BasePromptTemplate) and todo and isinstance(todo[0], _SETTLED):
+            step = _with_prompt(step, todo.pop(0))
+        is_value = bool(steps) and isinstance(steps[-1], _SETTLED)
+        steps.append(step if is_value and isinstance(step, BaseOutputParser) else semantic(step))
     return steps[0] if len(steps) == 1 else RunnableSequence(*steps, name=chain.name)
 
 
 def _parallel(chain: RunnableParallel[Any]) -> RunnableParallel[Any]:
     return RunnableParallel({name: semantic(step) for name, step in chain.steps__.items()})
+
+
+def _assign(chain: RunnableAssign) -> RunnableAssign:
+    return RunnableAssign(_parallel(chain.mapper))
+
+
+def _each(chain: RunnableEach[Any, Any]) -> Chain:
+    return RunnableEach(bound=semantic(chain.bound))
+
+
+def _with_fallbacks(chain: RunnableWithFallbacks[Any, Any]) -> Chain:
+    tried = {"runnable": _settled(chain.runnable), "fallbacks": [_settled(one) for one in chain.fallbacks]}
+    return chain.model_copy(update=tried)
+
+
+def _with_retries(chain: RunnableRetry[Any, Any]) -> Chain:
+    return chain.model_copy(update={"bound": _settled(chain.bound)})
+
+
+def _branch(chain: RunnableBranch[Any, Any]) -> Chain:
+    branches = [(_settled(condition), semantic(branch)) for condition, branch in chain.branches]
+    return Values() | chain.model_copy(update={"branches": branches, "default": semantic(chain.default)})
+
+
+def _settled(chain: Chain) -> Chain:
+    """The chain in the gateway, with values at its end."""
+    return semantic(chain) | Values()
+
+
+def _with_prompt(prompt: Chain, models: Chain) -> Chain:
+    """`prompt | models`, where `models` are a model with fallbacks or retries: the prompt goes to each."""
+    if isinstance(models, RunnableWithFallbacks):
+        tried = {"runnable": prompt | models.runnable, "fallbacks": [prompt | one for one in models.fallbacks]}
+        return models.model_copy(update=tried)
+    assert isinstance(models, RunnableRetry)
+    return models.model_copy(update={"bound": prompt | models.bound})
+
+
+_SETTLED = (RunnableWithFallbacks, RunnableRetry)
+"""Steps that have values at their end."""
+_REPLACED: Mapping[type, Callable[[Any], Chain]] = {
+    RunnableSequence: _sequence,
+    RunnableParallel: _parallel,
+    RunnableAssign: _assign,
+    RunnableEach: _each,
+    RunnableWithFallbacks: _with_fallbacks,
+    RunnableRetry: _with_retries,
+    RunnableBranch: _branch,
+}
 
 
 def _length_of_call(steps: Sequence[Chain]) -> int:
@@ -93,7 +146,7 @@ def _call(steps: Sequence[Chain]) -> SemanticCall:
     said = {} if parser.transforms is None else {output: Output(output, transforms=parser.transforms)}
     name = prompt.name or "a call"
     call = Prompt(name, read.template, said, model.name, model.sampling, chat=model.chat)
-    return SemanticCall(call, read.late, parser.read, None if parser.complete else parser.name)
+    return SemanticCall(call, read, parser.read, None if parser.complete else parser.name)
 
 
 def _parser(steps: Sequence[Chain], *, is_chat: bool) -> ReadParser:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from langchain_core.output_parsers import (
     XMLOutputParser,
 )
 
-Read = Callable[[str], Any]
+from plait.client.variable import Read
 
 _LISTS: dict[type, str] = {
     CommaSeparatedListOutputParser: "list(comma)",

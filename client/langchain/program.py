@@ -1,26 +1,29 @@
-"""Runs a chain as a program in the gateway: submits all its calls at once, then gets the results."""
+"""Runs a chain as a program in the gateway: its calls and the gets of its results are one request."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import get_config_list
 
 from plait.client.client import Client
-from plait.client.langchain.call import ParsedVariable, in_session
+from plait.client.langchain.call import in_session
 from plait.client.langchain.chain import Chain, semantic
-from plait.client.variable import DEFAULT_TIMEOUT_S, SemanticVariable, Wanted
+from plait.client.langchain.values import Values
+from plait.client.objectives import Wanted
+from plait.client.session import Session
+from plait.client.variable import DEFAULT_TIMEOUT_S, SemanticVariable
 
-_THREADS = 32
+Configs = RunnableConfig | Sequence[RunnableConfig] | None
 
 
 class Program(Runnable[Any, Any]):
     """A chain that runs in the gateway. It is invoked like the chain and has the same result.
 
-    Each invocation is a session. `objective` and `timeout_s` are those of each result's `get`.
+    Each invocation, and each batch, is a session of its own, which is ended in the background. `objective` and
+    `timeout_s` are those of the results.
     """
 
     def __init__(
@@ -32,8 +35,9 @@ class Program(Runnable[Any, Any]):
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._chain = semantic(chain)
+        self._values = Values()
         self._client = client
-        self._wanted: dict[str, Any] = {"objective": objective, "timeout_s": timeout_s}
+        self._awaited: dict[str, Any] = {"objective": objective, "timeout_s": timeout_s}
 
     def invoke(
         self,
@@ -41,10 +45,10 @@ class Program(Runnable[Any, Any]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Submit the calls and wait for the result."""
-        with self._client.session() as session:
-            result = self._chain.invoke(input, in_session(session, config), **kwargs)
-            return self._values(result)
+        """Send the calls and wait for the result."""
+        with self._client.brief_session() as session:
+            here = self._in(session, config)
+            return self._values.invoke(self._chain.invoke(input, here, **kwargs), here)
 
     async def ainvoke(
         self,
@@ -53,9 +57,27 @@ class Program(Runnable[Any, Any]):
         **kwargs: Any,
     ) -> Any:
         """`invoke` in an event loop."""
-        async with self._client.session() as session:
-            result = await self._chain.ainvoke(input, in_session(session, config), **kwargs)
-            return await self._avalues(result)
+        async with self._client.brief_session() as session:
+            here = self._in(session, config)
+            return await self._values.ainvoke(await self._chain.ainvoke(input, here, **kwargs), here)
+
+    def batch(
+        self, inputs: Sequence[Any], config: Configs = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> list[Any]:
+        """The results of several inputs, whose calls are one program."""
+        with self._client.brief_session() as session:
+            here = [self._in(session, one) for one in get_config_list(config, len(inputs))]
+            chain = self._chain | self._values
+            return chain.batch(list(inputs), here, return_exceptions=return_exceptions, **kwargs)
+
+    async def abatch(
+        self, inputs: Sequence[Any], config: Configs = None, *, return_exceptions: bool = False, **kwargs: Any
+    ) -> list[Any]:
+        """`batch` in an event loop."""
+        async with self._client.brief_session() as session:
+            here = [self._in(session, one) for one in get_config_list(config, len(inputs))]
+            chain = self._chain | self._values
+            return await chain.abatch(list(inputs), here, return_exceptions=return_exceptions, **kwargs)
 
     def stream(
         self,
@@ -64,12 +86,13 @@ class Program(Runnable[Any, Any]):
         **kwargs: Any,
     ) -> Iterator[Any]:
         """The text in pieces, if the chain ends in a text; otherwise the whole result in one piece."""
-        with self._client.session() as session:
-            result = self._chain.invoke(input, in_session(session, config), **kwargs)
+        with self._client.brief_session() as session:
+            here = self._in(session, config)
+            result = self._chain.invoke(input, here, **kwargs)
             if isinstance(result, SemanticVariable):
-                yield from result.stream(**self._wanted)
+                yield from result.stream(**self._awaited)
             else:
-                yield self._values(result)
+                yield self._values.invoke(result, here)
 
     async def astream(
         self,
@@ -78,40 +101,14 @@ class Program(Runnable[Any, Any]):
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
         """`stream` in an event loop."""
-        async with self._client.session() as session:
-            result = await self._chain.ainvoke(input, in_session(session, config), **kwargs)
+        async with self._client.brief_session() as session:
+            here = self._in(session, config)
+            result = await self._chain.ainvoke(input, here, **kwargs)
             if isinstance(result, SemanticVariable):
-                async for piece in result.astream(**self._wanted):
+                async for piece in result.astream(**self._awaited):
                     yield piece
             else:
-                yield await self._avalues(result)
+                yield await self._values.ainvoke(result, here)
 
-    def _values(self, result: Any) -> Any:
-        """Get all values at the same time, so that the gateway knows all objectives before the first value comes."""
-        variables = list(_variables(result))
-        if len(variables) > 1:
-            with ThreadPoolExecutor(min(len(variables), _THREADS)) as pool:
-                list(pool.map(lambda variable: variable.get(**self._wanted), variables))
-        return _replaced(result, lambda found: found.get(**self._wanted))
-
-    async def _avalues(self, result: Any) -> Any:
-        await asyncio.gather(*(variable.aget(**self._wanted) for variable in _variables(result)))
-        return _replaced(result, lambda found: found.get())  # the variables have their values now
-
-
-def _variables(result: Any) -> Iterator[SemanticVariable]:
-    """The variables in a result, at any depth of dictionaries and lists."""
-    if isinstance(result, SemanticVariable | ParsedVariable):
-        yield result if isinstance(result, SemanticVariable) else result.variable
-    elif isinstance(result, dict | list | tuple):
-        for part in result.values() if isinstance(result, dict) else result:
-            yield from _variables(part)
-
-
-def _replaced(result: Any, value: Callable[[SemanticVariable | ParsedVariable], Any]) -> Any:
-    """The result with each variable's value in its place."""
-    if isinstance(result, SemanticVariable | ParsedVariable):
-        return value(result)
-    if isinstance(result, dict):
-        return {key: _replaced(part, value) for key, part in result.items()}
-    return [_replaced(part, value) for part in result] if isinstance(result, list | tuple) else result
+    def _in(self, session: Session, config: RunnableConfig | None) -> RunnableConfig:
+        return in_session(session, config, **self._awaited)

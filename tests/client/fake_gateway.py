@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -35,28 +34,37 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
+PROGRAMS = "POST /v1/programs"
 CUT = Answer()
 
 
-def error(status: int, code: str, message: str = "no", causes: Sequence[str] = (), **headers: str) -> Answer:
-    """An error in OpenAI's shape, with messages as its causes; headers with _ for -."""
-    told = {"causes": [{"message": cause} for cause in causes]} if causes else {}
-    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code, **told}}
+def error(status: int, code: str, message: str = "no", param: str | None = None, **headers: str) -> Answer:
+    """A refusal in OpenAI's shape; headers with _ for -."""
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}
     return Answer(status, body, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
-def events(*data: str) -> Answer:
-    """A stream of events, with a comment before them."""
-    text = ": waiting\n\n" + "".join(f"data: {item}\n\n" for item in data)
-    return Answer(200, text.encode(), {"content-type": "text/event-stream"})
+def failed(name: str, code: str, *causes: str, status: int = 424) -> Answer:
+    """The answer to a program of whose variables only this one was got, and has failed; messages are its causes."""
+    problem = {"message": "no", "code": code, "causes": [{"message": cause} for cause in causes]}
+    return Answer(status, {"object": "program", "values": {}, "errors": {name: problem}, "error": problem})
+
+
+def events(*told: tuple[str, dict[str, Any]]) -> Answer:
+    """A stream of events, with a comment before them; `done` comes by itself after a value or a failure."""
+    told = (*told, ("done", {"object": "program"})) if told[-1][0] in ("value", "failed") else told
+    text = "".join(f"event: {kind}\ndata: {msgspec.json.encode(data).decode()}\n\n" for kind, data in told)
+    return Answer(200, f": waiting\n\n{text}".encode(), {"content-type": "text/event-stream"})
 
 
 class FakeGateway:
     """On a port of its own while it is entered."""
 
     def __init__(self) -> None:
+        self.connections: set[tuple[str, int]] = set()
         self.asked: list[Asked] = []
         self.values: dict[str, str] = {}
+        self.values_in_turn: list[str] = []
         self._script: defaultdict[str, deque[Answer]] = defaultdict(deque)
         methods = ["GET", "POST", "DELETE"]
         app = Starlette(routes=[Route("/{path:path}", self._answer, methods=methods)])
@@ -65,13 +73,15 @@ class FakeGateway:
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def script(self, what: str, *answers: Answer) -> None:
-        """Answer the next requests of a kind, as in `POST /v1/submit`, with these."""
+        """Answer the next requests of a kind, as in `POST /v1/programs`, with these."""
         self._script[what].extend(answers)
 
     def forget(self) -> None:
         """Everything asked, set and scripted so far."""
         self.asked.clear()
+        self.connections.clear()
         self.values.clear()
+        self.values_in_turn.clear()
         self._script.clear()
 
     def bodies(self, what: str) -> list[dict[str, Any]]:
@@ -79,9 +89,14 @@ class FakeGateway:
         return [asked.body for asked in self.asked if asked.what == what]
 
     @property
+    def programs(self) -> list[dict[str, Any]]:
+        """The programs."""
+        return self.bodies(PROGRAMS)
+
+    @property
     def submitted(self) -> list[dict[str, Any]]:
-        """The submissions."""
-        return self.bodies("POST /v1/submit")
+        """The calls of all programs."""
+        return [call for program in self.programs for call in program.get("calls", [])]
 
     @property
     def base_url(self) -> str:
@@ -104,17 +119,21 @@ class FakeGateway:
         raw = await request.body()
         body = msgspec.json.decode(raw) if raw else {}
         self.asked.append(Asked(what, body, dict(request.headers)))
+        assert request.client is not None
+        self.connections.add((request.client.host, request.client.port))
         queue = self._script[what]
-        answer = queue.popleft() if queue else Answer(200, self._default(what, body))
+        answer = queue.popleft() if queue else self._default(what, body)
         if answer is CUT:
             return StreamingResponse(iter([b"{"]), headers={"content-length": "100"})  # more than comes
         content = answer.body if isinstance(answer.body, bytes) else msgspec.json.encode(answer.body)
         return Response(content, answer.status, answer.headers)
 
-    def _default(self, what: str, body: dict[str, Any]) -> object:
-        if what == "POST /v1/variables":
-            self.values[body["semantic_var_id"]] = body["value"]
-        if what == "POST /v1/get":
-            name = body["semantic_var_id"]
-            return {"object": "semantic_variable", "value": self.values.get(name, f"text of {name}")}
-        return {}
+    def _default(self, what: str, body: dict[str, Any]) -> Answer:
+        if what != PROGRAMS:
+            return Answer(200, {})
+        self.values.update(body.get("values", {}))
+        texts = iter(self.values_in_turn)
+        values = {name: self.values.get(name) or next(texts, f"text of {name}") for name in body.get("gets", {})}
+        if body.get("stream"):
+            return events(*(("value", {"name": name, "value": value}) for name, value in values.items()))
+        return Answer(200, {"object": "program", "session": body["session"], "values": values, "errors": {}})

@@ -55,9 +55,9 @@ def places(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_a_call_submits_the_template_with_its_variables(fake: FakeGateway, session: Session) -> None:
     task = session.variable("a snake game")
     code = write_code(task)
+    session.run()
     (body,) = fake.submitted
     assert body == {
-        "session_id": session.id,
         "model": "demo",
         "prompt": "You are an engineer.\nWrite code of {{task}}.\nCode: {{code}}",
         "placeholders": [
@@ -74,7 +74,7 @@ def test_a_call_submits_the_template_with_its_variables(fake: FakeGateway, sessi
 def test_the_result_is_an_argument_at_once(fake: FakeGateway, session: Session) -> None:
     code = write_code.on(session)("a snake game")
     verdict, reasons = review(code, tests=code)
-    assert fake.bodies("POST /v1/get") == []
+    session.run()
     body = fake.submitted[1]
     assert body["model"] == "large"
     found = places(body)
@@ -84,6 +84,7 @@ def test_the_result_is_an_argument_at_once(fake: FakeGateway, session: Session) 
 
 def test_an_output_has_transforms_and_sampling_of_its_own(fake: FakeGateway, session: Session) -> None:
     review.on(session)("x = 1", "assert x")
+    session.run()
     found = places(fake.submitted[0])
     assert (found["verdict"]["transforms"], found["verdict"]["params"]) == ("boolean", {"max_tokens": 1})
     assert "transforms" not in found["reasons"]
@@ -94,7 +95,8 @@ def test_a_text_is_one_variable_however_often_it_is_given(fake: FakeGateway, ses
     for _ in range(2):
         write_code.on(session)("a snake game")
     review.on(session)("a snake game", "a snake game", language="{{verdict}}")
-    values = [body["value"] for body in fake.bodies("POST /v1/variables")]
+    session.run()
+    values = list(fake.programs[0]["values"].values())
     assert values == ["a snake game", "{{verdict}}"], "a text can hold anything: it is no part of the prompt"
     used = {
         place["semantic_var_id"] for body in fake.submitted for place in body["placeholders"] if not place["in_out"]
@@ -105,6 +107,7 @@ def test_a_text_is_one_variable_however_often_it_is_given(fake: FakeGateway, ses
 def test_several_texts_fill_one_input(fake: FakeGateway, session: Session) -> None:
     code = write_code.on(session)("a snake game")
     join([code, "plain", code])
+    session.run()
     body = fake.submitted[1]
     assert body["prompt"] == "Join {{parts_1}} / {{parts_2}} / {{parts_3}}: {{whole}}"
     found = places(body)
@@ -118,6 +121,7 @@ def test_a_call_can_say_what_it_is_run_for(fake: FakeGateway, session: Session) 
         raise NotImplementedError
 
     hurry.on(session)("run")
+    session.run()
     (body,) = fake.submitted
     assert body["plait"] == {"objective": "latency", "slo-ttft-ms": 500.0, "slo-tpot-ms": 50.0, "priority": -1}
     assert body["chat"] is False
@@ -130,6 +134,7 @@ def test_a_call_may_begin_with_a_system_message(fake: FakeGateway, session: Sess
         raise NotImplementedError
 
     code_in.on(session)("Python", "it")
+    session.run()
     (body,) = fake.submitted
     assert body["messages"] == [
         {"role": "system", "content": "You write {{language}}."},

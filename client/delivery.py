@@ -1,0 +1,116 @@
+"""A session's program on its way to the gateway: the requests that enter what was collected and get its values."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import httpx
+import msgspec
+
+from plait.client.collected import Batch, Collected
+from plait.client.errors import AnswerError, ClientError, ErrorBody, ErrorObject, VariableFailedError, answer_error
+from plait.client.flow import POLL_S, Flow, Request, Retries, failed_get, responded
+
+PATH = "/programs"
+Result = str | ClientError
+"""A variable's value, or why it has none."""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    object: Literal["program"]
+    values: dict[str, str] = {}
+    errors: dict[str, ErrorObject] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Sends what a session has collected. `session` are the fields that name the session.
+
+    `failures` has the exceptions of native functions, by their outputs. `ended` is set when the session has ended.
+    """
+
+    session: Mapping[str, object]
+    collected: Collected
+    retries: Retries
+    failures: dict[str, Exception] = field(default_factory=dict)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def delivered(self, gets: Mapping[str, object], timeout_s: float) -> Flow[dict[str, Result]]:
+        """Enter all that was collected, and get variables. `gets` has the criteria of each.
+
+        One request, unless there is more than fits into it or the values take longer than `POLL_S`. Raises
+        `AnswerError` if the gateway refuses the program, `ConnectionFailedError` if it does not answer.
+        """
+        ends_s = time.monotonic() + timeout_s
+        results: dict[str, Result] = {}
+        batch = yield from self.opened(gets)
+        if not batch.entries and not gets:
+            return results
+        with batch.sent():
+            while True:
+                left_s = max(ends_s - time.monotonic(), 0.001)
+                waits = {name: wanted for name, wanted in gets.items() if name not in results}
+                answer = yield from self._answered(self.request(batch, waits, min(left_s, POLL_S)))
+                batch.accept()
+                results.update(answer.values)
+                for name, error in answer.errors.items():
+                    problem = ErrorBody(error).exception()
+                    if problem.code != "get_timeout" or left_s <= POLL_S:
+                        results[name] = self.explained(failed_get(problem, name, timeout_s))
+                if len(results) >= len(gets):
+                    return results
+                batch = Batch(self.collected, (), batch.external)
+
+    def opened(self, gets: Iterable[str]) -> Flow[Batch]:
+        """The last batch of what was collected, with which `gets` go. The others are entered first."""
+        left = deque(self.collected.batches(gets))
+        try:
+            while len(left) > 1:
+                with left.popleft().sent() as batch:
+                    yield from self._answered(self.request(batch, {}, 1.0))
+                    batch.accept()
+            return left.pop()
+        finally:
+            for batch in left:
+                self.collected.keep(batch)
+
+    def request(self, batch: Batch, gets: Mapping[str, object], wait_s: float, *, stream: bool = False) -> Request:
+        """The request for a batch and some gets."""
+        waiting = {"gets": gets, "timeout_s": wait_s, **({"stream": True} if stream else {})} if gets else {}
+        return Request("POST", PATH, {**self.session, **batch.body(), **waiting}, wait_s if gets else 0.0)
+
+    def explained(self, error: ClientError) -> ClientError:
+        """The error of a get. Its cause is the exception of the native function that it comes from."""
+        if isinstance(error, VariableFailedError):
+            named = [self.failures[cause.variable] for cause in error.causes if cause.variable in self.failures]
+            error.__cause__ = named[-1] if named else None
+        return error
+
+    def _answered(self, request: Request) -> Flow[_Answer]:
+        response = yield from responded(request, self.retries)
+        answer = _answer(response)
+        if answer is not None:
+            return answer
+        raise answer_error(response)
+
+
+def raised(result: Result) -> str:
+    """The value. Raises the error if there is none."""
+    if isinstance(result, ClientError):
+        raise result
+    return result
+
+
+def _answer(response: httpx.Response) -> _Answer | None:
+    """The gateway's answer to a program that it has entered. It may have the status of its first error."""
+    try:
+        return msgspec.json.decode(response.content, type=_Answer)
+    except msgspec.MsgspecError:
+        if response.is_success:
+            raise AnswerError(f"not a program's answer: {response.text[:100]}", status=response.status_code) from None
+        return None

@@ -43,6 +43,8 @@ DATA_PATH = ("gateway/calls/relay.py", "backends/http/*.py")
 BROAD_EXCEPT: dict[str, str] = {
     "gateway/supervision.py: _run": "a long-lived task has to outlive any defect in it: it is counted and restarted",
     "gateway/open_requests.py: __call__": "a defect in a request has to be answered, not to end the server",
+    "client/native.py: compute": "a program's own function may raise anything: then its variable fails with it",
+    "client/native.py: acompute": "a program's own function may raise anything: then its variable fails with it",
 }
 """`file: function` -> why everything has to be caught there."""
 

@@ -17,6 +17,7 @@ from plait.client.errors import (
 )
 from plait.client.failure_cause import FailureCause
 from plait.client.function import SemanticFunction, semantic_function
+from plait.client.native_function import NativeFunction, native_function
 from plait.client.objectives import Objective, Slo
 from plait.client.prompt import Output
 from plait.client.session import Session
@@ -31,6 +32,7 @@ __all__ = [
     "ConnectionFailedError",
     "FailureCause",
     "GetTimeoutError",
+    "NativeFunction",
     "Objective",
     "Output",
     "SemanticFunction",
@@ -41,5 +43,6 @@ __all__ = [
     "TemplateError",
     "Text",
     "VariableFailedError",
+    "native_function",
     "semantic_function",
 ]

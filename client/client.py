@@ -13,6 +13,7 @@ import httpx
 from plait.client.connection import Connection
 from plait.client.endings import Endings
 from plait.client.flow import Retries
+from plait.client.native_runner import NativeRunner
 from plait.client.objectives import Wanted
 from plait.client.results import variables_in, with_values
 from plait.client.session import Session
@@ -50,7 +51,8 @@ class Client:
         endpoint = Endpoint(base_url, api_key, timeout_s, httpx.create_ssl_context() if tls is True else tls)
         blocking, asynchronous = BlockingTransport(endpoint), AsyncTransport(endpoint)
         endings = Endings(blocking, asynchronous)
-        self._connection = Connection(blocking, asynchronous, endings, Retries(max_retries), model)
+        natives = NativeRunner(blocking, asynchronous)
+        self._connection = Connection(blocking, asynchronous, endings, natives, Retries(max_retries), model)
 
     def session(self, session_id: str | None = None, *, ttl_s: float | None = None) -> Session:
         """A session, to be entered with `with` or `async with`.
@@ -100,13 +102,15 @@ class Client:
         return Session(self._connection, None, None, is_brief=True)
 
     def close(self) -> None:
-        """Close the connections of a blocking program."""
+        """Close the connections of a blocking program. Waits for native functions that run."""
         self._connection.endings.close()
+        self._connection.natives.close()
         self._connection.blocking.close()
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._connection.endings.aclose()
+        self._connection.natives.close()
         self._connection.blocking.close()
         await self._connection.asynchronous.close()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from plait.client.endings import Endings
 from plait.client.flow import Retries
+from plait.client.native_runner import NativeRunner
 from plait.client.transport import AsyncTransport, BlockingTransport
 
 
@@ -16,5 +17,6 @@ class Connection:
     blocking: BlockingTransport
     asynchronous: AsyncTransport
     endings: Endings
+    natives: NativeRunner
     retries: Retries
     model: str | None

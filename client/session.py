@@ -16,6 +16,8 @@ from plait.client.delivery import Delivery
 from plait.client.errors import AnswerError, ClientError, TemplateError
 from plait.client.flow import Flow, Request, answered
 from plait.client.joined_gets import JoinedGets
+from plait.client.native import Native
+from plait.client.native_steps import NativeSteps
 from plait.client.objectives import Wanted, criteria
 from plait.client.prompt import Prompt
 from plait.client.streamed_value import StreamedValue
@@ -28,7 +30,7 @@ _HAS_ENDED = (404, 410)  # nothing was sent, it has expired, or an earlier reque
 class Session:
     """The variables and calls of one run of a program. At its end the gateway cancels its unfinished calls.
 
-    It collects values and calls without sending them. The first `get` (or `aget`, `str`, `stream`, `run`)
+    It collects values, calls and native steps without sending them. The first `get` (or `aget`, `str`, `stream`, `run`)
     sends all of them as one program, in the same request, and raises the gateway's refusal. Later ones send what is
     new.
 
@@ -43,6 +45,7 @@ class Session:
         self._collected = Collected()
         ttl = {} if ttl_s is None else {"ttl_s": ttl_s}
         self._delivery = Delivery({"session": self.id, **ttl}, self._collected, connection.retries)
+        self._natives = NativeSteps(connection.natives, self._delivery)
         self._gets = JoinedGets(connection.asynchronous, self._delivery)
         self._is_brief = is_brief
         self._is_open = False
@@ -85,6 +88,13 @@ class Session:
         self._collected.call(prompt.name, body, taken, outputs)
         return tuple(SemanticVariable(self, name) for name in outputs)
 
+    def compute(self, native: Native, arguments: Mapping[str, Argument]) -> SemanticVariable:
+        """Collect a native step; returns the variable of its result. Raises `TemplateError` for arguments that it
+        cannot take.
+        """
+        self._check_open()
+        return SemanticVariable(self, self._natives.add(self, native, arguments))
+
     def run(
         self, *variables: SemanticVariable, objective: Wanted = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[str, ...]:
@@ -94,29 +104,36 @@ class Session:
         """
         transport = self._blocking_transport()
         awaited = Awaited(variables, objective, timeout_s)
-        return awaited.kept(transport.run(awaited.delivered(self._delivery)))
+        delivered = awaited.delivered(self._delivery)
+        self._natives.start()
+        return awaited.kept(transport.run(delivered))
 
     async def arun(
         self, *variables: SemanticVariable, objective: Wanted = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[str, ...]:
         """`run` in an event loop."""
         awaited = Awaited(variables, objective, timeout_s)
-        return awaited.kept(await self._connection.asynchronous.run(awaited.delivered(self._delivery)))
+        delivered = awaited.delivered(self._delivery)
+        self._natives.astart()
+        return awaited.kept(await self._connection.asynchronous.run(delivered))
 
     async def aget(self, variable: SemanticVariable, objective: Wanted, timeout_s: float) -> str:
         """As `SemanticVariable.aget`."""
         self._collected.check(variable.name)
+        self._natives.astart()
         return await self._gets.get(variable.name, criteria(objective), timeout_s)
 
     def stream(self, variable: SemanticVariable, objective: Wanted, timeout_s: float) -> Iterator[str]:
         """As `SemanticVariable.stream`."""
         transport = self._blocking_transport()
         streamed = StreamedValue(variable, self._delivery, objective, timeout_s)
+        self._natives.start()
         yield from streamed.pieces(transport)
 
     async def astream(self, variable: SemanticVariable, objective: Wanted, timeout_s: float) -> AsyncIterator[str]:
         """As `SemanticVariable.astream`."""
         streamed = StreamedValue(variable, self._delivery, objective, timeout_s)
+        self._natives.astart()
         async for piece in streamed.apieces(self._connection.asynchronous):
             yield piece
 
@@ -126,6 +143,7 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._leave(error)
+        self._natives.end()
         if self._is_brief:
             self._connection.endings.start(self._closing())
             return
@@ -140,6 +158,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._leave(error)
+        await self._natives.aend()
         if self._is_brief:
             self._connection.endings.astart(self._closing())
             return

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, cast
 import msgspec
 
 from plait.client.errors import TemplateError
+from plait.client.native import Native
 from plait.client.objectives import Wanted
 from plait.client.prompt import Prompt
 
@@ -26,6 +27,9 @@ class Scope(Protocol):
         self, prompt: Prompt, arguments: Mapping[str, Argument], when: Condition | None = None
     ) -> tuple[SemanticVariable, ...]:
         """Collect a call; returns the variables of its outputs at once."""
+
+    def compute(self, native: Native, arguments: Mapping[str, Argument]) -> SemanticVariable:
+        """Collect a native step; returns the variable of its result at once."""
 
     def run(self, *variables: SemanticVariable, objective: Wanted, timeout_s: float) -> tuple[str, ...]:
         """Send what was collected, and get these variables in the same request."""

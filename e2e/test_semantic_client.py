@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import pytest
 
-from e2e.servers import NO_TLS, Fleet
+from e2e.servers import NO_TLS, Fleet, eventually
 from examples.software_team import FILES, write_software
 from examples.summaries import in_a_chain, in_parallel, summaries
 from plait.client import (
@@ -27,6 +28,7 @@ from plait.client import (
     Slo,
     Text,
     VariableFailedError,
+    native_function,
     semantic_function,
 )
 
@@ -247,6 +249,112 @@ def test_one_side_is_taken_and_the_other_is_skipped(session: Session) -> None:
         list(skipped.stream())
 
 
+@native_function
+def shorten(text: str, words: str = "2") -> str:
+    return " ".join(text.split()[: int(words)])
+
+
+@native_function(seconds=0.01)
+async def join(parts: list[str]) -> str:
+    await asyncio.sleep(0.01)
+    return "; ".join(parts)
+
+
+@native_function
+def parse(text: str) -> str:
+    raise ValueError(f"not a number: {text[:4]}")
+
+
+def calls_of(fleet: Fleet, session: Session, *variables: SemanticVariable) -> list[dict[str, Any]]:
+    """What the gateway logged of the calls that produce these variables."""
+    known = {one["semantic_var_id"]: one["producer"] for one in state_of(fleet, session).json()["variables"]}
+    lines = [json.loads(line) for line in fleet.gateway.log().splitlines() if '"event":"call"' in line]
+    return [line for name in variables for line in lines if line["request_id"] == known[name.name]]
+
+
+def test_a_function_of_ones_own_runs_between_two_calls(fleet: Fleet, session: Session) -> None:
+    draft = go_on.on(session)("a draft")
+    short = shorten(draft, words="3")
+    after = go_on(short)
+    assert after.get("latency").startswith(EMULATED)
+    assert short.get() == "This is emulated"
+    assert after.get() == go_on.on(session)("This is emulated").get(), "it was in the prompt"
+    calls = calls_of(fleet, session, draft, after)
+    assert [call["objective"] for call in calls] == ["latency", "latency"], "deduced through the step"
+
+
+def test_the_watch_of_a_step_may_overtake_its_program(fleet: Fleet, session: Session) -> None:
+    draft = go_on.on(session)("another draft")
+    short = shorten(draft)
+    after = go_on(short)
+    session._natives.start()
+    eventually(lambda: state_of(fleet, session).status_code == 200)
+    known = {one["semantic_var_id"]: one["state"] for one in state_of(fleet, session).json()["variables"]}
+    assert known == {draft.name: "empty", short.name: "pending"}
+    assert after.get("latency").startswith(EMULATED)
+    assert [call["objective"] for call in calls_of(fleet, session, draft, after)] == ["latency", "latency"]
+
+
+def test_native_functions_take_several_texts_and_each_other(session: Session) -> None:
+    parts = [shorten(go_on.on(session)(text)) for text in ("one", "two", "three")]
+    whole = shorten(join([*parts, "and that"]), "4")
+    more = go_on(whole)
+    assert session.run(whole, more) == ("This is; This is;", more.get())
+    assert shorten.on(session)("a known text").get() == "a known"
+    assert shorten(more).get() == "This is", "its input is there already"
+
+
+async def test_native_functions_in_an_event_loop(client: Client, async_client: Client) -> None:
+    def program(texts: list[str]) -> SemanticVariable:
+        return go_on(join([shorten(go_on(text)) for text in texts]))
+
+    texts = [f"part {number}" for number in range(20)]
+    value = await async_client.arun(program, texts, objective="latency")
+    assert value.startswith(EMULATED)
+    assert await asyncio.to_thread(client.run, program, texts) == value
+    async with async_client.session() as session:
+
+        async def one(text: str) -> str:
+            return await shorten(go_on.on(session)(text)).aget()
+
+        assert await asyncio.gather(*map(one, texts)) == ["This is"] * 20
+        streamed = go_on(shorten(go_on.on(session)("x")))
+        assert "".join([piece async for piece in streamed.astream()]).startswith(EMULATED)
+
+
+def test_a_native_function_that_fails_says_why(fleet: Fleet, session: Session) -> None:
+    draft = go_on.on(session)("a draft")
+    number = parse(draft)
+    last = go_on(shorten(number))
+    with pytest.raises(VariableFailedError, match="parse raised ValueError: not a number: This") as caught:
+        last.get()
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert caught.value.causes[-1].variable == number.name
+    assert draft.get().startswith(EMULATED)
+    too_large = native_function(lambda text: text * 100_000)(draft)
+    with pytest.raises(VariableFailedError, match="the result of <lambda> was refused: The request body is too large"):
+        go_on(too_large).get()
+
+
+def test_a_step_behind_what_fails_or_is_skipped_never_runs(session: Session) -> None:
+    ran: list[str] = []
+
+    @native_function
+    def never(text: str) -> str:
+        ran.append(text)
+        return text
+
+    draft = go_on.on(session)("a draft")
+    failed, skipped = never(as_json(draft)), never(go_on.when(draft.equals("no"))("x"))
+    with pytest.raises(VariableFailedError, match="json"):
+        go_on(failed).get()
+    with pytest.raises(SkippedError):
+        go_on(skipped).get()
+    taken = go_on.when(shorten(draft).equals("This is"))("the text of a function decides")
+    assert taken.get().startswith(EMULATED)
+    assert ran == []
+
+
 def run_blocks(fleet: Fleet, kind: str) -> None:
     """Run the code blocks of a kind in docs/client.md, one after the other, as one program."""
     text = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
@@ -260,7 +368,9 @@ def test_what_the_documentation_shows_works(fleet: Fleet, capsys: pytest.Capture
     assert capsys.readouterr().out.count(EMULATED) >= 3
 
 
-@pytest.mark.parametrize("example", [["software_team.py"], ["summaries.py", "README.md"]], ids=lambda line: line[0])
+@pytest.mark.parametrize(
+    "example", [["software_team.py"], ["checked_code.py"], ["summaries.py", "README.md"]], ids=lambda line: line[0]
+)
 def test_the_examples_run(fleet: Fleet, example: list[str]) -> None:
     name, *more = example
     command = [sys.executable, f"examples/{name}", f"--base-url={fleet.gateway.url}/v1", "--model=demo", *more]

@@ -32,7 +32,7 @@ from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, R
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, SecretStr
 
-from plait.client import Client, SemanticVariable, Session, TemplateError
+from plait.client import Client, SemanticVariable, Session, TemplateError, native_function
 from plait.client.langchain import ParsedVariable, Program, in_session, semantic
 from plait.gateway.transforms import parse
 from tests.client.fake_gateway import PROGRAMS, FakeGateway, error, events
@@ -369,3 +369,20 @@ def test_an_invocation_needs_a_session_and_all_variables(session: Session) -> No
         chain.invoke("a", in_session(session))
     with pytest.raises(TemplateError, match="invoked with stop"):
         chain.invoke({"text": "a", "language": "b"}, in_session(session), stop=["x"])
+
+
+def test_a_native_function_stands_between_two_calls(fake: FakeGateway, client: Client) -> None:
+    @native_function
+    def first_word(text: str) -> str:
+        return text.split(maxsplit=1)[0]
+
+    word: Runnable[Any, Any] = TRANSLATE | MODEL | StrOutputParser() | first_word
+    answer = Program(word | SHORTEN | MODEL | StrOutputParser(), client).invoke({"text": "Hello", "language": "French"})
+    assert answer.startswith("text of answer_")
+    program = next(program for program in fake.programs if "calls" in program)
+    (step,) = program["natives"]
+    first, second = (places(call) for call in program["calls"])
+    assert (step["inputs"], step["output"]) == (
+        [first["answer"]["semantic_var_id"]],
+        second["text"]["semantic_var_id"],
+    )

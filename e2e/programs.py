@@ -43,6 +43,8 @@ class ProgramCall:
 Program = Sequence[ProgramCall]
 """Every call after those whose outputs it takes."""
 
+NO_HEADERS: Mapping[str, str] = {}
+
 Answers = dict[str, ChatCompletion]
 """Each call's, by its output."""
 
@@ -68,9 +70,16 @@ async def chained_by_client(servers: Sequence[AsyncOpenAI], program: Program, **
     return {output: task.result() for output, task in sent.items()}
 
 
-async def ask(client: AsyncOpenAI, session: str, call: ProgramCall, **fields: Any) -> Any:
+async def ask(
+    client: AsyncOpenAI,
+    session: str,
+    call: ProgramCall,
+    *,
+    extra_headers: Mapping[str, str] = NO_HEADERS,
+    **fields: Any,
+) -> Any:
     """One call of a program, as it is given to the gateway."""
-    headers = {"plait-session": session, "plait-output": call.output}
+    headers = {"plait-session": session, "plait-output": call.output, **extra_headers}
     if call.inputs:
         headers["plait-inputs"] = ", ".join(call.inputs)
     if call.objective is not None:
@@ -84,9 +93,24 @@ async def at_once(client: AsyncOpenAI, session: str, program: Program) -> dict[s
 
 
 async def chained_by_gateway(client: AsyncOpenAI, session: str, program: Program, **fields: Any) -> Answers:
-    """All calls are sent at the same time; `fields` are of all."""
+    """All calls are sent at the same time; `fields` are of all, `extra_headers` among them."""
     answers = await asyncio.gather(*(ask(client, session, call, **fields) for call in program))
     return {call.output: answer for call, answer in zip(program, answers, strict=True)}
+
+
+def whole(program: Program) -> list[dict[str, Any]]:
+    """The calls of a program, as `/v1/programs` takes them."""
+    return [
+        {
+            **call.request(call.prompt),
+            "messages": [{"role": "user", "content": call.prompt}, {"role": "assistant", "content": "{{OUT}}"}],
+            "placeholders": [
+                *({"name": name} for name in call.inputs),
+                {"name": "OUT", "in_out": True, "semantic_var_id": call.output},
+            ],
+        }
+        for call in program
+    ]
 
 
 def texts(answers: Answers) -> dict[str, str]:

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +19,19 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from e2e.programs import METAGPT, Program, ProgramCall, ask, at_once, by_hand, chain, diamond, map_reduce, metagpt
+from e2e.programs import (
+    METAGPT,
+    Program,
+    ProgramCall,
+    ask,
+    at_once,
+    by_hand,
+    chain,
+    diamond,
+    map_reduce,
+    metagpt,
+    whole,
+)
 from e2e.sdk import asking, async_client, content, sync_client
 from e2e.servers import Fleet, Launcher, eventually
 
@@ -108,19 +122,8 @@ async def test_a_submitted_prompt_is_what_a_client_gets_that_goes_on_by_itself(
 async def test_a_whole_program_is_what_a_client_gets_that_goes_on_by_itself(team: Fleet, client: AsyncOpenAI) -> None:
     program = map_reduce(16)
     expected = await by_hand(client, program)
-    calls = [
-        {
-            **call.request(call.prompt),
-            "messages": [{"role": "user", "content": call.prompt}, {"role": "assistant", "content": "{{OUT}}"}],
-            "placeholders": [
-                *({"name": name} for name in call.inputs),
-                {"name": "OUT", "in_out": True, "semantic_var_id": call.output},
-            ],
-        }
-        for call in program
-    ]
     gets: dict[str, Any] = {call.output: "latency" if call is program[-1] else None for call in program}
-    body = {"session": "whole", "calls": calls, "gets": gets}
+    body = {"session": "whole", "calls": whole(program), "gets": gets}
     got = await asyncio.to_thread(post, team, "/v1/programs", body)
     assert (got.status_code, got.json()["values"], got.json()["errors"]) == (200, expected, {})
 
@@ -312,7 +315,8 @@ def test_two_tenants_may_use_the_same_names(team: Fleet) -> None:
             headers = {"plait-session": "same", "plait-inputs": "x"}
             assert client.chat.completions.create(**asking("{{x}}"), extra_headers=headers).choices
     post(team, "/v1/sessions", {"session_id": "mine"}, KEYS[0])
-    assert post(team, "/v1/get", {"session_id": "mine", "semantic_var_id": "x"}, KEYS[1]).status_code == 404
+    mine = httpx.get(f"{team.gateway.url}/v1/sessions/mine", headers={"authorization": f"Bearer {KEYS[1]}"})
+    assert mine.status_code == 404
 
 
 async def test_nothing_is_left_of_a_session_that_was_deleted(team: Fleet, client: AsyncOpenAI) -> None:
@@ -332,6 +336,67 @@ async def test_nothing_is_left_of_a_session_that_was_deleted(team: Fleet, client
         await waiting
     assert refusal(caught.value) == (410, "session_ended")
     assert held() == before
+
+
+# Native steps and conditions.
+
+
+def call_of(prompt: str, made: str, *taken: str, **more: Any) -> dict[str, Any]:
+    named = [{"name": made, "in_out": True}, *({"name": name} for name in taken)]
+    return {"model": "demo", "max_tokens": 8, "seed": 4, "prompt": prompt, "placeholders": named, **more}
+
+
+def test_a_client_computes_between_two_calls_and_one_side_is_taken(team: Fleet) -> None:
+    calls = [
+        call_of("Write {{task}} {{code}}", "code", "task"),
+        call_of("Praise {{size}} {{praise}}", "praise", "size", when='verdict == "good"'),
+        call_of("Mend {{size}} {{mended}}", "mended", "size", when='verdict != "good"'),
+        call_of("Publish {{praise}} {{end}}", "end", "praise"),
+    ]
+    natives = [{"output": "size", "inputs": ["code"]}, {"output": "verdict", "inputs": ["size"], "seconds": 0.1}]
+    program = {"session": "native", "values": {"task": "it"}, "calls": calls, "natives": natives}
+    with ThreadPoolExecutor() as pool:
+        gets = {"end": "latency", "mended": "latency"}
+        running = pool.submit(post, team, "/v1/programs", {**program, "gets": gets})
+        set_by_client = partial(post, team, "/v1/variables")
+        early = {"session_id": "native", "semantic_var_id": "verdict", "value": "good"}
+        code = get(team, "native", "code").json()["value"]
+        assert code
+        assert set_by_client(early).json()["error"]["code"] == "inputs_missing"
+        sized = {"session_id": "native", "semantic_var_id": "size", "value": str(len(code))}
+        assert set_by_client(sized).json()["state"] == "set"
+        assert get(team, "native", "size").json()["value"] == str(len(code))
+        assert set_by_client(early).json()["state"] == "set"
+        answer = running.result().json()
+    assert answer["values"]["end"]
+    assert answer["errors"]["mended"]["code"] == "skipped"
+    assert get(team, "native", "mended").status_code == 424
+
+
+async def test_the_openai_sdk_takes_one_side_and_a_failed_step_fails_what_needs_it(
+    team: Fleet, client: AsyncOpenAI
+) -> None:
+    async def when(condition: str, **headers: str) -> Any:
+        named = {"plait-session": "sides", "plait-when": condition, **headers}
+        return await client.chat.completions.create(**asking("Go on"), extra_headers=named)
+
+    good, bad = asyncio.create_task(when('verdict == "good"')), asyncio.create_task(when('verdict != "good"'))
+    value = {"session_id": "sides", "semantic_var_id": "verdict", "value": " good\n"}
+    await asyncio.to_thread(post, team, "/v1/variables", value)
+    assert (await good).choices[0].message.content
+    with pytest.raises(openai.APIStatusError) as caught:
+        await bad
+    assert refusal(caught.value) == (424, "skipped")
+
+    step = {"session_id": "sides", "semantic_var_id": "parsed", "inputs": ["verdict"]}
+    assert (await asyncio.to_thread(post, team, "/v1/variables", step)).json()["state"] == "pending"
+    held = asyncio.create_task(ask(client, "sides", ProgramCall("x", "{{parsed}}")))
+    failed = {"session_id": "sides", "semantic_var_id": "parsed", "error": "ValueError: not JSON"}
+    await asyncio.to_thread(post, team, "/v1/variables", failed)
+    with pytest.raises(openai.APIStatusError) as caught:
+        await held
+    assert refusal(caught.value) == (424, "input_failed")
+    assert "ValueError: not JSON" in str(caught.value)
 
 
 # The documentation's examples.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-import runpy
 import sys
+from importlib import import_module
 from pathlib import Path
 
 
 def main() -> int:
     """Run the named experiment as a program of its own; returns the exit status."""
-    names = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.py")) if not path.stem.startswith("_")}
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    names = {path.stem: path for path in files if not path.stem.startswith("_") and "def main(" in path.read_text()}
     name, *arguments = sys.argv[1:] or [""]
     if name not in names:
         print("usage: python -m benchmarks NAME [arguments]\n")
@@ -18,8 +19,8 @@ def main() -> int:
             print(f"  {known:<24}{(ast.get_docstring(ast.parse(path.read_text())) or '').splitlines()[0]}")
         return 0 if name in {"", "-h", "--help"} else 2
     sys.argv = [f"python -m benchmarks {name}", *arguments]
-    runpy.run_module(f"benchmarks.{name}", run_name="__main__")
-    return 0
+    status: int | None = import_module(f"benchmarks.{name}").main()  # imported: its processes have to find its classes
+    return status or 0
 
 
 if __name__ == "__main__":

@@ -6,14 +6,24 @@ import asyncio
 import gc
 import time
 import tracemalloc
+from collections.abc import Mapping
 from itertools import count
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benchmarks.chaining.served import Request, Served
 
 HELD_SESSIONS = 1_000
 CALLS_A_SESSION = 10
-CHAIN_CALLS = 10
+CHAINS, CHAIN_CALLS = 8, 8
+"""Of a program: 64 calls in a session, and a get of each chain's end."""
+CRITERIA: Final[Mapping[str, Any]] = {
+    "none": None,
+    "throughput": "throughput",
+    "latency": "latency",
+    "ttft_ms, tpot_ms": {"ttft_ms": 500, "tpot_ms": 40},
+    "jct_ms": {"jct_ms": 600_000},
+}
+"""What each get of a program asks for, by name."""
 PROMPT = "Go on with this, and keep to what was said so far. " * 20
 """What a prompt holds beside its number and the value before it: 1,000 characters, and so has each answer."""
 ANSWER = "x" * len(PROMPT)
@@ -21,18 +31,15 @@ HOLD_TURNS = 5
 """Turns of the event loop after which a request is held: it waits for nothing else on its way there."""
 
 
-class Chained(NamedTuple):
-    """CPU seconds of one call of a chain: to hold it; from its input's coming to its engine's having it, the settling
-    of the call before included, which has as much to settle as this one.
+class Hop(NamedTuple):
+    """CPU seconds of a call that takes another's value.
+
+    `hold_s` is for holding its request. `wake_s` is from the answer that it waits for to its own being at the engine;
+    the settling of the call before is in it, which is as much as this one has.
     """
 
     hold_s: float
     wake_s: float
-
-    @property
-    def total_s(self) -> float:
-        """From the request to the settled answer."""
-        return self.hold_s + self.wake_s
 
 
 class Measurement:
@@ -42,6 +49,7 @@ class Measurement:
         self._served = served
         self._numbers = count(1)
         self._held: list[Request] = []
+        self._held_sessions: list[str] = []
 
     async def plain(self, calls: int) -> list[float]:
         """CPU seconds of plain calls, each from its request to its answer, with the prompts that chained ones have."""
@@ -50,33 +58,56 @@ class Measurement:
             prompt = self._prompt(ANSWER)
             began_s = time.process_time()
             request = served.complete(prompt)
-            await served.engine.call()
+            await served.engine.calls(1)
             served.engine.answer(ANSWER)
             await request.task
             times_s.append(time.process_time() - began_s)
             assert request.status == 200
         return times_s
 
-    async def chains(self, chains: int, objective: str | None) -> list[Chained]:
-        """CPU times of the calls of so many chains, each in a session of its own and sent before its first is answered.
+    async def program(self, criteria: Any) -> list[Hop]:
+        """The hops of a program: chains beside each other in one session, whose ends clients wait for with `criteria`.
 
-        The first call of each is left out, since it takes no input. The last is sent with the objective.
+        All is sent before the first call is answered.
         """
-        return [call for _ in range(chains) for call in await self._chain(objective)]
+        served, session = self._served, f"program-{next(self._numbers)}"
+        gets = [served.get(session, f"v{chain}_{CHAIN_CALLS}", criteria) for chain in range(CHAINS)]
+        requests = [served.complete(self._prompt(""), session=session, output=f"v{chain}_1") for chain in range(CHAINS)]
+        await _turns()
+        holds_s = []
+        for number in range(1, CHAIN_CALLS):
+            for chain in range(CHAINS):
+                began_s = time.process_time()
+                requests.append(self._link(session, f"v{chain}_", number))
+                await _turns()
+                holds_s.append(time.process_time() - began_s)
+        await served.engine.calls(CHAINS)
+        wakes_s = []
+        for _ in holds_s:
+            began_s = time.process_time()
+            served.engine.answer(ANSWER)
+            await served.engine.calls(CHAINS)
+            wakes_s.append(time.process_time() - began_s)
+        for _ in range(CHAINS):
+            served.engine.answer(ANSWER)
+        await asyncio.gather(*(request.task for request in (*requests, *gets)))
+        assert {request.status for request in (*requests, *gets)} == {200}
+        await served.end(session)
+        return list(map(Hop, holds_s, wakes_s))
 
     async def hold(self) -> None:
         """Send the calls that are to be held: in each session a chain whose first call waits for what never comes."""
-        for session in range(HELD_SESSIONS):
-            for number in range(CALLS_A_SESSION):
-                self._held.append(self._link(f"held-{session}", number, None))
+        self._held_sessions = [f"held-{next(self._numbers)}" for _ in range(HELD_SESSIONS)]
+        for session in self._held_sessions:
+            self._held += [self._link(session, "v", number) for number in range(CALLS_A_SESSION)]
             await _turns()
         assert await self._served.held_calls() == HELD_SESSIONS * CALLS_A_SESSION
         gc.collect()
 
     async def let_go(self) -> None:
         """End the sessions of the held calls."""
-        for session in range(HELD_SESSIONS):
-            await self._served.end(f"held-{session}")
+        for session in self._held_sessions:
+            await self._served.end(session)
         await asyncio.gather(*(request.task for request in self._held))
         self._held.clear()
         gc.collect()
@@ -94,34 +125,10 @@ class Measurement:
         await self.let_go()
         return (after - before) / (HELD_SESSIONS * CALLS_A_SESSION)
 
-    async def _chain(self, objective: str | None) -> list[Chained]:
-        served, session = self._served, f"chain-{next(self._numbers)}"
-        requests = [served.complete(self._prompt(""), session=session, output="v1")]
-        await _turns()
-        holds_s = []
-        for number in range(1, CHAIN_CALLS):
-            began_s = time.process_time()
-            requests.append(self._link(session, number, objective if number == CHAIN_CALLS - 1 else None))
-            await _turns()
-            holds_s.append(time.process_time() - began_s)
-        wakes_s = []
-        await served.engine.call()
-        for _ in range(1, CHAIN_CALLS):
-            began_s = time.process_time()
-            served.engine.answer(ANSWER)
-            await served.engine.call()
-            wakes_s.append(time.process_time() - began_s)
-        served.engine.answer(ANSWER)
-        await asyncio.gather(*(request.task for request in requests))
-        assert all(request.status == 200 for request in requests)
-        await served.end(session)
-        return list(map(Chained, holds_s, wakes_s))
-
-    def _link(self, session: str, number: int, objective: str | None) -> Request:
+    def _link(self, session: str, name: str, number: int) -> Request:
         """Send a call of a chain: it takes the value before it and makes the next."""
-        more = {} if objective is None else {"objective": objective}
-        prompt = self._prompt(f"{{{{v{number}}}}}")
-        return self._served.complete(prompt, session=session, inputs=f"v{number}", output=f"v{number + 1}", **more)
+        taken, made = f"{name}{number}", f"{name}{number + 1}"
+        return self._served.complete(self._prompt(f"{{{{{taken}}}}}"), session=session, inputs=taken, output=made)
 
     def _prompt(self, value: str) -> str:
         return f"{next(self._numbers)} {PROMPT}{value}"

@@ -42,9 +42,9 @@ class CuedEngine:
         response.finish()
         return response
 
-    async def call(self) -> None:
-        """Return once a call is here that has not been answered."""
-        while not self._calls:
+    async def calls(self, number: int) -> None:
+        """Return once so many calls are here that have not been answered."""
+        while len(self._calls) < number:
             self._came.clear()
             await self._came.wait()
 
@@ -83,6 +83,11 @@ class Served:
         return Request(
             self.gateway, "POST", COMPLETIONS, {f"plait-{name}": value for name, value in plait.items()}, body
         )
+
+    def get(self, session: str, variable: str, criteria: Any) -> Request:
+        """Wait for a variable."""
+        body = msgspec.json.encode({"session_id": session, "semantic_var_id": variable, "criteria": criteria})
+        return Request(self.gateway, "POST", "/v1/get", {}, body)
 
     async def held_calls(self) -> int:
         """Calls that wait for their inputs, by the gateway's own count."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -35,13 +36,17 @@ class Chat:
         duration_s: float,
         seed: int,
         objective: Objective | None,
+        lengths: Sequence[tuple[int, int]] | None = None,
     ) -> list[Launch]:
-        """Calls that arrive as a Poisson process; only the times between them depend on the rate."""
+        """Calls that arrive as a Poisson process; only the times between them depend on the rate.
+
+        Prompts and outputs have one of `lengths`, by default of Azure's.
+        """
         chance = random.Random(f"chat-{seed}")
         launches: list[Launch] = []
         at_s = 0.0
         while (at_s := at_s + chance.expovariate(1.0) / rate_per_s) < duration_s:
-            prompt_tokens, output_tokens = chance.choice(self._lengths)
+            prompt_tokens, output_tokens = chance.choice(lengths or self._lengths)
             call = ProgramCall((vocabulary.fresh(max(1, prompt_tokens)),), "answer", max(1, output_tokens))
             launches.append(Launch(at_s, kind, Program((call,), ("answer",)), objective))
         return launches

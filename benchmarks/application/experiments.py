@@ -33,6 +33,12 @@ ARRIVALS_S = 60.0
 """How long calls and applications keep arriving where they do."""
 CHAIN_STARTS_S = 10.0
 """The chain among background calls starts when there are some."""
+STEADY_S = 180.0
+"""So long Parrot's background calls keep arriving: longer than a chain among them takes."""
+PARROT_BACKGROUND = (680, 50)
+"""Parrot, section 8.2: 512 words, which are some 680 tokens, and 50 of output."""
+PARROT_OUTPUT_TOKENS = 490
+"""The middle of Parrot's 180 to 800 tokens of output (section 8.3)."""
 CHAT_PER_S = 1.0
 """Parrot, section 8.5."""
 SUSTAINED_CALLS = (240, 1200)
@@ -47,11 +53,15 @@ MAPS_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an experiment can sweep; rates are per second, `files` are those that the agents write."""
+    """What an experiment can sweep; rates are per second, `files` are those that the agents write.
+
+    Background calls have (prompt, output) tokens `background`, or are drawn from Azure's conversations.
+    """
 
     chunk_tokens: int = 1024
     output_tokens: int = 50
     background_rate: float = 0.0
+    background: tuple[int, int] | None = None
     applications: int = 1
     map_reduce_rate: float = 0.0
     files: int = 8
@@ -116,6 +126,16 @@ EXPERIMENTS: dict[str, Experiment] = {
         seeds=4,
         kinds=("chain",),
     ),
+    "background_parrot": Experiment(
+        "Chain summary among Parrot's background calls",
+        ONE_ENGINE,
+        CHAINED,
+        sweeps={"background_rate": (1.0, 1.5, 2.0, 2.5, 3.0, 3.5)},
+        quick={"background_rate": (3.5,)},
+        seeds=4,
+        kinds=("chain",),
+        settings=Settings(background=PARROT_BACKGROUND),
+    ),
     "chains": Experiment(
         "Chain summaries at once",
         ONE_ENGINE,
@@ -159,7 +179,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         (*CHAINED, *CHAINERS),
         sweeps={"shared_tokens": tuple(OWN_TOKENS)},
         quick={"shared_tokens": (6_000,)},
-        seeds=3,
+        seeds=10,
         kinds=("map_reduce", "chat"),
         normalised=("chat",),
     ),
@@ -169,7 +189,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         (*CHAINED, *CHAINERS),
         sweeps={"shared_tokens": tuple(OWN_TOKENS)},
         quick={"shared_tokens": (6_000,)},
-        seeds=3,
+        seeds=10,
         kinds=("map_reduce", "chat"),
         settings=Settings(chat_rate=4.0),
         normalised=("chat",),
@@ -183,6 +203,17 @@ EXPERIMENTS: dict[str, Experiment] = {
         seeds=1,
         kinds=("assistant",),
         settings=Settings(applications=64, output_tokens=100),
+        sustained=True,
+    ),
+    "assistants_parrot": Experiment(
+        "Four of Parrot's assistants on four engines: sustained rate",
+        FOUR_ENGINES,
+        (OURS, THROUGHPUT, "throughput_uncached"),
+        sweeps={"output_tokens": (PARROT_OUTPUT_TOKENS,)},
+        quick={"output_tokens": (PARROT_OUTPUT_TOKENS,)},
+        seeds=1,
+        kinds=("assistant",),
+        settings=Settings(applications=4),
         sustained=True,
     ),
 }
@@ -199,6 +230,7 @@ class Workloads:
         self._builders: dict[str, Callable[[Settings, int], Scenario]] = {
             "chain": self._chain,
             "background": self._chain,
+            "background_parrot": self._chain,
             "chains": self._chain,
             "map_reduce": self._map_reduce,
             "multi_agent": self._multi_agent,
@@ -230,9 +262,10 @@ class Workloads:
                 vocabulary,
                 "background",
                 rate_per_s=settings.background_rate,
-                duration_s=ARRIVALS_S,
+                duration_s=ARRIVALS_S if settings.background is None else STEADY_S,
                 seed=seed,
                 objective=None,
+                lengths=None if settings.background is None else [settings.background],
             )
         return tuple(launches)
 

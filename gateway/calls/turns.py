@@ -11,6 +11,7 @@ from collections.abc import Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Barrier
 from typing import Any, Generic, TypeVar
 
 from plait.backends.errors import LimitError
@@ -86,7 +87,7 @@ class TurnThreads:
 
     def __init__(self, threads: int, name: str, executor: Executor | None = None) -> None:
         self._turns: Turns[_Job] = Turns(threads)
-        self._executor = executor or ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._executor = executor or _running(threads, name)
         self._held_bytes: Counter[str] = Counter()
 
     async def run(self, tenant: str, steps: Steps[T], size: int) -> T:
@@ -140,3 +141,11 @@ def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
     except StopIteration as end:
         return True, end.value
     return False, None
+
+
+def _running(threads: int, name: str) -> Executor:
+    """A pool with all its threads running. By itself, a pool starts them one by one, when jobs happen to overlap."""
+    pool, all_run = ThreadPoolExecutor(threads, thread_name_prefix=name), Barrier(threads)
+    for _ in range(threads):
+        pool.submit(all_run.wait)
+    return pool

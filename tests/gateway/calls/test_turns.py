@@ -134,3 +134,9 @@ async def test_what_waits_is_bounded_by_tenant() -> None:
     gate.release()
     await first
     assert await threads.run("a", worth(1, [], "third"), MAX_WAITING_BYTES) == "third"
+
+
+def test_all_threads_run_from_the_beginning() -> None:
+    threads = TurnThreads(3, "counted")
+    assert sum(thread.name.startswith("counted_") for thread in threading.enumerate()) == 3
+    del threads

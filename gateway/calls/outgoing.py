@@ -6,9 +6,9 @@ token ids, it gets those instead of text, so that a prompt is not tokenized twic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,8 +19,12 @@ from plait.policy.types import Call, Placement
 
 Fields = dict[str, msgspec.Raw]
 
-_PARAMETERS = ("vllm_xargs", "custom_params")
-"""The fields in which vLLM and SGLang take extra parameters."""
+_PARAMETERS: Final[Mapping[EngineKind, str]] = {
+    "embedded": "vllm_xargs",
+    "vllm": "vllm_xargs",
+    "sglang": "custom_params",
+}
+"""The field in which an engine takes extra parameters."""
 
 _WHOLE_ONLY = frozenset(
     (
@@ -71,7 +75,7 @@ class OutgoingBody:
         """
         request = self.request
         salted = self.cache_salt != request.cache_salt
-        speaks_for_us = [name for name in _PARAMETERS if _has_annotations(getattr(request, name))]
+        speaks_for_us = [name for name in sorted(set(_PARAMETERS.values())) if _has_annotations(getattr(request, name))]
         if kind is None and not (self.withholds_usage or salted or request.plait is not None or speaks_for_us):
             return self.original
         fields = msgspec.json.decode(self.original, type=Fields)
@@ -84,7 +88,8 @@ class OutgoingBody:
             fields["cache_salt"] = _raw(self.cache_salt)
         if kind is not None:
             annotations = to_parameters(engine_annotations(call, placement, age_s, handle))
-            fields["vllm_xargs"] = _merged(fields.get("vllm_xargs"), annotations)
+            parameters = _PARAMETERS[kind]
+            fields[parameters] = _merged(fields.get(parameters), annotations)
             if self.prompt_ids is not None:
                 ids = self.prompt_ids[0] if len(self.prompt_ids) == 1 else self.prompt_ids
                 fields["prompt"] = msgspec.Raw(msgspec.json.encode(ids, enc_hook=list))  # ids may be an array

@@ -90,7 +90,13 @@ def test_a_tenants_salt_replaces_the_clients() -> None:
     assert "cache_salt" not in sent(chat(), "vllm")
 
 
-@pytest.mark.parametrize("kind", [None, "vllm"])
+def test_sglang_takes_annotations_among_its_custom_params() -> None:
+    outgoing = sent(chat(b',"custom_params":{"mine":"x"},"vllm_xargs":{"k":"v"}'), "sglang")
+    assert outgoing["custom_params"] == {"mine": "x", "plait_age_ms": 250.0, "plait_cached_tokens": 64}
+    assert outgoing["vllm_xargs"] == {"k": "v"}
+
+
+@pytest.mark.parametrize("kind", [None, "vllm", "sglang"])
 @pytest.mark.parametrize("name", ["vllm_xargs", "custom_params"])
 def test_a_client_cannot_speak_for_plait(kind: EngineKind | None, name: str) -> None:
     body = chat(b',"%b":{"mine":1,"plait_priority":-9,"plait_age_ms":1e9}' % name.encode())

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo compare lint types test unit e2e e2e-faults soak e2e-vllm clean
+.PHONY: setup demo compare lint types test unit e2e e2e-faults soak e2e-vllm e2e-sglang clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -42,9 +42,14 @@ soak: setup
 
 # Two real vLLM servers on the CPU; builds their environment when it is not there yet.
 e2e-vllm: setup
-	$(BIN)/python e2e/vllm/environment.py
+	$(BIN)/python -m e2e.vllm.environment
 	.venv-vllm/bin/python -m pytest -c e2e/vllm/unit/pytest.ini e2e/vllm/unit
-	PLAIT_VLLM_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest e2e/vllm
+	PLAIT_ENGINE_KIND=vllm PLAIT_ENGINE_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest e2e/real_engines
+
+# The same suite on two real SGLang servers.
+e2e-sglang: setup
+	$(BIN)/python -m e2e.sglang.environment
+	PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest e2e/real_engines
 
 test: lint types setup
 	$(BIN)/python -m pytest tests -n auto --cov

@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
     arguments = parser.parse_args()
     if not is_installed():
-        print("skipped: there is no vLLM; `python e2e/vllm/environment.py` builds its environment")
+        print("skipped: there is no vLLM; `python -m e2e.vllm.environment` builds its environment")
         return 0
     inputs, runs, by_engine = _with_servers(arguments.runs)
     made = list(claims(runs))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from benchmarks.vllm_slo_parts.workload import BenchCall
-from e2e.vllm.engines import MODEL
+from e2e.real_engines.engine import MODEL
 from plait.backends.http.client import HttpClient
 from plait.backends.profiling.timed_stream import TimedStream, read_stream
 

@@ -39,12 +39,12 @@ class BenchServer(VllmServer):
 
 def is_installed() -> bool:
     """Whether the environment with vLLM has been built."""
-    return (ENVIRONMENT / "bin" / "vllm").exists()
+    return (ENVIRONMENT.folder / "bin" / "vllm").exists()
 
 
 def new_servers(folder: Path) -> dict[str, BenchServer]:
     """Both by name, not started yet; their logs go to `folder`."""
-    programs, model = ENVIRONMENT / "bin", str(tiny_model())
+    programs, model = ENVIRONMENT.folder / "bin", str(tiny_model())
     stock = [str(programs / "vllm"), "serve", model]
     ours = [str(programs / "plait"), "vllm", "--scheduler", OURS, "--name", OURS, "--", model]
     return {

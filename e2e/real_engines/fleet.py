@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from e2e.ports import free_port
+from e2e.real_engines.engine import BLOCK_TOKENS, KV_TOKENS, MODEL, RealEngine, stored_blocks
 from e2e.servers import Server, eventually, toml
 from e2e.tiny_model import CONTEXT_TOKENS
-from e2e.vllm.engines import BLOCK_TOKENS, KV_TOKENS, MODEL, VllmServer, stored_blocks
 from plait.policy.prefix.block_hash import tree_block_tokens
 
 TREE_BLOCK_TOKENS: Final = tree_block_tokens(BLOCK_TOKENS)
@@ -23,11 +23,11 @@ _fillers = itertools.count(100)
 
 
 @dataclass(frozen=True)
-class VllmFleet:
+class EngineFleet:
     """A gateway and its engines by name."""
 
     gateway: Server
-    engines: Mapping[str, VllmServer]
+    engines: Mapping[str, RealEngine]
 
     def start(self, stack: ExitStack) -> None:
         """Start the engines together, then the gateway, and wait until calls can be sent; `stack` stops them."""
@@ -73,7 +73,7 @@ class VllmFleet:
 
 
 def new_gateway(
-    name: str, engines: Mapping[str, VllmServer], model: Path, folder: Path, policy: str = "plait"
+    name: str, engines: Mapping[str, RealEngine], model: Path, folder: Path, policy: str = "plait"
 ) -> Server:
     """A gateway over these engines that places by `policy`; not started yet."""
     port = free_port()

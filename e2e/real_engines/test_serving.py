@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
+from e2e.real_engines.engine import MODEL
+from e2e.real_engines.fleet import EngineFleet
 from e2e.sdk import content
-from e2e.vllm.engines import MODEL
-from e2e.vllm.fleet import VllmFleet
 from plait.backends.tokenization.tokenizer import load_tokenizer
 
 MESSAGES: list[dict[str, Any]] = [
@@ -79,13 +79,14 @@ def test_tools_reach_the_prompt(client: OpenAI) -> None:
     ids=["plain", "conversation", "tools", "no generation prompt"],
 )
 def test_the_gateway_counts_the_tokens_that_the_engine_computes(
-    fleet: VllmFleet, model: Path, chat_request: dict[str, Any]
+    fleet: EngineFleet, model: Path, chat_request: dict[str, Any]
 ) -> None:
     """Id by id: one that differs would end every prefix there."""
-    options = {"model": MODEL, "max_tokens": 1, "return_token_ids": True}
+    engine = fleet.engines["engine-1"]
+    options = {"model": MODEL, "max_tokens": 1, engine.prompt_ids_option: True}
     answer = fleet.gateway.post("/v1/chat/completions", json={**options, **chat_request})
     assert answer.status_code == 200, answer.text
-    assert answer.json()["prompt_token_ids"] == load_tokenizer(str(model)).encode_chat(**chat_request)
+    assert engine.prompt_ids(answer.json()) == load_tokenizer(str(model)).encode_chat(**chat_request)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_annotated_calls_are_served(client: OpenAI, headers: dict[str, str]) -> 
     assert chat(client, extra_headers=headers).choices[0].message.content
 
 
-def test_both_engines_take_part(client: OpenAI, fleet: VllmFleet) -> None:
+def test_both_engines_take_part(client: OpenAI, fleet: EngineFleet) -> None:
     """New prompts go wherever the window holds less work, so that over the gateway's life every engine has some."""
     for number in range(6):
         client.completions.create(prompt=[100 + number, *range(10, 800)], **GREEDY)

@@ -12,10 +12,10 @@ from typing import Final
 import httpx
 import msgspec
 
+from e2e.real_engines.engine import BLOCK_TOKENS, MODEL, RealEngine
+from e2e.real_engines.findings import Findings
+from e2e.real_engines.fleet import EngineFleet
 from e2e.servers import DEADLINE_S, NO_TLS, Server
-from e2e.vllm.engines import BLOCK_TOKENS, MODEL, VllmServer
-from e2e.vllm.findings import Findings
-from e2e.vllm.fleet import VllmFleet
 from plait.backends.protocol.cache_state import CacheState
 
 EVICTIONS: Final = 60
@@ -23,7 +23,7 @@ PROMPT_TOKENS: Final = 2 * BLOCK_TOKENS - 1
 """It stores no whole tree block, so the count of resident tokens falls if it evicts one. Every second one does."""
 
 
-def test_an_eviction_is_known_within_50_ms(fleet: VllmFleet, findings: Findings) -> None:
+def test_an_eviction_is_known_within_50_ms(fleet: EngineFleet, findings: Findings) -> None:
     """The prompts go past the gateway, which only polls its engines.
 
     The median is judged: the longest times are those in which another process has the processor.
@@ -43,7 +43,7 @@ def test_an_eviction_is_known_within_50_ms(fleet: VllmFleet, findings: Findings)
     assert findings.at_most("seconds until the gateway knows an eviction, median", median_s, 0.05)
 
 
-def _news_s(fleet: VllmFleet, engine: VllmServer, number: int) -> float | None:
+def _news_s(fleet: EngineFleet, engine: RealEngine, number: int) -> float | None:
     """Send a prompt to an engine. How long the gateway did not know what it evicted; None if it evicted nothing.
 
     The time is from the last look at the journal that did not show the eviction to the first look at the gateway that
@@ -66,7 +66,7 @@ def _news_s(fleet: VllmFleet, engine: VllmServer, number: int) -> float | None:
     return None if evicted_s is None or known_s is None else known_s - evicted_s
 
 
-def _evicted_s(engine: VllmServer, state: CacheState, is_over: Event) -> float | None:
+def _evicted_s(engine: RealEngine, state: CacheState, is_over: Event) -> float | None:
     """When the journal was last seen without an eviction since `state`; None if it is over before there is one."""
     query: dict[str, str | int] = {"since": state.cursor, "epoch": state.epoch}
     with httpx.Client(base_url=engine.url, trust_env=False, verify=NO_TLS, timeout=DEADLINE_S) as client:

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from e2e.vllm.calls import Answer, send_at_once, workload
-from e2e.vllm.engines import KV_TOKENS
-from e2e.vllm.findings import Findings
-from e2e.vllm.fleet import VllmFleet, new_gateway
+from e2e.real_engines.calls import Answer, send_at_once, workload
+from e2e.real_engines.engine import KV_TOKENS
+from e2e.real_engines.findings import Findings
+from e2e.real_engines.fleet import EngineFleet, new_gateway
 from plait.gateway.simulation.workload import WorkloadCall
 
 CALLS: Final = 300
@@ -21,19 +21,19 @@ WORKING_SET_TOKENS: Final = 3 * KV_TOKENS // 2
 
 
 def run(
-    fleet: VllmFleet, policy: str, calls: Sequence[WorkloadCall], model: Path, folder: Path
+    fleet: EngineFleet, policy: str, calls: Sequence[WorkloadCall], model: Path, folder: Path
 ) -> tuple[float, list[Answer]]:
     """Prompt tokens that the engines computed under a policy, by their own count, and the answers."""
     gateway = new_gateway(f"gateway-{policy}", fleet.engines, model, folder, policy)
     with ExitStack() as stack:
-        VllmFleet(gateway, fleet.engines).start_gateway(stack)
+        EngineFleet(gateway, fleet.engines).start_gateway(stack)
         before = fleet.computed_prompt_tokens()
         answers = send_at_once(gateway, calls, CONCURRENCY)
         return fleet.computed_prompt_tokens() - before, answers
 
 
 def test_e2_computes_far_fewer_prompt_tokens_than_round_robin(
-    fleet: VllmFleet, traces: Path, model: Path, folder: Path, findings: Findings
+    fleet: EngineFleet, traces: Path, model: Path, folder: Path, findings: Findings
 ) -> None:
     calls = workload(traces, WORKING_SET_TOKENS, CALLS, seed=1)
     computed: dict[str, float] = {}

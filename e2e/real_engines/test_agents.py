@@ -8,16 +8,16 @@ from typing import Final
 import pytest
 from openai import OpenAI
 
-from e2e.vllm.agents import TRACE, ask, load_trajectories, possible_tokens, repeated_tokens, run_agents
-from e2e.vllm.findings import Findings
-from e2e.vllm.fleet import TREE_BLOCK_TOKENS, VllmFleet
+from e2e.real_engines.agents import TRACE, ask, load_trajectories, possible_tokens, repeated_tokens, run_agents
+from e2e.real_engines.findings import Findings
+from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
 
 CONCURRENCY: Final = 8
 
 
 @pytest.mark.parametrize("prompts", ["token ids", "texts"])
 def test_agents_find_what_one_infinite_cache_would_have(
-    fleet: VllmFleet, traces: Path, findings: Findings, prompts: str
+    fleet: EngineFleet, traces: Path, findings: Findings, prompts: str
 ) -> None:
     """Agents that keep token ids continue exactly what was generated. Those that keep a text have it encoded again."""
     if not (traces / TRACE).is_file():
@@ -47,7 +47,7 @@ def test_agents_find_what_one_infinite_cache_would_have(
     assert findings.at_least(f"share predicted of agents with {prompts}", predicted, 0.97)
 
 
-def test_a_turn_that_comes_at_once_finds_what_was_generated(fleet: VllmFleet, client: OpenAI) -> None:
+def test_a_turn_that_comes_at_once_finds_what_was_generated(fleet: EngineFleet, client: OpenAI) -> None:
     """The engine reports blocks as they fill, so the gateway knows them without reading the answer."""
     prompt = [5, *range(10, 200)]
     fleet.settle()

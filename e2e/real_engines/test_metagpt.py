@@ -19,11 +19,11 @@ import pytest
 from openai import AsyncOpenAI
 
 from e2e.programs import METAGPT, Program, chained_by_client, chained_by_gateway, metagpt, texts, wanted, whole
+from e2e.real_engines.engine import MODEL
+from e2e.real_engines.findings import Findings
+from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.sdk import async_client
 from e2e.servers import Server
-from e2e.vllm.engines import MODEL
-from e2e.vllm.findings import Findings
-from e2e.vllm.fleet import VllmFleet, new_gateway
 from plait.backends.tokenization.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.skipif(not METAGPT.is_file(), reason="the recorded run (../shared/traces/metagpt) is not here")
@@ -65,7 +65,7 @@ def program() -> Program:
 
 
 @pytest.fixture(scope="module")
-def runs(fleet: VllmFleet, program: Program, model: Path, folder: Path) -> dict[str, list[Run]]:
+def runs(fleet: EngineFleet, program: Program, model: Path, folder: Path) -> dict[str, list[Run]]:
     """One after the other, each with a gateway that has placed nothing yet."""
     for_latency = wanted(program, "latency")
 
@@ -87,7 +87,7 @@ def runs(fleet: VllmFleet, program: Program, model: Path, folder: Path) -> dict[
         for number, name in enumerate(chainings if turn == 0 else TIMED):
             gateway = new_gateway(f"gateway-metagpt-{turn}-{number}", fleet.engines, model, folder)
             with ExitStack() as stack:
-                VllmFleet(gateway, fleet.engines).start_gateway(stack)
+                EngineFleet(gateway, fleet.engines).start_gateway(stack)
                 done[name].append(run(fleet, gateway, chainings[name], cache_salt=f"{name} {turn}"))
     return done
 
@@ -104,7 +104,7 @@ async def as_one_program(gateway: AsyncOpenAI, program: Program, fields: dict[st
     return dict(answer["values"])
 
 
-def run(fleet: VllmFleet, gateway: Server, chaining: Chaining, cache_salt: str) -> Run:
+def run(fleet: EngineFleet, gateway: Server, chaining: Chaining, cache_salt: str) -> Run:
     extra = {"ignore_eos": True, "cache_salt": cache_salt}
     fields = {"model": MODEL, "temperature": 0, "timeout": 120, "extra_body": extra}
 

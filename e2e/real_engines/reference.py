@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from e2e.real_engines.engine import MODEL, RealEngine
+from e2e.real_engines.greedy import Outputs, greedy_outputs
 from e2e.servers import eventually
-from e2e.vllm.engines import MODEL, VllmServer
-from e2e.vllm.greedy import Outputs, greedy_outputs
 from plait.backends.protocol.cache_state import IterationState
 
 FORCED_LEVERS: Final[Mapping[str, int | str]] = {
@@ -31,24 +31,24 @@ class Reference:
 
     stock: Outputs
     forced: Outputs
-    preemptions: float
+    preemptions: int
     iterations: IterationState
     completed: str
 
 
-def collect_reference(stock: VllmServer, forced: VllmServer) -> Reference:
+def collect_reference(stock: RealEngine, forced: RealEngine) -> Reference:
     """Ask both engines, which run already."""
-    preemptions = forced.metric("vllm:num_preemptions_total")
+    preemptions = forced.cache_state().scheduler.preemptions
     return Reference(
         stock=greedy_outputs(stock),
         forced=greedy_outputs(forced),
-        preemptions=forced.metric("vllm:num_preemptions_total") - preemptions,
+        preemptions=forced.cache_state().scheduler.preemptions - preemptions,
         iterations=forced.cache_state().iteration,
         completed=_completion_order(forced),
     )
 
 
-def _completion_order(engine: VllmServer) -> str:
+def _completion_order(engine: RealEngine) -> str:
     completed: list[str] = []
 
     def run(name: str, prompt_tokens: int) -> None:
@@ -67,6 +67,6 @@ def _completion_order(engine: VllmServer) -> str:
     return "".join(completed)
 
 
-def _calls_in(engine: VllmServer) -> int:
+def _calls_in(engine: RealEngine) -> int:
     queue = engine.cache_state().queue
     return queue.running + queue.waiting

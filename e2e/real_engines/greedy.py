@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any, Final
 
+from e2e.real_engines.engine import MODEL, RealEngine
 from e2e.servers import Server
-from e2e.vllm.engines import MODEL
 
 OUTPUT_TOKENS: Final = 40
 
@@ -30,15 +30,17 @@ def _requests() -> list[dict[str, Any]]:
 REQUESTS: Final = _requests()
 
 
-def greedy_outputs(server: Server, headers: Mapping[str, str] | None = None) -> Outputs:
-    """What a server says to `REQUESTS`, asked twice: the second time, their prompts are cached."""
-    return [_ask(server, request, headers or {}) for _ in range(2) for request in REQUESTS]
+def greedy_outputs(
+    engine: RealEngine, server: Server | None = None, headers: Mapping[str, str] | None = None
+) -> Outputs:
+    """What an engine says to `REQUESTS`, through `server`, asked twice: the second time, their prompts are cached."""
+    return [_ask(engine, server or engine, request, headers or {}) for _ in range(2) for request in REQUESTS]
 
 
-def _ask(server: Server, request: dict[str, Any], headers: Mapping[str, str]) -> tuple[int, ...]:
+def _ask(engine: RealEngine, server: Server, request: dict[str, Any], headers: Mapping[str, str]) -> tuple[int, ...]:
     path = "/v1/chat/completions" if "messages" in request else "/v1/completions"
     options = {"max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     response = server.post(path, json={"model": MODEL, **options, **request}, headers=dict(headers))
     assert response.status_code == 200, response.text
     (choice,) = response.json()["choices"]
-    return tuple(choice["token_ids"])
+    return tuple(engine.token_ids(choice))

@@ -16,10 +16,10 @@ from typing import Final
 
 from openai import OpenAI
 
+from e2e.real_engines.calls import Answer
+from e2e.real_engines.engine import BLOCK_TOKENS, MODEL
 from e2e.sdk import sync_client
 from e2e.servers import Server
-from e2e.vllm.calls import Answer
-from e2e.vllm.engines import BLOCK_TOKENS, MODEL
 from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
 from plait.policy.prefix.block_hash import HashChain
 

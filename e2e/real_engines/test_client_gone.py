@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from e2e.real_engines.engine import KV_TOKENS, MODEL
+from e2e.real_engines.fleet import EngineFleet
 from e2e.sdk import async_client
 from e2e.servers import eventually
 from e2e.tiny_model import CONTEXT_TOKENS
-from e2e.vllm.engines import KV_TOKENS, MODEL
-from e2e.vllm.fleet import VllmFleet
 
 
 def endless(prompt_tokens: int = 100, first_token: int = 11, **fields: Any) -> dict[str, Any]:
@@ -22,13 +22,13 @@ def endless(prompt_tokens: int = 100, first_token: int = 11, **fields: Any) -> d
     return {"model": MODEL, "prompt": prompt, "max_tokens": output_tokens, "extra_body": {"ignore_eos": True}, **fields}
 
 
-def queues(fleet: VllmFleet) -> tuple[int, int]:
+def queues(fleet: EngineFleet) -> tuple[int, int]:
     """Running and waiting calls of all engines, as their schedulers have them."""
     states = [engine.cache_state().queue for engine in fleet.engines.values()]
     return sum(queue.running for queue in states), sum(queue.waiting for queue in states)
 
 
-def check_left(fleet: VllmFleet) -> None:
+def check_left(fleet: EngineFleet) -> None:
     """Nothing runs, and no call holds a KV block."""
     eventually(lambda: queues(fleet) == (0, 0))
     for engine in fleet.engines.values():
@@ -44,7 +44,7 @@ async def read_all(client: AsyncOpenAI, request: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_a_running_call_is_aborted(fleet: VllmFleet, stream: bool) -> None:
+async def test_a_running_call_is_aborted(fleet: EngineFleet, stream: bool) -> None:
     async with async_client(fleet.gateway, timeout=60) as client:
         call = asyncio.create_task(read_all(client, endless(stream=stream)))
         await asyncio.to_thread(eventually, lambda: queues(fleet) == (1, 0))
@@ -55,7 +55,7 @@ async def test_a_running_call_is_aborted(fleet: VllmFleet, stream: bool) -> None
     assert fleet.gateway.metric("plait_engine_outstanding_calls") == 0
 
 
-async def test_a_waiting_call_is_aborted(fleet: VllmFleet) -> None:
+async def test_a_waiting_call_is_aborted(fleet: EngineFleet) -> None:
     """Two calls fill an engine's KV cache, a third waits for it and gives up."""
     long = KV_TOKENS // 2 - 300
     engine = fleet.engines["engine-1"]

@@ -1,4 +1,4 @@
-"""Real vLLM servers for the tests of this folder, which are collected only where vLLM is: `make e2e-vllm`.
+"""Real servers for the tests of this folder, which run for one kind of engine: `make e2e-vllm`, `make e2e-sglang`.
 
 At most two engines run at a time. The first pair, a stock one and one whose levers are pulled by force, only answers
 what `reference` holds; the second pair is the fleet that everything else is asserted of.
@@ -15,15 +15,20 @@ from typing import Final
 import pytest
 from openai import OpenAI
 
+from e2e.real_engines.engine import EngineKind
+from e2e.real_engines.findings import Findings
+from e2e.real_engines.fleet import EngineFleet, new_gateway
+from e2e.real_engines.reference import FORCED_LEVERS, Reference, collect_reference
 from e2e.sdk import sync_client
+from e2e.sglang import engines as sglang
 from e2e.tiny_model import tiny_model
-from e2e.vllm.engines import plait_engine, stock_engine
-from e2e.vllm.findings import Findings
-from e2e.vllm.fleet import VllmFleet, new_gateway
-from e2e.vllm.reference import FORCED_LEVERS, Reference, collect_reference
+from e2e.vllm import engines as vllm
 
-PYTHON_VARIABLE: Final = "PLAIT_VLLM_PYTHON"
-"""Names the Python of the environment that vLLM is installed in (see `environment.py`)."""
+PYTHON_VARIABLE: Final = "PLAIT_ENGINE_PYTHON"
+"""Names the Python of the environment that the engine is installed in (see `e2e/vllm/environment.py`)."""
+KIND_VARIABLE: Final = "PLAIT_ENGINE_KIND"
+"""`vllm` or `sglang`."""
+KINDS: Final = {kind.name: kind for kind in (vllm.KIND, sglang.KIND)}
 
 TRACES: Final = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -34,14 +39,14 @@ _FINDINGS: Final = pytest.StashKey[Findings]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_FINDINGS] = Findings()
+    config.stash[_FINDINGS] = Findings(os.environ.get(KIND_VARIABLE, "vllm"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     findings = config.stash[_FINDINGS]
     findings.write()
     if findings.claims:
-        terminalreporter.section("real vLLM engines")
+        terminalreporter.section("real engines")
         for line in findings.lines():
             terminalreporter.write_line(line)
 
@@ -53,10 +58,16 @@ def findings(pytestconfig: pytest.Config) -> Findings:
 
 
 @pytest.fixture(scope="session")
+def kind() -> EngineKind:
+    """The kind of engine that the tests run on."""
+    return KINDS[os.environ.get(KIND_VARIABLE, "vllm")]  # type: ignore[index]
+
+
+@pytest.fixture(scope="session")
 def python() -> Path:
-    """The Python that vLLM is installed for."""
+    """The Python that the engine is installed for."""
     if PYTHON_VARIABLE not in os.environ:
-        pytest.fail(f"{PYTHON_VARIABLE} is not set: run `make e2e-vllm`")
+        pytest.fail(f"{PYTHON_VARIABLE} is not set: run `make e2e-vllm` or `make e2e-sglang`")
     return Path(os.environ[PYTHON_VARIABLE]).absolute()
 
 
@@ -77,14 +88,14 @@ def traces() -> Path:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds the servers' logs and configurations."""
-    return tmp_path_factory.mktemp("vllm")
+    return tmp_path_factory.mktemp("engines")
 
 
 @pytest.fixture(scope="session")
-def reference(python: Path, model: Path, folder: Path) -> Reference:
+def reference(kind: EngineKind, python: Path, model: Path, folder: Path) -> Reference:
     """What a stock engine and one with forced levers did; both have stopped."""
-    stock = stock_engine("stock", python, model, folder)
-    forced = plait_engine("forced", python, model, folder, levers=FORCED_LEVERS)
+    stock = kind.stock("stock", python, model, folder)
+    forced = kind.plait("forced", python, model, folder, levers=FORCED_LEVERS)
     with ExitStack() as stack:
         for engine in (stock, forced):
             engine.start()
@@ -95,17 +106,17 @@ def reference(python: Path, model: Path, folder: Path) -> Reference:
 
 
 @pytest.fixture(scope="session")
-def fleet(reference: Reference, python: Path, model: Path, folder: Path) -> Iterator[VllmFleet]:
+def fleet(kind: EngineKind, reference: Reference, python: Path, model: Path, folder: Path) -> Iterator[EngineFleet]:
     """Two engines with Plait inside and a gateway before them; only once the engines of `reference` have stopped."""
-    engines = {name: plait_engine(name, python, model, folder) for name in ("engine-1", "engine-2")}
-    fleet = VllmFleet(new_gateway("gateway", engines, model, folder), engines)
+    engines = {name: kind.plait(name, python, model, folder) for name in ("engine-1", "engine-2")}
+    fleet = EngineFleet(new_gateway("gateway", engines, model, folder), engines)
     with ExitStack() as stack:
         fleet.start(stack)
         yield fleet
 
 
 @pytest.fixture
-def client(fleet: VllmFleet) -> Iterator[OpenAI]:
+def client(fleet: EngineFleet) -> Iterator[OpenAI]:
     """The SDK on the gateway."""
     with sync_client(fleet.gateway, timeout=60) as client:
         yield client

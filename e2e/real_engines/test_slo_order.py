@@ -1,12 +1,11 @@
 """Calls with a TTFT objective behind long prompts on a real engine: in which order and steps it computes them.
 
-Steps are those of vLLM's own log. How long they take is left open: objectives are set by what the machine does.
+Steps are those of the engine's own log. How long they take is left open: objectives are set by what the machine does.
 """
 
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,11 @@ from typing import Any, Final
 import pytest
 from openai import OpenAI
 
+from e2e.real_engines.engine import BATCH_TOKENS, MODEL, EngineKind, RealEngine, Step
+from e2e.real_engines.greedy import greedy_outputs
+from e2e.real_engines.reference import Reference
 from e2e.sdk import sync_client
 from e2e.servers import eventually
-from e2e.vllm.engines import BATCH_TOKENS, MODEL, VllmServer
-from e2e.vllm.greedy import greedy_outputs
-from e2e.vllm.reference import Reference
 
 LONG_TOKENS: Final = 6000
 SHORT_TOKENS: Final = 64
@@ -29,21 +28,6 @@ LONG: Final = ("long-1", "long-2")
 SHORT: Final = ("short-1", "short-2", "short-3")
 STOCK_STEPS: Final = -(-len(LONG) * LONG_TOKENS // BATCH_TOKENS)
 """Steps that a stock engine, first come first served, needs for the long prompts before it turns to the short ones."""
-
-_STEP: Final = re.compile(
-    r"Iteration\(\d+\): (\d+) context requests, (\d+) context tokens, "
-    r"(\d+) generation requests, (\d+) generation tokens"
-)
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one iteration computed, of prompts and of outputs."""
-
-    context_calls: int
-    context_tokens: int
-    decoding_calls: int
-    decoded_tokens: int
 
 
 @dataclass(frozen=True)
@@ -62,10 +46,9 @@ class Round:
 
 
 @pytest.fixture(scope="module")
-def engine(reference: Reference, python: Path, model: Path, folder: Path) -> Iterator[VllmServer]:
+def engine(kind: EngineKind, reference: Reference, python: Path, model: Path, folder: Path) -> Iterator[RealEngine]:
     """One with the `slo` scheduler; only once the engines of `reference` have stopped."""
-    command = [str(python.with_name("plait")), "vllm", "--scheduler", "slo", "--name", "slo"]
-    engine = VllmServer("slo", [*command, "--", str(model), "--enable-logging-iteration-details"], folder)
+    engine = kind.plait("slo", python, model, folder, options=("--scheduler", "slo"), flags=kind.log_steps)
     engine.start()
     try:
         engine.wait_until_ready()
@@ -75,28 +58,28 @@ def engine(reference: Reference, python: Path, model: Path, folder: Path) -> Ite
 
 
 @pytest.fixture(scope="module")
-def unpromised(engine: VllmServer) -> Round:
+def unpromised(engine: RealEngine) -> Round:
     """Nothing is said about any call."""
     return run_round(engine, "unpromised", {})
 
 
 @pytest.fixture(scope="module")
-def promised(engine: VllmServer, unpromised: Round) -> Round:
+def promised(engine: RealEngine, unpromised: Round) -> Round:
     """The short calls shall have their first token in half the time that they have waited without a promise."""
     return run_round(engine, "promised", {"plait_ttft_ms": unpromised.short_waited_s * 1e3 / 2})
 
 
-def run_round(engine: VllmServer, salt: str, annotations: dict[str, float]) -> Round:
+def run_round(engine: RealEngine, salt: str, annotations: dict[str, float]) -> Round:
     """Send the short calls while the first long prompt is computed; `salt` keeps rounds out of each other's cache."""
     engine.settled_state()
-    before = len(logged_steps(engine))
+    before = len(engine.steps())
     first_tokens: list[str] = []
     waited_s: list[float] = []
     with sync_client(engine, timeout=60) as client, ThreadPoolExecutor() as pool:
 
         def run(name: str) -> str:
             sent_s, text = time.monotonic(), ""
-            for piece in ask(client, name, salt, annotations):
+            for piece in ask(client, name, {"cache_salt": salt, engine.annotations_field: own(name, annotations)}):
                 if not text:
                     first_tokens.append(name)
                     waited_s.append(time.monotonic() - sent_s)
@@ -111,29 +94,28 @@ def run_round(engine: VllmServer, salt: str, annotations: dict[str, float]) -> R
         outputs = {name: call.result() for name, call in calls.items()}
     engine.settled_state()
     waits = dict(zip(first_tokens, waited_s, strict=True))
-    return Round(outputs, first_tokens, logged_steps(engine)[before:], min(waits[name] for name in SHORT))
+    return Round(outputs, first_tokens, engine.steps()[before:], min(waits[name] for name in SHORT))
 
 
-def ask(client: OpenAI, name: str, salt: str, annotations: dict[str, float]) -> Iterator[str]:
-    """The pieces of a call's output; short calls carry the annotations."""
+def own(name: str, annotations: dict[str, float]) -> dict[str, float]:
+    """The annotations of a call: short calls carry them."""
+    return {} if name in LONG else annotations
+
+
+def ask(client: OpenAI, name: str, fields: dict[str, Any]) -> Iterator[str]:
+    """The pieces of a call's output."""
     rng = random.Random(name)
-    tokens, own = (LONG_TOKENS, {}) if name in LONG else (SHORT_TOKENS, annotations)
-    extra: dict[str, Any] = {"ignore_eos": True, "cache_salt": salt, "vllm_xargs": own}
-    prompt = [rng.randrange(10, 8000) for _ in range(tokens)]
+    prompt = [rng.randrange(10, 8000) for _ in range(LONG_TOKENS if name in LONG else SHORT_TOKENS)]
     stream = client.completions.create(
-        model=MODEL, prompt=prompt, max_tokens=8, temperature=0, stream=True, extra_body=extra
+        model=MODEL, prompt=prompt, max_tokens=8, temperature=0, stream=True, extra_body={"ignore_eos": True, **fields}
     )
     for chunk in stream:
         yield from (choice.text for choice in chunk.choices if choice.text)
 
 
-def calls_in(engine: VllmServer) -> int:
+def calls_in(engine: RealEngine) -> int:
     queue = engine.cache_state().queue
     return queue.running + queue.waiting
-
-
-def logged_steps(engine: VllmServer) -> list[Step]:
-    return [Step(*map(int, found.groups())) for found in _STEP.finditer(engine.log())]
 
 
 def test_without_promises_the_long_prompts_come_first_as_they_do_in_a_stock_engine(unpromised: Round) -> None:
@@ -173,10 +155,10 @@ def test_the_order_changes_no_token(unpromised: Round, promised: Round) -> None:
     assert len(set(promised.outputs.values())) == len(promised.outputs), "else equal outputs would mean little"
 
 
-def test_the_engine_reports_whether_promises_were_kept(engine: VllmServer, promised: Round) -> None:
+def test_the_engine_reports_whether_promises_were_kept(engine: RealEngine, promised: Round) -> None:
     assert engine.cache_state().scheduler.slo_attainment is not None
     assert engine.cache_state().scheduler.policy == "slo"
 
 
-def test_calls_without_a_promise_say_what_a_stock_engine_says(reference: Reference, engine: VllmServer) -> None:
+def test_calls_without_a_promise_say_what_a_stock_engine_says(reference: Reference, engine: RealEngine) -> None:
     assert greedy_outputs(engine) == reference.stock

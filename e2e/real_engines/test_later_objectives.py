@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from e2e.real_engines.engine import MODEL, RealEngine
+from e2e.real_engines.fleet import EngineFleet
 from e2e.servers import eventually
-from e2e.vllm.engines import MODEL, VllmServer
-from e2e.vllm.fleet import VllmFleet
 
 OUTPUT_TOKENS = 400
 
 
-def test_a_later_get_changes_the_objectives_of_a_running_call(fleet: VllmFleet) -> None:
+def test_a_later_get_changes_the_objectives_of_a_running_call(fleet: EngineFleet) -> None:
     gateway, before = fleet.gateway, told(fleet)
     assert all(report(engine)["scheduler"]["takes_objectives"] for engine in fleet.engines.values())
     placeholders = [{"name": "answer", "in_out": True}]
@@ -25,14 +25,14 @@ def test_a_later_get_changes_the_objectives_of_a_running_call(fleet: VllmFleet) 
     assert gateway.metric("plait_slo_calls_total", objective="latency", slo="tpot") >= 1
 
 
-def told(fleet: VllmFleet) -> float:
+def told(fleet: EngineFleet) -> float:
     return fleet.gateway.metric("plait_changed_objectives_total", told="yes")
 
 
-def running(fleet: VllmFleet) -> int:
+def running(fleet: EngineFleet) -> int:
     return sum(report(engine)["queue"]["running"] for engine in fleet.engines.values())
 
 
-def report(engine: VllmServer) -> dict[str, Any]:
+def report(engine: RealEngine) -> dict[str, Any]:
     found: dict[str, Any] = engine.get("/cache_state").json()
     return found

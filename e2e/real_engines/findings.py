@@ -11,13 +11,14 @@ import msgspec
 
 from plait.gateway.simulation.comparison_report import Claim
 
-REPORT: Final = Path(__file__).parents[2] / "reports" / "e2e-vllm.json"
+REPORTS: Final = Path(__file__).parents[2] / "reports"
 
 
 @dataclass(slots=True)
 class Findings:
     """`figures` by what they are of, and the claims that they bear out or not."""
 
+    kind: str
     figures: dict[str, dict[str, float]] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
 
@@ -32,9 +33,9 @@ class Findings:
     def write(self) -> None:
         """Write the report, where there is anything to report."""
         if self.claims:
-            REPORT.parent.mkdir(exist_ok=True)
+            REPORTS.mkdir(exist_ok=True)
             report = {"figures": self.figures, "claims": [asdict(claim) for claim in self.claims]}
-            REPORT.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+            (REPORTS / f"e2e-{self.kind}.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
     def lines(self) -> Iterator[str]:
         """The figures, then the claims, for a terminal."""

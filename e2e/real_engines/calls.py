@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from openai import OpenAI
 
+from e2e.real_engines.engine import MODEL
+from e2e.real_engines.fleet import TREE_BLOCK_TOKENS
 from e2e.sdk import sync_client
 from e2e.servers import Server
-from e2e.vllm.engines import MODEL
-from e2e.vllm.fleet import TREE_BLOCK_TOKENS
 from plait.backends.tokenization.tokenizer import load_tokenizer
 from plait.gateway.simulation.workload import (
     SharedPrefix,

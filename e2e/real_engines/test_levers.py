@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e.vllm.reference import FORCED_LEVERS, Reference
+from e2e.real_engines.reference import FORCED_LEVERS, Reference
 
 
 def test_the_budget_bounds_iterations(reference: Reference) -> None:

@@ -8,11 +8,11 @@ from typing import Final
 import pytest
 from openai import OpenAI
 
+from e2e.real_engines.calls import Answer, send_at_once, send_singly, workload
+from e2e.real_engines.engine import KV_TOKENS, MODEL, RealEngine, stored_blocks
+from e2e.real_engines.findings import Findings
+from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
 from e2e.servers import eventually
-from e2e.vllm.calls import Answer, send_at_once, send_singly, workload
-from e2e.vllm.engines import KV_TOKENS, MODEL, VllmServer, stored_blocks
-from e2e.vllm.findings import Findings
-from e2e.vllm.fleet import TREE_BLOCK_TOKENS, VllmFleet
 from plait.gateway.simulation.workload import WorkloadCall
 
 CALLS: Final = 300
@@ -44,12 +44,12 @@ def note(findings: Findings, subject: str, answers: Sequence[Answer]) -> None:
     }
 
 
-def removed_since(engine: VllmServer, cursor: int, epoch: str) -> int:
+def removed_since(engine: RealEngine, cursor: int, epoch: str) -> int:
     """Blocks that an engine has evicted since, net."""
     return len(engine.cache_state(since=cursor, epoch=epoch).removed)
 
 
-def test_calls_sent_singly(fleet: VllmFleet, calls: list[WorkloadCall], findings: Findings) -> None:
+def test_calls_sent_singly(fleet: EngineFleet, calls: list[WorkloadCall], findings: Findings) -> None:
     """Each after the cache state has settled, while the engines have to evict."""
     fleet.settle()
     before = {name: engine.cache_state() for name, engine in fleet.engines.items()}
@@ -62,7 +62,7 @@ def test_calls_sent_singly(fleet: VllmFleet, calls: list[WorkloadCall], findings
     assert findings.at_least("share predicted of calls sent singly", share_predicted(answers), 0.99)
 
 
-def test_calls_at_concurrency_8_after_eviction(fleet: VllmFleet, findings: Findings) -> None:
+def test_calls_at_concurrency_8_after_eviction(fleet: EngineFleet, findings: Findings) -> None:
     """From caches that have just lost all they had, which the gateway has to have noticed."""
     fleet.evict_all()
     fleet.settle()
@@ -72,7 +72,7 @@ def test_calls_at_concurrency_8_after_eviction(fleet: VllmFleet, findings: Findi
 
 
 def test_calls_at_concurrency_8_while_engines_evict(
-    fleet: VllmFleet, calls: list[WorkloadCall], findings: Findings
+    fleet: EngineFleet, calls: list[WorkloadCall], findings: Findings
 ) -> None:
     """What a call finds depends on what the calls before it evict between its placement and its start."""
     fleet.settle()
@@ -85,7 +85,7 @@ def test_calls_at_concurrency_8_while_engines_evict(
     assert findings.at_least("share predicted of calls at concurrency 8 while engines evict", share, 0.97)
 
 
-def test_after_a_restart(fleet: VllmFleet, calls: list[WorkloadCall], findings: Findings) -> None:
+def test_after_a_restart(fleet: EngineFleet, calls: list[WorkloadCall], findings: Findings) -> None:
     """An engine that dies and comes back empty: a new epoch, its residency dropped, and predictions hold again."""
     gateway, engine = fleet.gateway, fleet.engines["engine-1"]
     fleet.settle()
@@ -111,7 +111,7 @@ def test_after_a_restart(fleet: VllmFleet, calls: list[WorkloadCall], findings: 
     assert findings.at_least("share predicted of calls after a restart", share_predicted(answers), 0.99)
 
 
-def test_cache_salts_keep_prompts_apart(fleet: VllmFleet, client: OpenAI) -> None:
+def test_cache_salts_keep_prompts_apart(fleet: EngineFleet, client: OpenAI) -> None:
     prompt = [7, *range(10, 600)]
 
     def ask(salt: str) -> tuple[int, int]:

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
+from e2e.real_engines.engine import BLOCK_TOKENS, KV_BLOCKS, MODEL, EngineKind, RealEngine, stored_blocks
+from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
 from e2e.sdk import sync_client
 from e2e.servers import eventually
-from e2e.vllm.engines import BLOCK_TOKENS, KV_BLOCKS, MODEL, VllmServer, stored_blocks
-from e2e.vllm.fleet import TREE_BLOCK_TOKENS, VllmFleet
 from plait.backends.protocol.cache_state import CacheState
 from plait.policy.prefix.block_hash import chain, root_hash
 
 
 @pytest.fixture
-def engine(fleet: VllmFleet) -> VllmServer:
+def engine(fleet: EngineFleet) -> RealEngine:
     """One of the engines, which nothing else uses meanwhile."""
     return fleet.engines["engine-1"]
 
 
-def cached_of(engine: VllmServer, prompt: list[int]) -> int:
+def cached_of(engine: RealEngine, prompt: list[int]) -> int:
     """Have a prompt computed; how many of its tokens the engine found in its cache."""
     request = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
     response = engine.post("/v1/completions", json=request)
@@ -49,24 +49,23 @@ def prompts() -> Iterator[list[int]]:
         yield trunk[: rng.randrange(100, 2200)] + [rng.randrange(10, 8000) for _ in range(rng.randrange(300))]
 
 
-def test_it_tells_what_it_is(engine: VllmServer) -> None:
+def test_it_tells_what_it_is(engine: RealEngine, kind: EngineKind) -> None:
     state = engine.cache_state()
-    assert (state.engine, state.kind, state.model) == ("engine-1", "vllm", MODEL)
+    assert (state.engine, state.kind, state.model) == ("engine-1", kind.name, MODEL)
     assert (state.block_tokens, state.granularity_tokens) == (BLOCK_TOKENS, TREE_BLOCK_TOKENS)
-    assert engine.metric("vllm:cache_config_info", num_gpu_blocks=str(KV_BLOCKS)) == 1
-    assert state.kv.total_blocks == KV_BLOCKS - 1, "vLLM keeps a block for itself"
+    assert state.kv.total_blocks == KV_BLOCKS - kind.kept_blocks
 
 
-def test_kv_use_is_the_block_pools(engine: VllmServer) -> None:
-    """Compared with vLLM's own gauge while a call runs, and at rest."""
+def test_kv_use_is_the_block_pools(engine: RealEngine) -> None:
+    """Compared with the engine's own gauge while a call runs, and at rest."""
 
     def used() -> int:
         kv = engine.cache_state().kv
         return kv.total_blocks - kv.free_blocks - kv.cached_blocks
 
     def agrees() -> bool:
-        before, gauge, after = used(), engine.metric("vllm:kv_cache_usage_perc"), used()
-        return before == after and round(gauge * (KV_BLOCKS - 1), 6) == before
+        before, gauge, after = used(), engine.used_blocks(), used()
+        return before == gauge == after
 
     with sync_client(engine, timeout=60) as client:
         stream = client.completions.create(
@@ -79,7 +78,7 @@ def test_kv_use_is_the_block_pools(engine: VllmServer) -> None:
     eventually(lambda: used() == 0 and agrees())
 
 
-def test_a_report_foretells_what_the_engine_finds(engine: VllmServer) -> None:
+def test_a_report_foretells_what_the_engine_finds(engine: RealEngine) -> None:
     """Of every prompt, while the cache keeps evicting."""
     evicted, state = 0, engine.settled_state()
     for prompt in prompts():
@@ -90,7 +89,7 @@ def test_a_report_foretells_what_the_engine_finds(engine: VllmServer) -> None:
     assert evicted > 0
 
 
-def test_changes_add_up_to_the_snapshot(engine: VllmServer) -> None:
+def test_changes_add_up_to_the_snapshot(engine: RealEngine) -> None:
     state = engine.settled_state()
     assert state.snapshot
     held = set(stored_blocks(state))

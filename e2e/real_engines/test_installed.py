@@ -1,4 +1,4 @@
-"""Plait's wheel in vLLM's environment, beside distributions and files of the user's that have its folders' names."""
+"""Plait's wheel in an engine's environment, beside distributions and files of the user's of its folders' names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from e2e.installed import clashing_folder, copied_environment
-from e2e.vllm.engines import MODEL, plait_engine
+from e2e.real_engines.engine import MODEL, EngineKind
 
 
-def test_the_adapter_runs_beside_them(python: Path, model: Path, tmp_path: Path) -> None:
+def test_the_adapter_runs_beside_them(kind: EngineKind, python: Path, model: Path, tmp_path: Path) -> None:
     copied = copied_environment(python, tmp_path / "environment")
-    engine = plait_engine("installed", copied, model, clashing_folder(tmp_path))
+    engine = kind.plait("installed", copied, model, clashing_folder(tmp_path))
     with ExitStack() as running:
         running.callback(engine.stop)
         engine.start()

@@ -1,0 +1,115 @@
+"""Real SGLang servers as a user starts them: stock, or with Plait inside."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from e2e.real_engines.engine import (
+    BATCH_TOKENS,
+    BLOCK_TOKENS,
+    KV_TOKENS,
+    MAX_RUNNING_CALLS,
+    MODEL,
+    EngineKind,
+    RealEngine,
+    Step,
+)
+from e2e.tiny_model import CONTEXT_TOKENS
+
+_FLAGS: Final = (
+    *("--host", "127.0.0.1"),
+    *("--served-model-name", MODEL),
+    # Outputs are compared token by token; in bfloat16 another order of summation may tip an argmax.
+    *("--dtype", "float32"),
+    *("--device", "cpu"),
+    *("--attention-backend", "torch_native"),
+    *("--context-length", str(CONTEXT_TOKENS)),
+    *("--chunked-prefill-size", str(BATCH_TOKENS)),
+    *("--max-running-requests", str(MAX_RUNNING_CALLS)),
+    *("--page-size", str(BLOCK_TOKENS)),
+    *("--max-total-tokens", str(KV_TOKENS)),
+    *("--mem-fraction-static", "0.3"),
+    *("--grammar-backend", "none"),
+    "--disable-cuda-graph",
+    "--skip-server-warmup",
+    "--enable-metrics",
+    *("--tool-call-parser", "hermes"),
+)
+
+_STOCK_FLAGS: Final = ("--enable-cache-report", "--enable-mixed-chunk")
+"""What Plait's launcher adds."""
+
+_ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+
+_STEP: Final = re.compile(r"Prefill batch, #new-seq: (\d+), #new-token: (\d+), .*?#running-req: (\d+)")
+
+
+class SglangServer(RealEngine):
+    """A SGLang server: `command` takes the flags that all of them have."""
+
+    kind = "sglang"
+    annotations_field = "custom_params"
+    prompt_ids_option = "return_prompt_token_ids"
+
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(name, [*command, *_FLAGS], folder, {**_ENVIRONMENT, **(environment or {})})
+
+    def computed_prompt_tokens(self) -> float:
+        return self.metric("sglang:prompt_tokens_total") - self.cached_prompt_tokens()
+
+    def cached_prompt_tokens(self) -> float:
+        return self.metric("sglang:cached_tokens_total")
+
+    def used_blocks(self) -> int:
+        return round(self.metric("sglang:num_used_tokens") / BLOCK_TOKENS)
+
+    def steps(self) -> list[Step]:
+        found = (map(int, step.groups()) for step in _STEP.finditer(self.log()))
+        return [Step(calls, tokens, decoding, decoding) for calls, tokens, decoding in found]
+
+    def token_ids(self, choice: Mapping[str, Any]) -> Sequence[int]:
+        ids: list[int] = choice["token_ids"] if "token_ids" in choice else choice["response_token_ids"]
+        return ids
+
+    def prompt_ids(self, answer: Mapping[str, Any]) -> Sequence[int]:
+        ids: list[int] = answer["choices"][0]["prompt_token_ids"]
+        return ids
+
+
+def stock_engine(name: str, python: Path, model: Path, folder: Path) -> SglangServer:
+    """SGLang as it comes, without the plugin that Plait registers in its environment; not started yet."""
+    command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), *_STOCK_FLAGS]
+    return SglangServer(name, command, folder, {"SGLANG_PLUGINS": "none"})
+
+
+def plait_engine(
+    name: str,
+    python: Path,
+    model: Path,
+    folder: Path,
+    *,
+    levers: Mapping[str, int | str] | None = None,
+    options: Sequence[str] = (),
+    flags: Sequence[str] = (),
+) -> SglangServer:
+    """SGLang with Plait inside, through Plait's launcher; see `PlaitEngine`."""
+    command = [str(python.with_name("plait")), "sglang", "--name", name, *options]
+    command += ["--", "--model-path", str(model), *flags]
+    return SglangServer(name, command, folder, {"PLAIT_SGLANG": json.dumps({"levers": levers})} if levers else None)
+
+
+KIND: Final = EngineKind(
+    name="sglang",
+    stock=stock_engine,
+    plait=plait_engine,
+    distribution="sglang",
+    package="sglang",
+    log_steps=(),
+    kept_blocks=0,
+)

@@ -33,7 +33,8 @@ class FleetEngine:
     `models` maps each model that it serves to its context in tokens, if known. `reports` says whether the engine
     reports its cache; None: not known yet. `last_report` is the latest report. `unconfirmed` holds the end time and
     the prefix of each ended call, until a report that was requested after that time confirms the prefix. A `draining`
-    engine gets no new calls. `evictions` are expected for the prompts that it still has to compute.
+    engine gets no new calls. `evictions` are expected for the prompts that it still has to compute. `problem`
+    says why an engine that has our plugin has no usable report.
     """
 
     view: EngineView
@@ -46,6 +47,7 @@ class FleetEngine:
     cursor: int | None = None
     reports: bool | None = None
     kind: EngineKind | None = None
+    problem: str | None = None
     last_report: CacheState | None = None
     report_number: int = 0
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
@@ -162,6 +164,7 @@ class FleetEngine:
             residency.resident.clear()
         residency.resident.apply(state.removed, ((run.parent, run.hashes) for run in state.stored))
         self.reports, self.epoch, self.cursor, self.kind = True, state.epoch, state.cursor, state.kind
+        self.problem = None
         self.view.free_tokens = float(state.kv_free_tokens)
         self.view.use_report(state.iteration.budget_tokens, urgent_first=state.scheduler.policy == SLO_SCHEDULER)
         self.last_report = msgspec.structs.replace(state, stored=[], removed=[])
@@ -170,8 +173,9 @@ class FleetEngine:
             residency.unbook(self.unconfirmed.popleft()[1])
         self.evictions.update(state.kv_free_tokens)
 
-    def no_reports(self) -> None:
+    def no_reports(self, problem: str | None = None) -> None:
         """The engine has no usable cache-state report. Its cache is estimated from the calls placed there."""
+        self.problem = problem
         self.reports, self.cursor, self.epoch, self.kind = False, None, None, None
         self.view.free_tokens = self.last_report = None
         self.report_number += 1

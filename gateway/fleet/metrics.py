@@ -31,6 +31,10 @@ ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
     "up": ("1 while the engine takes calls", lambda engine: engine.health.state in TAKES_CALLS and not engine.draining),
     "draining": ("1 while the engine is draining", lambda engine: engine.draining),
     "reports": ("1 if the engine reports its cache, 0 if it is estimated", lambda engine: bool(engine.reports)),
+    "degraded": (
+        "1 while the engine has Plait's plugin but no usable report: see /ready",
+        lambda engine: engine.problem is not None,
+    ),
     "outstanding_calls": ("Calls on the engine", lambda engine: engine.view.outstanding),
     "window_seconds": (
         "Engine time of the calls placed within the window",

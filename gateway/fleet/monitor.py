@@ -19,6 +19,7 @@ import httpx
 import msgspec
 import structlog
 
+from plait.backends.errors import UnsupportedError
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.config import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.health_change import HealthChange
@@ -45,6 +46,16 @@ class _Model(msgspec.Struct):
 
 class _ModelList(msgspec.Struct):
     data: list[_Model]
+
+
+class _RefusalError(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    """An error in OpenAI's shape, which the plugin's route answers with."""
+
+    error: _RefusalError
 
 
 class Monitor:
@@ -162,7 +173,7 @@ class Monitor:
     async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient) -> bool:
         """Fetch and apply one report; False if the engine has none that can be used."""
         known = self._router.engines[engine.name]
-        is_news = known.reports is not False
+        told = (known.reports, known.problem)
         requested_s = loop_time_s()
         query: dict[str, str | int] = {"wait_ms": self._upstream.report_wait_ms}
         if known.cursor is not None and known.epoch is not None:
@@ -178,19 +189,19 @@ class Monitor:
         except (httpx.HTTPError, msgspec.DecodeError, ValueError) as error:
             if isinstance(error, httpx.TransportError):
                 await self._probe(engine, http)  # raises if the engine has ended
-            self._no_reports(engine, error, is_news=is_news)
+            self._no_reports(engine, _problem(error), told)
             return False
         return True
 
-    def _no_reports(self, engine: EngineConfig, error: Exception, *, is_news: bool) -> None:
-        """The engine has no usable report. This is logged once, not at every probe."""
-        if is_news:
-            has_none = isinstance(error, httpx.HTTPStatusError) and error.response.status_code in {404, 405, 501}
-            if has_none:
-                log.warning("engine has no cache-state report: its cache is estimated", engine=engine.name)
-            else:
-                log.warning("cache-state report refused", engine=engine.name, error=_reason(error))
-        self._router.no_reports(engine.name)
+    def _no_reports(self, engine: EngineConfig, problem: str | None, told: tuple[bool | None, str | None]) -> None:
+        """The engine has no usable report. This is logged once for each reason, not at every probe."""
+        if told == (False, problem):
+            pass
+        elif problem is None:
+            log.warning("engine has no cache-state report: its cache is estimated", engine=engine.name)
+        else:
+            log.warning("cache-state report refused", engine=engine.name, error=problem)
+        self._router.no_reports(engine.name, problem)
 
     async def _age(self) -> None:
         while True:
@@ -218,6 +229,20 @@ def _client(engine: EngineConfig, upstream: UpstreamConfig) -> httpx.AsyncClient
 def _trust() -> ssl.SSLContext:
     """The system's certificates, loaded once: that takes 20 ms, in which no call goes on."""
     return httpx.create_ssl_context(trust_env=False)
+
+
+def _problem(error: Exception) -> str | None:
+    """Why an engine with our plugin has no usable report; None for an engine without the plugin."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return _reason(error)
+    status = error.response.status_code
+    try:
+        message = msgspec.json.decode(error.response.content, type=_Refusal).error.message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        message = None
+    if status in {404, 405} or (status == UnsupportedError.status and message is None):
+        return None
+    return message or _reason(error)
 
 
 def _reason(error: Exception) -> str:

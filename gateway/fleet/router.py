@@ -208,16 +208,17 @@ class Router:
         """
         self.engines[engine_id].report(state, requested_s)
 
-    def no_reports(self, engine_id: str, *, is_new: bool = False) -> None:
+    def no_reports(self, engine_id: str, problem: str | None = None, *, is_new: bool = False) -> None:
         """The engine has no usable cache-state report. Its cache is estimated from the calls placed there.
 
-        `is_new` says that another process serves from now on, which may report again. Its cache is not known.
+        `problem` is the reason if the engine has our plugin. `is_new` says that another process serves from now on,
+        which may report again. Its cache is not known.
         """
         if is_new:
             self.engines[engine_id].forget_cache()
             self.answers.forget(engine_id)
         else:
-            self.engines[engine_id].no_reports()
+            self.engines[engine_id].no_reports(problem)
 
     def age(self, now_s: float) -> None:
         """Drop placements older than the window, and rebalance or tidy the prefix tree. Called about once a second."""

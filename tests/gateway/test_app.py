@@ -91,6 +91,16 @@ async def test_it_is_ready_when_every_model_has_an_engine() -> None:
     await served.http.aclose()
 
 
+async def test_an_engine_whose_plugin_does_not_work_is_shown_where_readiness_is() -> None:
+    served = Served(config())
+    served.gateway.router.health.answered("a", {"m": None})
+    served.gateway.router.no_reports("a", "the plugin is not active")
+    answer = (await served.http.get("/ready")).json()
+    assert answer == {"ready": True, "engines_up": {"m": 1}, "degraded": {"a": "the plugin is not active"}}
+    assert 'plait_engine_degraded{engine="a"} 1.0' in (await served.http.get("/metrics")).text
+    await served.http.aclose()
+
+
 async def test_a_gateway_without_models_is_not_ready(served: Served) -> None:
     response = await served.http.get("/ready")
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import plait.gateway.fleet.monitor
+from plait.backends.errors import UnsupportedError
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.gateway.config import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.health import Health, HealthLimits, HealthState
@@ -105,6 +106,10 @@ async def watching(
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - of the monitor's own tasks
         await asyncio.sleep(TICK_S)
+
+
+def shown_problem(router: Router) -> str | None:
+    return router.engines["a"].problem
 
 
 def is_up(router: Router) -> bool:
@@ -202,10 +207,27 @@ async def test_an_engine_without_reports_is_probed_and_estimated(monkeypatch: py
         async with watching(monkeypatch, fake) as router:
             await until(lambda: len(fake.polls) == 3)
             assert (is_up(router), router.engines["a"].reports) == (True, False)
+            assert router.engines["a"].problem is None
             fake.reports = [report(1)]
             await until(lambda: router.engines["a"].reports is True)
     events = [entry["event"] for entry in logs]
     assert events == ["probe answered", "engine has no cache-state report: its cache is estimated"], "said once"
+
+
+async def test_an_engine_whose_plugin_is_not_active_is_degraded(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    refusal = UnsupportedError("Plait's plugin is not active: names are missing")
+    fake.reports = [httpx.Response(501, content=refusal.body()) for _ in range(100)]
+    with capture_logs() as logs:
+        async with watching(monkeypatch, fake) as router:
+            await until(lambda: len(fake.polls) == 3)
+            assert is_up(router)
+            assert shown_problem(router) == refusal.message
+            fake.reports = [report(1)]
+            await until(lambda: router.engines["a"].reports is True)
+            assert shown_problem(router) is None
+    (said,) = (entry for entry in logs if entry["event"] == "cache-state report refused")
+    assert said["error"] == refusal.message
 
 
 @pytest.mark.parametrize("bad", [report(1, granularity=96), httpx.Response(200, content=b"<html>")])

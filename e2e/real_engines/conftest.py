@@ -102,7 +102,7 @@ def reference(kind: EngineKind, python: Path, model: Path, folder: Path) -> Refe
             stack.callback(engine.stop)
         for engine in (stock, forced):
             engine.wait_until_ready()
-        return collect_reference(stock, forced)
+        return collect_reference(stock, forced, kind.long_tokens)
 
 
 @pytest.fixture(scope="session")

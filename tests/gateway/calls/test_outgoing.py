@@ -96,6 +96,12 @@ def test_sglang_takes_annotations_among_its_custom_params() -> None:
     assert outgoing["vllm_xargs"] == {"k": "v"}
 
 
+def test_only_sglang_takes_the_ids_of_a_chat() -> None:
+    assert sent(chat(prompt_ids=[[1, 2]]), "sglang")["input_ids"] == [1, 2]
+    assert "input_ids" not in sent(chat(prompt_ids=[[1, 2]]), "vllm")
+    assert sent(chat(b',"input_ids":[3]', prompt_ids=[[1, 2]]), "sglang")["input_ids"] == [3]
+
+
 @pytest.mark.parametrize("kind", [None, "vllm", "sglang"])
 @pytest.mark.parametrize("name", ["vllm_xargs", "custom_params"])
 def test_a_client_cannot_speak_for_plait(kind: EngineKind | None, name: str) -> None:

@@ -20,6 +20,7 @@ from plait.backends.adapter.scheduler_settings import cost_model
 from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import AnnotationReader
+from plait.backends.protocol.call_objectives import read_changes
 from plait.backends.sglang.cache_state import CacheObserver
 from plait.backends.sglang.calls import SchedulerFacts, SglangCall, sglang_call
 from plait.backends.sglang.event_tap import EventTap
@@ -73,6 +74,7 @@ class Driver:
         self._unmeasured: deque[Work] = deque()
         self._reporter = _reporter(settings, observer, self.epoch)
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
+        self._refinable = self._reporter.refinable
         self._requests = Requests(scheduler, self.received)
         self._batches = count()
         self._sequence = count()
@@ -99,7 +101,12 @@ class Driver:
         call = sglang_call(request, annotations, self.clock.now_s, next(self._sequence), self.observer)
         request.plait_call = call
         self._attainment.received(call.call_id, call)
+        self._refinable.received(call.call_id, call, annotations.handle)
         return call
+
+    def change_objectives(self, body: bytes) -> int:
+        """The objectives of calls have changed. Returns how many of them are known. Raises `CallerError`."""
+        return self._refinable.refine(read_changes(body, self.annotations))
 
     def step(self, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
         """Schedule a prefill pass by a plan. SGLang's own `schedule` takes the batch of running decodes."""
@@ -143,6 +150,7 @@ class Driver:
             call.seen_tokens = tokens
             if request.finished():
                 self._attainment.ended(call.call_id, now_s)
+                self._refinable.ended(call.call_id)
 
     def given_up(self) -> None:
         """Requests were ended from outside. SGLang reports no end for requests that had not begun."""
@@ -151,6 +159,7 @@ class Driver:
         present = {request.rid for request in (*scheduler.waiting_queue, *begun)}
         present.update(request.rid for batch in (scheduler.last_batch,) if batch for request in batch.reqs)
         self._attainment.retain(present, self.clock.present_s)
+        self._refinable.retain(present)
 
     # Called for reports.
 
@@ -229,4 +238,5 @@ def _reporter(settings: Settings, observer: CacheObserver, epoch: str) -> StateR
         granularity_tokens=observer.granularity_tokens,
         policy=settings.scheduler,
         journal=observer.journal,
+        takes_objectives=True,
     )

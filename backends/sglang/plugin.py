@@ -46,9 +46,9 @@ def _hook(target: str, hook: Any, kind: str) -> None:
 
 
 def _before_serving(*_: Any, **__: Any) -> None:
-    from plait.backends.sglang.route import add_route  # noqa: PLC0415 - only the API server needs it
+    from plait.backends.sglang.route import add_routes  # noqa: PLC0415 - only the API server needs it
 
-    add_route(_problem())
+    add_routes(_problem())
 
 
 def _problem() -> str | None:

@@ -1,4 +1,4 @@
-"""`GET /cache_state` in SGLang's API server. Like SGLang's own routes, it needs the API key."""
+"""`GET /cache_state` and `POST /call_objectives` in SGLang's API server. Both need the API key, as all routes do."""
 
 from __future__ import annotations
 
@@ -7,44 +7,31 @@ from typing import Any
 
 import msgspec
 
+from plait.backends.adapter import cache_state_route, call_objectives_route
 from plait.backends.adapter.asgi import Receive, Scope, Send
-from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, PATH, ReportQuery, answer
+from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, ReportQuery
+from plait.backends.adapter.cache_state_route import PATH as CACHE_STATE
 from plait.backends.adapter.required_names import load
 from plait.backends.errors import EngineTimeoutError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState
-from plait.backends.sglang.report_query import STATE_KEY, query_id
+from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
+from plait.backends.sglang.scheduler_query import STATE_KEY, ChangeObjectives, ReportSince, SchedulerQuery, query_id
 
 ASKING_INTERVAL_S = 0.02
 """A waiting request asks this often, as a gateway asks a busy engine. It takes 0.2 % of an idle scheduler's time."""
 
 
-class CacheStateRoute:
-    """An ASGI application. `problem` is the reason why the plugin is not active, if the API server knows it."""
+class SchedulerAccess:
+    """Asks the scheduler. `problem` is the reason why the plugin is not active, if the API server knows it."""
 
     def __init__(self, problem: str | None = None) -> None:
         self._problem = problem
 
-    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Answer one ASGI request."""
-        await answer(scope, send, self._report)
-
-    async def _report(self, _scope: Scope, query: ReportQuery) -> bytes:
-        """The scheduler's report, after the next change or at the end of the wait."""
-        ends_s = asyncio.get_running_loop().time() + query.wait_s
-        while True:
-            report = await self._ask(query)
-            if query.since is None or asyncio.get_running_loop().time() >= ends_s:
-                return report
-            state = msgspec.msgpack.decode(report, type=CacheState)
-            if state.snapshot or state.cursor != query.since:
-                return report
-            await asyncio.sleep(ASKING_INTERVAL_S)
-
-    async def _ask(self, query: ReportQuery) -> bytes:
-        """The report now. Raises UnsupportedError if the scheduler answers without the plugin."""
+    async def ask(self, query: SchedulerQuery) -> Any:
+        """The scheduler's answer. Raises UnsupportedError if the scheduler answers without the plugin."""
         manager = load("sglang.srt.entrypoints.http_server.get_global_state")().tokenizer_manager
         manager.auto_create_handle_loop()
-        request = load("sglang.srt.managers.io_struct.GetInternalStateReq")(rid=query_id(query.since, query.epoch))
+        request = load("sglang.srt.managers.io_struct.GetInternalStateReq")(rid=query_id(query))
         # Never cancelled, because SGLang would take the late answer as the answer to the next request.
         asked = asyncio.ensure_future(manager.get_internal_state_communicator(request))
         try:
@@ -52,13 +39,52 @@ class CacheStateRoute:
                 (first, *_) = await asyncio.shield(asked)
         except TimeoutError as error:
             raise EngineTimeoutError(f"the scheduler did not answer within {ANSWER_DEADLINE_S:g} s") from error
-        report: Any = first.internal_state.get(STATE_KEY)
-        if report is None:
+        answer: Any = first.internal_state.get(STATE_KEY)
+        if answer is None:
             reason = self._problem or "see its log for why it was not loaded"
             raise UnsupportedError(f"Plait's plugin is not active in this engine's scheduler: {reason}")
-        return bytes(report)
+        return answer
 
 
-def add_route(problem: str | None) -> None:
-    """Add the route to SGLang's API server."""
-    load("sglang.srt.entrypoints.http_server.app").router.add_route(PATH, CacheStateRoute(problem), methods=None)
+class CacheStateRoute:
+    """An ASGI application."""
+
+    def __init__(self, scheduler: SchedulerAccess) -> None:
+        self._scheduler = scheduler
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """Answer one ASGI request."""
+        await cache_state_route.answer(scope, send, self._report)
+
+    async def _report(self, _scope: Scope, query: ReportQuery) -> bytes:
+        """The scheduler's report, after the next change or at the end of the wait."""
+        ends_s = asyncio.get_running_loop().time() + query.wait_s
+        while True:
+            report = bytes(await self._scheduler.ask(ReportSince(query.since, query.epoch)))
+            if query.since is None or asyncio.get_running_loop().time() >= ends_s:
+                return report
+            state = msgspec.msgpack.decode(report, type=CacheState)
+            if state.snapshot or state.cursor != query.since:
+                return report
+            await asyncio.sleep(ASKING_INTERVAL_S)
+
+
+class CallObjectivesRoute:
+    """An ASGI application."""
+
+    def __init__(self, scheduler: SchedulerAccess) -> None:
+        self._scheduler = scheduler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one ASGI request."""
+        await call_objectives_route.answer(scope, receive, send, lambda _scope: self._change)
+
+    async def _change(self, body: bytes) -> int:
+        return int(await self._scheduler.ask(ChangeObjectives(body.decode())))
+
+
+def add_routes(problem: str | None) -> None:
+    """Add the routes to SGLang's API server."""
+    router, scheduler = load("sglang.srt.entrypoints.http_server.app").router, SchedulerAccess(problem)
+    router.add_route(CACHE_STATE, CacheStateRoute(scheduler), methods=None)
+    router.add_route(CALL_OBJECTIVES, CallObjectivesRoute(scheduler), methods=None)

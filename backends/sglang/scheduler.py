@@ -13,7 +13,7 @@ from plait.backends.sglang.compatibility import UnsupportedSglangError, check_at
 from plait.backends.sglang.driver import Driver
 from plait.backends.sglang.event_tap import EventTap
 from plait.backends.sglang.prefill_pass import limited
-from plait.backends.sglang.report_query import STATE_KEY, parse_query
+from plait.backends.sglang.scheduler_query import STATE_KEY, ReportSince, parse_query
 from plait.backends.sglang.settings import read_settings
 from plait.backends.sglang.step_clock import Tick
 
@@ -99,12 +99,16 @@ class PlannedScheduler(_SglangScheduler):
         self.plait.given_up()
 
     def get_internal_state(self, recv_req: Any) -> Any:
-        """SGLang's own state, or our report if the request is for it."""
+        """SGLang's own state, or what is asked of Plait."""
         query = parse_query(recv_req.rid)
         if query is None:
             return super().get_internal_state(recv_req)
-        report = msgspec.msgpack.encode(self.plait.report(query.since, query.epoch))
-        return load("sglang.srt.managers.io_struct.GetInternalStateReqOutput")(internal_state={STATE_KEY: report})
+        answer: bytes | int
+        if isinstance(query, ReportSince):
+            answer = msgspec.msgpack.encode(self.plait.report(query.since, query.epoch))
+        else:
+            answer = self.plait.change_objectives(query.body.encode())
+        return load("sglang.srt.managers.io_struct.GetInternalStateReqOutput")(internal_state={STATE_KEY: answer})
 
 
 @cache

@@ -60,7 +60,7 @@ async def test_a_call_that_waits_for_a_place_is_aborted(fleet: EngineFleet) -> N
     engine = fleet.engines["engine-1"]
     async with async_client(engine, timeout=60) as client:
         calls = [
-            asyncio.create_task(read_all(client, endless(100, 21 + number, stream=True, max_tokens=400)))
+            asyncio.create_task(read_all(client, endless(50, 21 + number, stream=True, max_tokens=300)))
             for number in range(MAX_RUNNING_CALLS + 1)
         ]
         await asyncio.to_thread(eventually, lambda: engine.cache_state().queue.waiting == 1)

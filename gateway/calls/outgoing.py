@@ -96,8 +96,8 @@ class OutgoingBody:
     def _ids(self, kind: EngineKind, fields: Fields) -> Fields:
         """The field with the prompts' token ids; none where the route of this engine takes no ids.
 
-        SGLang renders some chats in its own way (tools, contents in parts), but takes ids beside the messages. A client's own
-        ids stay.
+        SGLang renders some chats in its own way (tools, contents in parts), but takes ids beside the messages. Ids that
+        the client has sent stay.
         """
         if self.prompt_ids is None:
             return {}

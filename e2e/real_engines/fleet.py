@@ -12,11 +12,10 @@ from typing import Final
 from e2e.ports import free_port
 from e2e.real_engines.engine import BLOCK_TOKENS, KV_TOKENS, MODEL, RealEngine, stored_blocks
 from e2e.servers import Server, eventually, toml
-from e2e.tiny_model import CONTEXT_TOKENS
 from plait.policy.prefix.block_hash import tree_block_tokens
 
 TREE_BLOCK_TOKENS: Final = tree_block_tokens(BLOCK_TOKENS)
-FILLER_TOKENS: Final = CONTEXT_TOKENS - 2
+FILLER_TOKENS: Final = KV_TOKENS // 8 - 2
 
 _fillers = itertools.count(100)
 """First tokens of prompts: each makes a new one."""

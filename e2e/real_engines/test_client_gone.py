@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from e2e.real_engines.engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, EngineKind
+from e2e.real_engines.engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, EngineKind, RealEngine
 from e2e.real_engines.fleet import EngineFleet
 from e2e.sdk import async_client
 from e2e.servers import eventually
@@ -36,6 +36,12 @@ def check_left(fleet: EngineFleet) -> None:
         assert kv.free_blocks + kv.cached_blocks == kv.total_blocks
 
 
+def calls_in(engine: RealEngine) -> int:
+    """Running and waiting calls of an engine."""
+    queue = engine.cache_state().queue
+    return queue.running + queue.waiting
+
+
 async def read_all(client: AsyncOpenAI, request: dict[str, Any]) -> None:
     answer = await client.completions.create(**request)
     if request.get("stream"):
@@ -59,13 +65,18 @@ async def test_a_call_that_waits_for_a_place_is_aborted(fleet: EngineFleet) -> N
     """As many calls as an engine runs decode, one more waits and gives up."""
     engine = fleet.engines["engine-1"]
     async with async_client(engine, timeout=60) as client:
-        calls = [
-            asyncio.create_task(read_all(client, endless(50, 21 + number, stream=True, max_tokens=300)))
-            for number in range(MAX_RUNNING_CALLS + 1)
-        ]
-        await asyncio.to_thread(eventually, lambda: engine.cache_state().queue.waiting == 1)
+
+        def send(number: int) -> asyncio.Task[None]:
+            request = endless(50, 21 + number, stream=True, max_tokens=400)
+            return asyncio.create_task(read_all(client, request))
+
+        calls = [send(number) for number in range(MAX_RUNNING_CALLS)]
+        await asyncio.to_thread(eventually, lambda: calls_in(engine) == MAX_RUNNING_CALLS)
+        calls.append(send(MAX_RUNNING_CALLS))
+        await asyncio.to_thread(eventually, lambda: calls_in(engine) == MAX_RUNNING_CALLS + 1)
+        assert engine.cache_state().queue.waiting > 0
         calls[-1].cancel()
-        await asyncio.to_thread(eventually, lambda: engine.cache_state().queue.waiting == 0)
+        await asyncio.to_thread(eventually, lambda: calls_in(engine) == MAX_RUNNING_CALLS)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)

@@ -70,7 +70,7 @@ class SglangServer(RealEngine):
 
     def steps(self) -> list[Step]:
         found = (map(int, step.groups()) for step in _STEP.finditer(self.log()))
-        return [Step(calls, tokens, decoding, decoding) for calls, tokens, decoding in found]
+        return [Step(calls, tokens, decoding, 0) for calls, tokens, decoding in found]  # it logs no decoded tokens
 
     def token_ids(self, choice: Mapping[str, Any]) -> Sequence[int]:
         ids: list[int] = choice["token_ids"] if "token_ids" in choice else choice["response_token_ids"]
@@ -85,6 +85,12 @@ def stock_engine(name: str, python: Path, model: Path, folder: Path) -> SglangSe
     """SGLang as it comes, without the plugin that Plait registers in its environment; not started yet."""
     command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), *_STOCK_FLAGS]
     return SglangServer(name, command, folder, {"SGLANG_PLUGINS": "none"})
+
+
+def unloadable_engine(name: str, python: Path, model: Path, folder: Path, *, scheduler: str) -> SglangServer:
+    """SGLang with a plugin that cannot load: there is no such local scheduler. Plait's launcher would refuse it."""
+    command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), *_STOCK_FLAGS]
+    return SglangServer(name, command, folder, {"PLAIT_SGLANG": json.dumps({"scheduler": scheduler})})
 
 
 def plait_engine(

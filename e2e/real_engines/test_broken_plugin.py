@@ -25,6 +25,7 @@ def test_a_plugin_that_does_not_load_is_seen(
     if kind.name == "vllm":
         pytest.skip("vLLM does not start without a scheduler that it was told to use")
     engine = unloadable_engine("broken", python, model, folder, scheduler=WHY)
+    engine.may_log_tracebacks = True  # SGLang logs why the plugin did not load
     gateway = new_gateway("gateway-broken", {"broken": engine}, model, folder)
     with ExitStack() as stack:
         engine.start()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.backends.vllm.launch import serve_command
+from plait.backends.sglang.launch import serve_command as sglang_command
+from plait.backends.vllm.launch import serve_command as vllm_command
 from plait.gateway.cli import LAUNCHERS, parse
 from plait.gateway.config_file import parse_config
 from tests.source_tree import ROOT
@@ -44,7 +45,7 @@ def test_every_command_of_ours_is_taken() -> None:
     assert len(found) >= 2
     for arguments in found:
         if arguments[0] in LAUNCHERS:
-            assert serve_command(arguments[1:])
+            assert {"vllm": vllm_command, "sglang": sglang_command}[arguments[0]](arguments[1:])
         else:
             assert parse(arguments).run
 

@@ -1,58 +1,72 @@
-"""Dockerfile and compose file, checked without a container engine: what they start must parse as what Plait takes."""
+"""Dockerfiles, checked without a container engine: they hold what the package needs, and start what Plait takes."""
 
-import tomllib
+from __future__ import annotations
+
+import re
+import shutil
 from pathlib import Path
+from zipfile import ZipFile
 
+import pytest
 import yaml
+from hatchling.builders.wheel import WheelBuilder
 
 from plait.gateway.cli import parse
-from plait.gateway.config_file import parse_config
+from tests.source_tree import ROOT
 
-ROOT = Path(__file__).parent.parent
-
-
-def compose() -> dict[str, dict[str, dict[str, object]]]:
-    loaded: dict[str, dict[str, dict[str, object]]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    return loaded
+DOCKERFILES = ("Dockerfile", "deploy/vllm/Dockerfile", "deploy/sglang/Dockerfile")
+dockerfiles = pytest.mark.parametrize("dockerfile", DOCKERFILES)
 
 
-def test_compose_config_names_the_engine_services() -> None:
-    services = compose()["services"]
-    content = compose()["configs"]["gateway"]["content"]
-    assert isinstance(content, str)
-    config = parse_config(tomllib.loads(content), "docker-compose.yml")
-    engines = [name for name in services if name.startswith("engine-")]
-    assert [engine.name for engine in config.engines] == engines
-    assert services["gateway"]["depends_on"] == engines
-    for engine in config.engines:
-        assert engine.url == f"http://{engine.name}:8100"
+def lines(dockerfile: str) -> list[str]:
+    return (ROOT / dockerfile).read_text(encoding="utf-8").splitlines()
 
 
-def test_compose_engine_commands_parse() -> None:
-    for name, service in compose()["services"].items():
-        if name.startswith("engine-"):
-            arguments = parse(service["command"])  # type: ignore[arg-type]
-            assert (arguments.host, arguments.port, arguments.model) == ("0.0.0.0", 8100, "demo")
+def copied(dockerfile: str) -> list[str]:
+    """What the image takes from the repository."""
+    copies = [line for line in lines(dockerfile) if line.startswith("COPY ") and "--from" not in line]
+    return [word for line in copies for word in line.split()[1:-1]]
+
+
+def wheel(root: Path, folder: Path) -> set[str]:
+    """The files of the wheel that is built from `root`."""
+    (path,) = WheelBuilder(str(root)).build(directory=str(folder))
+    with ZipFile(path) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/RECORD")}
 
 
 def test_image_runs_the_gateway_on_the_mounted_config() -> None:
-    lines = (ROOT / "Dockerfile").read_text().splitlines()
-    assert 'ENTRYPOINT ["plait"]' in lines
-    command = next(line for line in lines if line.startswith("CMD "))
+    assert 'ENTRYPOINT ["plait"]' in lines("Dockerfile")
+    command = next(line for line in lines("Dockerfile") if line.startswith("CMD "))
     arguments = parse(yaml.safe_load(command.removeprefix("CMD ")))
     assert arguments.config == Path("/etc/plait/config.toml")
-    mounted = compose()["services"]["gateway"]["configs"]
-    assert mounted == [{"source": "gateway", "target": "/etc/plait/config.toml"}]
 
 
-def test_image_holds_everything_it_copies() -> None:
-    copied = [
-        word
-        for line in (ROOT / "Dockerfile").read_text().splitlines()
-        if line.startswith("COPY ") and "--from" not in line
-        for word in line.split()[1:-1]
-    ]
-    allowed = (ROOT / ".dockerignore").read_text().splitlines()
-    for name in copied:
+@dockerfiles
+def test_image_may_copy_what_it_copies(dockerfile: str) -> None:
+    allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for name in copied(dockerfile):
         assert (ROOT / name).exists()
         assert f"!{name}" in allowed
+
+
+@dockerfiles
+def test_image_holds_everything_that_the_wheel_needs(dockerfile: str, tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    context.mkdir()
+    for name in copied(dockerfile):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, context / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, context)
+    assert wheel(context, tmp_path / "copied") == wheel(ROOT, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("engine", "image"), [("vllm", "vllm/vllm-openai"), ("sglang", "lmsysorg/sglang")])
+def test_an_engines_image_has_the_version_that_is_tested(engine: str, image: str) -> None:
+    environment = (ROOT / "e2e" / engine / "environment.py").read_text(encoding="utf-8")
+    (version,) = re.findall(rf'^{engine.upper()}: Final = "([\d.]+)"$', environment, re.MULTILINE)
+    text = lines(f"deploy/{engine}/Dockerfile")
+    assert f"FROM {image}:v{version}" in text
+    assert f'ENTRYPOINT ["plait", "{engine}"]' in text
+    assert any("pip install" in line and "--no-deps ." in line for line in text)

@@ -271,12 +271,12 @@ class FakeScheduler:
 class Rank(PlannedScheduler, FakeScheduler):
     """A rank whose driver has its own clock."""
 
-    def __init__(self, setup: Setup, clock: Callable[[], float]) -> None:
+    def __init__(self, setup: Setup, clock: Callable[[], float], settings: Settings | None = None) -> None:
         FakeScheduler.__init__(self, setup)
         observer = CacheObserver(page_tokens=PAGE_TOKENS, model="tiny")
         events = EventTap(self.tree_cache, observer, published=False)
         release = lambda req, **_: self._release(req)  # noqa: E731
-        self.plait = Driver(self, observer, events, Settings(), release=release, clock=clock)
+        self.plait = Driver(self, observer, events, settings or Settings(), release=release, clock=clock)
 
 
 def _new_pages(decodes: Sequence[Request]) -> int:

@@ -15,7 +15,7 @@ from tests.backends.sglang.fake_scheduler import Batch, Handed, Rank, Request, S
 
 ITERATION_S = 0.01
 TOKEN_S = 1e-4
-"""Iterations take a constant and a time for each token."""
+"""Iterations take a constant and a time for each token. A step without a batch takes the constant."""
 ENDING_STEPS = 2000
 """All requests end within this many steps after the last event."""
 
@@ -101,7 +101,7 @@ class Ranks:
             rank.handed.clear()
             requests = [one.request(name) for one, name in zip(step.arrivals, names, strict=True)]
             batches.append(rank.begin_step([*ticks, *requests, *aborts]))
-        self._advance(max(ITERATION_S + TOKEN_S * batch.computed_tokens if batch else 0.0 for batch in batches))
+        self._advance(ITERATION_S + TOKEN_S * max(batch.computed_tokens if batch else 0 for batch in batches))
         for rank in self.ranks:
             rank.end_step()
         return list(first.handed), list(second.handed)

@@ -28,7 +28,8 @@ class Levers:
 def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page_tokens: int) -> Levers:
     """The levers of a plan. `in_chunks` is the running call whose prompt is computed in chunks.
 
-    SGLang counts a prompt's tokens in whole pages. At most one prompt is in chunks.
+    SGLang counts a prompt's tokens in whole pages. At most one prompt is in chunks, so while it is held back, no other
+    can be cut. If all others would have to be cut, it goes on instead: else nothing would run.
     """
     picks = cast("Sequence[tuple[SglangCall, int]]", plan.picks)
     backfill = cast("Sequence[SglangCall]", plan.backfill)
@@ -43,10 +44,12 @@ def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page
     if tokens <= 0:
         return Levers(decodes=decodes)
     named = [*(call for call, _ in prompts), *more]
-    goes_on = in_chunks in named
     limits = {call.call_id: tokens for call, tokens in prompts if tokens < _wanted(call, facts)}
+    shown = [call for call in named if call.waits]
+    fits = any(call.call_id not in limits and _wanted(call, facts) <= tokens for call in shown)
+    goes_on = in_chunks is not None and (in_chunks in named or not fits)
     return Levers(
-        shown=[call for call in named if call.waits],
+        shown=shown,
         goes_on=goes_on,
         prompt_tokens=tokens,
         decodes=decodes,

@@ -25,7 +25,7 @@ from e2e.tiny_model import tiny_model
 from e2e.vllm import engines as vllm
 
 PYTHON_VARIABLE: Final = "PLAIT_ENGINE_PYTHON"
-"""Names the Python of the environment that the engine is installed in (see `e2e/vllm/environment.py`)."""
+"""Names the Python of the environment that the engine is installed in (see `environment.py`)."""
 KIND_VARIABLE: Final = "PLAIT_ENGINE_KIND"
 """`vllm` or `sglang`."""
 KINDS: Final = {kind.name: kind for kind in (vllm.KIND, sglang.KIND)}

@@ -44,7 +44,6 @@ class Step:
 class RealEngine(Server, ABC):
     """One engine's server with its processes: `command` starts it."""
 
-    kind: str
     annotations_field: str
     """The field of a body that has the gateway's annotations."""
     prompt_ids_option: str
@@ -124,6 +123,11 @@ class RealEngine(Server, ABC):
 
         eventually(is_settled)
         return states[-1]
+
+    def outstanding_calls(self) -> int:
+        """Its running and waiting calls, as its scheduler has them."""
+        queue = self.cache_state().queue
+        return queue.running + queue.waiting
 
     @abstractmethod
     def computed_prompt_tokens(self) -> float:

@@ -60,13 +60,8 @@ def _completion_order(engine: RealEngine, long_tokens: int) -> str:
     with ThreadPoolExecutor() as pool:
         ended = [pool.submit(run, "A", long_tokens)]
         for already, name in enumerate("BCD", start=1):
-            eventually(lambda n=already: _calls_in(engine) == n)  # type: ignore[misc]
+            eventually(lambda n=already: engine.outstanding_calls() == n)  # type: ignore[misc]
             ended.append(pool.submit(run, name, long_tokens // 5))
     for future in ended:
         future.result()
     return "".join(completed)
-
-
-def _calls_in(engine: RealEngine) -> int:
-    queue = engine.cache_state().queue
-    return queue.running + queue.waiting

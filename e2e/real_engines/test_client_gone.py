@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from e2e.real_engines.engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, EngineKind, RealEngine
+from e2e.real_engines.engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, EngineKind
 from e2e.real_engines.fleet import EngineFleet
 from e2e.sdk import async_client
 from e2e.servers import eventually
@@ -34,12 +34,6 @@ def check_left(fleet: EngineFleet) -> None:
     for engine in fleet.engines.values():
         kv = engine.cache_state().kv
         assert kv.free_blocks + kv.cached_blocks == kv.total_blocks
-
-
-def calls_in(engine: RealEngine) -> int:
-    """Running and waiting calls of an engine."""
-    queue = engine.cache_state().queue
-    return queue.running + queue.waiting
 
 
 async def read_all(client: AsyncOpenAI, request: dict[str, Any]) -> None:
@@ -71,12 +65,12 @@ async def test_a_call_that_waits_for_a_place_is_aborted(fleet: EngineFleet) -> N
             return asyncio.create_task(read_all(client, request))
 
         calls = [send(number) for number in range(MAX_RUNNING_CALLS)]
-        await asyncio.to_thread(eventually, lambda: calls_in(engine) == MAX_RUNNING_CALLS)
+        await asyncio.to_thread(eventually, lambda: engine.outstanding_calls() == MAX_RUNNING_CALLS)
         calls.append(send(MAX_RUNNING_CALLS))
-        await asyncio.to_thread(eventually, lambda: calls_in(engine) == MAX_RUNNING_CALLS + 1)
+        await asyncio.to_thread(eventually, lambda: engine.outstanding_calls() == MAX_RUNNING_CALLS + 1)
         assert engine.cache_state().queue.waiting > 0
         calls[-1].cancel()
-        await asyncio.to_thread(eventually, lambda: calls_in(engine) == MAX_RUNNING_CALLS)
+        await asyncio.to_thread(eventually, lambda: engine.outstanding_calls() == MAX_RUNNING_CALLS)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)

@@ -89,7 +89,7 @@ def run_round(engine: RealEngine, salt: str, annotations: dict[str, float]) -> R
         calls = {}
         for already, name in enumerate(LONG, start=1):
             calls[name] = pool.submit(run, name)
-            eventually(lambda n=already: calls_in(engine) == n)  # type: ignore[misc]
+            eventually(lambda n=already: engine.outstanding_calls() == n)  # type: ignore[misc]
         calls.update({name: pool.submit(run, name) for name in SHORT})
         outputs = {name: call.result() for name, call in calls.items()}
     engine.settled_state()
@@ -111,11 +111,6 @@ def ask(client: OpenAI, name: str, fields: dict[str, Any]) -> Iterator[str]:
     )
     for chunk in stream:
         yield from (choice.text for choice in chunk.choices if choice.text)
-
-
-def calls_in(engine: RealEngine) -> int:
-    queue = engine.cache_state().queue
-    return queue.running + queue.waiting
 
 
 def test_without_promises_the_long_prompts_come_first_as_they_do_in_a_stock_engine(unpromised: Round) -> None:

@@ -50,7 +50,6 @@ _STEP: Final = re.compile(r"Prefill batch, #new-seq: (\d+), #new-token: (\d+), .
 class SglangServer(RealEngine):
     """A SGLang server: `command` takes the flags that all of them have."""
 
-    kind = "sglang"
     annotations_field = "custom_params"
     prompt_ids_option = "return_prompt_token_ids"
 

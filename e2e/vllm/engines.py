@@ -57,7 +57,6 @@ _STEP: Final = re.compile(
 class VllmServer(RealEngine):
     """A vLLM server: `command` takes the flags that all of them have."""
 
-    kind = "vllm"
     annotations_field = "vllm_xargs"
     prompt_ids_option = "return_token_ids"
 

@@ -38,6 +38,7 @@ from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config
 from plait.gateway.fleet.metrics import FleetCollector, HealthMetrics
+from plait.gateway.fleet.model_names import ModelNames
 from plait.gateway.fleet.monitor import Monitor
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import new_registry
@@ -65,7 +66,7 @@ class Gateway:
         self._terms = TenantTerms(config.admission, config.tenants)
         self._admin_keys = KeyRing(filter(None, [config.server.admin_key]))
         self._links = {engine.name: new_link(config, engine) for engine in config.engines}
-        self._prompts = PromptReader(config, self.router.block_tokens)
+        self._prompts = PromptReader(config, self.router.block_tokens, self.router.models.base)
         reader = CallReader(self.router, self._prompts, config.server.isolate_tenants)
         self._registry = new_registry()
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
@@ -195,7 +196,11 @@ def build_router(config: Config) -> Router:
         prior_output_tokens=placement.prior_output_tokens,
         jitter=random.random,
         engine_backlog_s=config.admission.engine_backlog_s,
-        expected_models=[*(model.name for model in config.models), *(m for e in config.engines for m in e.models)],
+        names=ModelNames(
+            expected=[*(model.name for model in config.models), *(m for e in config.engines for m in e.models)],
+            aliases={alias: model.name for model in config.models for alias in model.aliases},
+            fallbacks={model.name: model.fallbacks for model in config.models},
+        ),
     )
     for engine in config.engines:
         enlist(router, config, engine)

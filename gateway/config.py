@@ -224,6 +224,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     `tiktoken:NAME`, `tiktoken:/path`, `embedded` (the embedded engine's) or `bytes` (one token a byte, default).
     chat_template: path to a Jinja template (default: the tokenizer's). profile: name of a cost profile or path to a
     `.toml` (default a6000-mistral-7b). max_context_tokens: prompt and output together (default: the engine's value).
+    aliases: further names that clients may use (default none). fallbacks: models that answer while no engine takes
+    calls for this one, the first that can (default none).
     """
 
     name: Text
@@ -231,6 +233,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     chat_template: Text | None = None
     profile: Text = "a6000-mistral-7b"
     max_context_tokens: Positive | None = None
+    aliases: tuple[Text, ...] = ()
+    fallbacks: tuple[Text, ...] = ()
 
 
 class EngineConfig(Section, frozen=True, kw_only=True):

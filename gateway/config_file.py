@@ -121,6 +121,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from _repeated_keys(config)
     yield from _repeated("tenants", "name", [tenant.name for tenant in config.tenants])
     yield from _repeated("models", "name", [model.name for model in config.models])
+    yield from _names_in_use(config)
     yield from _repeated("engines", "url", [engine.url for engine in config.engines])
     yield from _repeated("engines", "name", [engine.name for engine in config.engines])
 
@@ -136,6 +137,18 @@ def _repeated_keys(config: Config) -> Iterator[str]:
     for where, key in places:
         if first.setdefault(key, where) != where:
             yield f"{where} = (hidden): {first[key]} has the same key"
+
+
+def _names_in_use(config: Config) -> Iterator[str]:
+    """Aliases that name something else too, and models that are to answer for themselves."""
+    first = {model.name: f"models[{number}].name" for number, model in enumerate(config.models)}
+    for number, model in enumerate(config.models):
+        for place, alias in enumerate(model.aliases):
+            where = f"models[{number}].aliases[{place}]"
+            if first.setdefault(alias, where) != where:
+                yield f"{where} = {shown(alias)}: {first[alias]} is the same name"
+        if model.name in model.fallbacks:
+            yield f"models[{number}].fallbacks has {shown(model.name)}: expected other models"
 
 
 def _repeated(section: str, key: str, values: Sequence[str]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from plait.backends.embedded.text import EmulatedToken, TextSource
 from plait.backends.embedded.tool_text import called_tool, example_arguments
 from plait.backends.errors import CallerError, ContextLengthError, ModelNotFoundError
 from plait.backends.protocol.call_annotations import UNANNOTATED, EngineAnnotations
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
+from plait.backends.protocol.openai import ANY_MODEL, ChatRequest, CompletionRequest, Request
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.policy.prefix.block_hash import root_hash
 from plait.policy.types import Slo
@@ -219,7 +219,7 @@ def _output_limit(request: Request, target: Target, prompt_tokens: int) -> int:
 
 
 def _check_model(request: Request, model: ServedModel) -> None:
-    if request.model != model.name:
+    if request.model not in {model.name, ANY_MODEL, ""}:
         raise ModelNotFoundError(f"The model `{request.model}` does not exist.", param="model")
 
 

@@ -33,7 +33,7 @@ from plait.backends.errors import AuthenticationError, CallerError, PlaitError
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.call_objectives import ChangesAnswer, read_changes
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, parse_request
 from plait.policy.cost_model import CostModel
 
 MAX_WAIT_MS = 60_000
@@ -86,11 +86,13 @@ class EmbeddedServer:
     async def _chat(self, request: Request) -> Response:
         self._authenticate(request)
         body = parse_request(await request.body(), ChatRequest)
+        check_request(body)
         return CompletionResponse(complete_chat(body, self._target(request, body)))
 
     async def _completions(self, request: Request) -> Response:
         self._authenticate(request)
         body = parse_request(await request.body(), CompletionRequest)
+        check_request(body)
         return CompletionResponse(complete_text(body, self._target(request, body)))
 
     async def _models(self, request: Request) -> Response:

@@ -1,6 +1,7 @@
 """The part of OpenAI's request bodies that Plait reads; every other field passes through to the engine untouched.
 
-The gateway decodes a body to place the call, the embedded engine to answer it. Both give the same errors.
+The gateway decodes a body to place the call: what placement does not need, the engine judges (`parse_request`). The
+embedded engine decodes it to answer it, so it judges all that it reads (`check_request`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ MAX_JSON_LEVELS = 100
 """Arrays and objects in each other. A tool's JSON schema has some 20; each level is a frame on Python's stack."""
 MAX_MODEL_CHARACTERS = 256
 """Of a model's name. vLLM's longest are paths; a file system takes 255 bytes for a part of one."""
+ANY_MODEL = "default"
+"""The name that SGLang's users send for the model that is served."""
+MAX_CHOICES = 128
+"""Of one prompt, as in OpenAI's API."""
 MAX_TEMPLATE_OPTIONS_BYTES = 16 * 1024
 """Of `chat_template_kwargs` as JSON. They are switches such as `enable_thinking`."""
 
@@ -28,15 +33,18 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that chat and text completions share; names and meanings are OpenAI's and vLLM's."""
+    """The fields that chat and text completions share; names and meanings are OpenAI's and vLLM's.
 
-    model: str
+    A field of type Any is judged by the engine. An empty `model` was not given.
+    """
+
+    model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
+    max_tokens: Any = None
+    n: Any = None
+    stop: Any = None
+    seed: Any = None
     cache_salt: str | None = None
     vllm_xargs: dict[str, Any] | None = None
     custom_params: Any = None
@@ -45,12 +53,19 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> int:
-        """How many completions of each prompt are requested."""
-        return 1 if self.n is None else self.n
+        """How many completions of each prompt are requested; 1 for a number that engines refuse."""
+        count = whole_number(self.n)
+        return count if count is not None and 1 <= count <= MAX_CHOICES else 1
 
     @property
     def output_limit(self) -> int | None:
-        """The most tokens a completion may have; None if the request sets no limit."""
+        """The most tokens a completion may have; None if the request sets no limit, or one that engines refuse."""
+        limit = whole_number(self.given_limit)
+        return limit if limit is not None and limit >= 1 else None
+
+    @property
+    def given_limit(self) -> Any:
+        """What the request says of the most tokens that a completion may have."""
         return self.max_tokens
 
     @property
@@ -73,17 +88,18 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Any = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    logprobs: bool | None = None
+    tool_choice: Any = None
+    response_format: Any = None
+    logprobs: Any = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
     @property
-    def output_limit(self) -> int | None:
+    def given_limit(self) -> Any:
         """`max_completion_tokens`, or its predecessor `max_tokens`."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -94,20 +110,20 @@ class ChatRequest(Request, frozen=True, kw_only=True):
 
 
 class CompletionRequest(Request, frozen=True, kw_only=True):
-    """`POST /v1/completions`: `prompt` is a text, token ids, or a list of either."""
+    """`POST /v1/completions`: `prompt` is a text, token ids, or a list of either. It may be missing (prompt_embeds)."""
 
-    prompt: Any
+    prompt: Any = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Any = None
     add_special_tokens: bool = True
 
     @property
     def single_prompt(self) -> bool:
         """False for a list of two prompts or more."""
-        return len(self.prompts()) == 1
+        return not isinstance(self.prompt, list) or len(self.prompt) < 2 or isinstance(self.prompt[0], int)
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts one by one, all texts or all token ids."""
+        """The prompts one by one, all texts or all token ids. Raises `CallerError` for anything else."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
@@ -130,9 +146,11 @@ _DECODERS: dict[type[Request], msgspec.json.Decoder[Any]] = {
 
 
 def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
-    """Decode and check a body; raises `CallerError` that names the field at fault."""
+    """Decode a body; raises `CallerError` that names the field at fault."""
     request: RequestT = decode_body(body, _DECODERS[kind])
-    _check(request)
+    check_model_name(request.model)
+    if isinstance(request, ChatRequest) and request.chat_template_kwargs:
+        _check_template_options(request.chat_template_kwargs)
     return request
 
 
@@ -166,19 +184,37 @@ def _too_much(excess: Excess) -> CallerError:
     return CallerError(f"The request body {text}", code=excess)
 
 
-def _check(request: Request) -> None:
-    check_model_name(request.model)
-    if request.choices < 1 or request.choices > 128:
-        raise CallerError(f"'n' must be between 1 and 128, not {request.n}", param="n")
-    if request.output_limit is not None and request.output_limit < 1:
-        field = request.output_limit_field
-        raise CallerError(f"'{field}' must be at least 1, not {request.output_limit}", param=field)
+def check_request(request: Request) -> None:
+    """Judge a request as an engine does; raises `CallerError` that names the field at fault."""
+    if request.n is not None:
+        _check_whole("n", request.n, 1, MAX_CHOICES)
+    if request.given_limit is not None:
+        _check_whole(request.output_limit_field, request.given_limit, 1)
+    if request.seed is not None:
+        _check_whole("seed", request.seed, -(2**63))
+    texts = request.stop if isinstance(request.stop, list) else [request.stop or ""]
+    if not all(isinstance(text, str) for text in texts):
+        raise CallerError("'stop' must be a string or a list of strings", param="stop")
     if isinstance(request, ChatRequest) and not request.messages:
         raise CallerError("'messages' must hold at least one message", param="messages")
     if request.stream_options is not None and not request.stream:
         raise CallerError("'stream_options' is only allowed with 'stream': true", param="stream_options")
-    if isinstance(request, ChatRequest) and request.chat_template_kwargs:
-        _check_template_options(request.chat_template_kwargs)
+
+
+def whole_number(value: object) -> int | None:
+    """A JSON number without a fraction as an int; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+        return None
+    return int(value)
+
+
+def _check_whole(field: str, value: object, least: int, most: int | None = None) -> None:
+    number = whole_number(value)
+    if number is None:
+        raise CallerError(f"'{field}' must be a whole number", param=field)
+    if number < least or (most is not None and number > most):
+        accepted = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise CallerError(f"'{field}' must be {accepted}, not {number}", param=field)
 
 
 def check_model_name(model: str) -> None:

@@ -11,7 +11,7 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import MethodNotAllowedError, PlaitError
-from plait.backends.protocol.openai import parse_request
+from plait.backends.protocol.openai import check_request, parse_request
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.metrics import RefusalMetrics
 from plait.gateway.api.open_bodies import OpenBodies
@@ -62,6 +62,7 @@ class CompletionApi:
             self.calls.prompts.check(request)
             annotations = read_annotations(incoming.headers, request.plait)
             if annotations is not NO_ANNOTATIONS and self.chained.takes(incoming, annotations):
+                check_request(request)  # now: an engine might do so much later
                 held = self.chained.enter(HeldRequest(incoming, request, annotations))
         except PlaitError as error:
             self.chained.refused(incoming, error)

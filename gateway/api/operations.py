@@ -47,18 +47,31 @@ class Operations:
 
     async def _models(self, request: Request) -> Response:
         self._keys.check(request.scope["headers"])
-        return _json({"object": "list", "data": [self._describe(model) for model in sorted(self._router.models.names)]})
+        models = self._router.models
+        listed = models.names | {alias for alias, model in models.given.aliases.items() if model in models.names}
+        return _json({"object": "list", "data": [self._describe(name) for name in sorted(listed)]})
 
     async def _model(self, request: Request) -> Response:
         self._keys.check(request.scope["headers"])
-        model = request.path_params["model"]
-        if model not in self._router.models.names:
-            self._router.models.check(model)
-        return _json(self._describe(model))
+        name, models = request.path_params["model"], self._router.models
+        if models.given.aliases.get(name, name) not in models.names:
+            models.check(name)
+        return _json(self._describe(name))
 
-    def _describe(self, model: str) -> dict[str, object]:
-        context_tokens = self._router.models.context_tokens(model)
-        return {"id": model, "object": "model", "created": 0, "owned_by": "plait", "max_model_len": context_tokens}
+    def _describe(self, name: str) -> dict[str, object]:
+        """A model as vLLM lists it: an alias has its model as `root`, an adapter has its base model as `parent`."""
+        models = self._router.models
+        model = models.given.aliases.get(name, name)
+        base = models.base(model)
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "plait",
+            "root": model,
+            "parent": None if base == model else base,
+            "max_model_len": models.context_tokens(model),
+        }
 
     async def _health(self, _request: Request) -> Response:
         return _json({"status": "ok"})

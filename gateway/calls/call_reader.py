@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from plait.backends.errors import ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.asgi import Headers
@@ -66,7 +68,9 @@ class CallReader:
 
         Raises `CallerError` for a call that no engine can take, `NoEngineError` while no engine of the model is up.
         """
-        self.router.models.check(request.model)
+        asked, model = request.model, self.router.models.check(request.model)
+        if asked != model:
+            request = msgspec.structs.replace(request, model=model)
         self.prompts.check(request)
         cache_salt = self._cache_salt(request, incoming.tenant)
         prompt = await self._tokenized(incoming, request, cache_salt)
@@ -86,7 +90,7 @@ class CallReader:
             streamed=bool(request.stream),
             prompt_hash=self._arrived(request, prompt),
         )
-        return self._delivery(incoming, request, annotations.session, call, prompt)
+        return self._delivery(incoming, request, annotations.session, call, prompt, renames=asked != model)
 
     def _arrived(self, request: ChatRequest | CompletionRequest, prompt: TokenizedPrompt) -> int | None:
         """Tell the router of a prompt with one answer. Returns the prompt's hash."""
@@ -114,7 +118,8 @@ class CallReader:
 
         0 if no engine serves the model.
         """
-        engine = next((engine for engine in self.router.engines.values() if model in engine.models), None)
+        served = self.router.models.target(model)
+        engine = next((engine for engine in self.router.engines.values() if served in engine.offer.models), None)
         if engine is None:
             return 0.0
         costs, mean_tokens = engine.view.cost_model, engine.view.ledger.mean_output_tokens
@@ -128,10 +133,16 @@ class CallReader:
         session: str | None,
         call: Call,
         prompt: TokenizedPrompt,
+        *,
+        renames: bool,
     ) -> Delivery:
         takes_ids = prompt.exact and not (isinstance(request, CompletionRequest) and request.echo)
         outgoing = OutgoingBody(
-            incoming.body, request, prompt.prompts if takes_ids else None, self._cache_salt(request, incoming.tenant)
+            incoming.body,
+            request,
+            prompt.prompts if takes_ids else None,
+            self._cache_salt(request, incoming.tenant),
+            renames=renames,
         )
         prompts = max(1, len(prompt.prompts))
         return Delivery(

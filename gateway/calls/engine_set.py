@@ -169,7 +169,7 @@ class EngineSet:
             "leaves": member.leaves,
             "health": engine.health.state.value,
             "outstanding_calls": engine.view.outstanding,
-            "models": dict(engine.models),
+            "models": dict(engine.offer.models),
             "reports": engine.reports,
         }
 

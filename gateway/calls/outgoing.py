@@ -54,12 +54,14 @@ class OutgoingBody:
     """A request's body, and the changes to it that do not depend on the engine.
 
     `prompt_ids` are the prompts' token ids if an engine may compute those. `cache_salt` separates the tenants' caches.
+    With `renames`, the engine gets the request's model instead of the name in the body, such as an alias.
     """
 
     original: bytes
     request: ChatRequest | CompletionRequest
     prompt_ids: Sequence[Sequence[int]] | None = None
     cache_salt: str | None = None
+    renames: bool = False
 
     @property
     def withholds_usage(self) -> bool:
@@ -76,14 +78,19 @@ class OutgoingBody:
         request = self.request
         salted = self.cache_salt != request.cache_salt
         speaks_for_us = [name for name in sorted(set(_PARAMETERS.values())) if _has_annotations(getattr(request, name))]
-        if kind is None and not (self.withholds_usage or salted or request.plait is not None or speaks_for_us):
+        changes = self.withholds_usage or salted or self.renames or request.plait is not None or speaks_for_us
+        if kind is None and not changes:
             return self.original
         fields = msgspec.json.decode(self.original, type=Fields)
         for name in speaks_for_us:
             fields[name] = _raw({key: raw for key, raw in _object(fields[name]).items() if not is_annotation(key)})
         fields.pop("plait", None)
-        if self.withholds_usage:
-            fields["stream_options"] = _merged(fields.get("stream_options"), {"include_usage": True})
+        if self.withholds_usage:  # and what goes with each event of an engine that has been asked for it
+            options = {**_object(fields.get("stream_options")), "include_usage": True}
+            options.pop("continuous_usage_stats", None)
+            fields["stream_options"] = _raw(options)
+        if self.renames:
+            fields["model"] = _raw(request.model)
         if salted:
             fields["cache_salt"] = _raw(self.cache_salt)
         if kind is not None:

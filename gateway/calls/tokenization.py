@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
@@ -39,10 +39,12 @@ class PromptReader:
     """Tokenizes prompts for every model of a configuration; safe to call from several threads.
 
     If the configuration trusts them, the chat templates of requests are rendered in processes, one for each model.
+    `base` is the base model of a LoRA adapter, which has its tokenizer.
     """
 
-    def __init__(self, config: Config, block_tokens: int) -> None:
+    def __init__(self, config: Config, block_tokens: int, base: Callable[[str], str] = str) -> None:
         self._config = config
+        self._base = base
         self._block_tokens = block_tokens
         self._parts = PartCache(config.server.token_cache_bytes)
         self._encoders = {model.name: self._load(model) for model in config.models}
@@ -109,6 +111,8 @@ class PromptReader:
                 prompts.append(encoded.ids)
         except UnsupportedError:
             return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
+        if not prompts:
+            return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
         yield
         extend_chain(hashes, prompts[0], self._block_tokens, root)
         turn_ends = tokenizer.special_ids if isinstance(request, ChatRequest) else None
@@ -117,7 +121,7 @@ class PromptReader:
     def _prompts(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> Iterator[str | list[int]]:
         """The prompts as texts or, as a client may send them, as token ids."""
         if isinstance(request, CompletionRequest):
-            yield from request.prompts()
+            yield from () if request.prompt is None else request.prompts()  # the prompt may be embeddings
         elif request.chat_template is not None:
             self.check(request)
             yield self._worker(request.model).render(
@@ -140,7 +144,7 @@ class PromptReader:
             )
 
     def _worker(self, model: str) -> TemplateWorker:
-        settings = self._config.model(model)
+        settings = self._config.model(self._base(model))
         with self._lock:
             if model not in self._workers:
                 self._workers[model] = TemplateWorker(settings.tokenizer, settings.chat_template)
@@ -149,7 +153,7 @@ class PromptReader:
     def _encoder(self, model: str) -> PromptEncoder:
         encoder = self._encoders.get(model)
         if encoder is None:
-            encoder = self._encoders[model] = self._load(self._config.model(model))
+            encoder = self._encoders[model] = self._load(self._config.model(self._base(model)))
         return encoder
 
     def _load(self, model: ModelConfig) -> PromptEncoder:

@@ -6,7 +6,6 @@ Part of the router's state: only the router calls the methods that change it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -15,6 +14,7 @@ import msgspec
 from plait.backends.protocol.cache_state import CacheState, EngineKind
 from plait.gateway.fleet.booking import Booking, BookingState, CallUsage
 from plait.gateway.fleet.health import Health
+from plait.gateway.fleet.offer import Offer
 from plait.gateway.fleet.progress import Progress
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.prefill_queue import Prefill
@@ -30,7 +30,7 @@ SLO_SCHEDULER = "slo"
 class FleetEngine:
     """One engine. `kv_tokens` bounds its estimated cache while the engine does not report; None: not known.
 
-    `models` maps each model that it serves to its context in tokens, if known. `reports` says whether the engine
+    `offer` is what it serves. `reports` says whether the engine
     reports its cache; None: not known yet. `last_report` is the latest report. `unconfirmed` holds the end time and
     the prefix of each ended call, until a report that was requested after that time confirms the prefix. A `draining`
     engine gets no new calls. `evictions` are expected for the prompts that it still has to compute. `problem`
@@ -41,7 +41,7 @@ class FleetEngine:
     health: Health
     block_tokens: int
     kv_tokens: int | None
-    models: Mapping[str, int | None] = field(default_factory=dict)
+    offer: Offer = field(default_factory=Offer)
     progress: Progress = field(default_factory=Progress)
     epoch: str | None = None
     cursor: int | None = None

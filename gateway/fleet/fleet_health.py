@@ -5,16 +5,19 @@ Each event returns the change that it made, if any. The asyncio shell acts on it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from plait.gateway.fleet.booking import Booking, Failure
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, HealthEvent, HealthState
 from plait.gateway.fleet.health_change import Aborts, HealthChange
+from plait.gateway.fleet.offer import Offer
 from plait.gateway.fleet.served_models import ServedModels
 
 Jitter = Callable[[], float]
 """A number from 0 to 1, a new one each time."""
+
+_NO_ADAPTERS: Mapping[str, str] = {}
 
 SILENT_S = 4.0
 """An engine that misses its probes is only busy if a byte of an answer came within this time."""
@@ -38,16 +41,20 @@ class FleetHealth:
 
     # Probes.
 
-    def answered(self, engine_id: str, models: Mapping[str, int | None]) -> HealthChange | None:
-        """A probe succeeded. `models` has the served models with their contexts in tokens.
-
-        A context is None if it is not known.
-        """
+    def answered(
+        self,
+        engine_id: str,
+        models: Mapping[str, int | None],
+        adapters: Mapping[str, str] = _NO_ADAPTERS,
+        routes: Collection[str] | None = None,
+    ) -> HealthChange | None:
+        """A probe succeeded. The other arguments are the engine's `Offer`."""
         engine = self._engines[engine_id]
         before, changed = engine.health.state, engine.health.on(HealthEvent.ANSWERED)
-        if not changed and engine.models == models:  # every report comes here, and most change nothing
+        offer = Offer(dict(models), dict(adapters), routes)
+        if not changed and engine.offer == offer:  # every report comes here, and most change nothing
             return None
-        engine.models = dict(models)
+        engine.offer = offer
         self._on_fleet_change()
         return self._change(engine, before)
 

@@ -23,6 +23,7 @@ from plait.backends.errors import UnsupportedError
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.config import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.health_change import HealthChange
+from plait.gateway.fleet.offer import Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
@@ -42,10 +43,17 @@ log = structlog.get_logger(__name__)
 class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    parent: str | None = None
 
 
 class _ModelList(msgspec.Struct):
     data: list[_Model]
+
+
+class _Paths(msgspec.Struct):
+    """The part of an OpenAPI document that counts here."""
+
+    paths: dict[str, msgspec.Raw]
 
 
 class _RefusalError(msgspec.Struct):
@@ -75,7 +83,8 @@ class Monitor:
         self._upstream = upstream
         self._context_tokens = context_tokens
         self._engines = engines
-        self._models: dict[str, dict[str, int | None]] = {}
+        self._offers: dict[str, Offer] = {}
+        self._routes: dict[str, frozenset[str] | None] = {}  # of the engines that have not gone since they said so
         self._supervisor = supervisor
         self._on_change = on_change
         self._told: dict[str, tuple[str, float]] = {}
@@ -96,7 +105,8 @@ class Monitor:
         self._supervisor.cancel(f"monitor:{engine_id}")
         self._supervisor.cancel(f"models:{engine_id}")
         self._told.pop(engine_id, None)
-        self._models.pop(engine_id, None)
+        self._offers.pop(engine_id, None)
+        self._routes.pop(engine_id, None)
 
     async def _watch(self, engine: EngineConfig) -> None:
         """Probe and poll one engine until cancelled. Sets it aside when it does not answer."""
@@ -117,7 +127,7 @@ class Monitor:
                 await asyncio.sleep(MODELS_INTERVAL_S)
                 if self._router.engines[engine.name].reports:
                     with suppress(httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError):
-                        self._models[engine.name] = await self._listed(engine, http)
+                        await self._read_models(engine, http)
 
     async def _ask_again(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
         """The engine missed a probe. One that misses a second is silent: a process that is stopped, or a lost host."""
@@ -130,6 +140,7 @@ class Monitor:
             self._unreachable(engine, error)
 
     def _unreachable(self, engine: EngineConfig, error: Exception) -> None:
+        self._routes.pop(engine.name, None)
         self._on_change(self._router.health.unreachable(engine.name))
         self._tell(engine, _reason(error))
 
@@ -150,24 +161,26 @@ class Monitor:
             await asyncio.sleep(self._upstream.probe_interval_s)
 
     async def _probe(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
-        self._models[engine.name] = await self._listed(engine, http)
+        await self._read_models(engine, http)
         self._answered(engine)
 
-    async def _listed(self, engine: EngineConfig, http: httpx.AsyncClient) -> dict[str, int | None]:
-        """The models that the engine serves, with their contexts in tokens. Raises what httpx and msgspec raise."""
+    async def _read_models(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
+        """Ask what the engine serves. Raises what httpx and msgspec raise."""
         response = await _got(http, "/v1/models")
-        listed = {
-            model.id: model.max_model_len for model in msgspec.json.decode(response.content, type=_ModelList).data
-        }
-        names = engine.models or listed
-        return {name: self._context_tokens.get(name, listed.get(name)) for name in names}
+        listed = {model.id: model for model in msgspec.json.decode(response.content, type=_ModelList).data}
+        if engine.name not in self._routes:
+            self._routes[engine.name] = await _routes(http)
+        contexts = {**{name: model.max_model_len for name, model in listed.items()}, **self._context_tokens}
+        models = {name: contexts.get(name) for name in engine.models or listed}
+        adapters = {name: model.parent for name, model in listed.items() if model.parent and name in models}
+        self._offers[engine.name] = Offer(models, adapters, self._routes[engine.name])
 
     def _answered(self, engine: EngineConfig) -> None:
-        models = self._models[engine.name]
-        change = self._router.health.answered(engine.name, models)
+        offer = self._offers[engine.name]
+        change = self._router.health.answered(engine.name, offer.models, offer.adapters, offer.routes)
         if change is not None:
             self._told.pop(engine.name, None)
-            log.info("probe answered", engine=engine.name, url=engine.url, models=sorted(models))
+            log.info("probe answered", engine=engine.name, url=engine.url, models=sorted(offer.models))
         self._on_change(change)
 
     async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient) -> bool:
@@ -217,6 +230,15 @@ async def _got(http: httpx.AsyncClient, path: str, **options: Any) -> httpx.Resp
         raise httpx.ConnectError("the connection was closed while it was made") from error
     response.raise_for_status()
     return response
+
+
+async def _routes(http: httpx.AsyncClient) -> frozenset[str] | None:
+    """The paths that an engine has; None if it does not say. Raises `httpx.TransportError`."""
+    try:
+        response = await _got(http, "/openapi.json")
+        return frozenset(msgspec.json.decode(response.content, type=_Paths).paths)
+    except (httpx.HTTPStatusError, httpx.DecodingError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _client(engine: EngineConfig, upstream: UpstreamConfig) -> httpx.AsyncClient:

@@ -20,6 +20,7 @@ from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
 from plait.gateway.fleet.full_engines import FullEngines
 from plait.gateway.fleet.health import Health
 from plait.gateway.fleet.health_change import HealthChange
+from plait.gateway.fleet.model_names import ModelNames
 from plait.gateway.fleet.progress import DEFAULT_HANG_S, Progress
 from plait.gateway.fleet.retry_budget import RetryBudgets
 from plait.gateway.fleet.served_models import ServedModels
@@ -37,6 +38,11 @@ from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
 from plait.policy.types import Call, Placement
 
+Route = str | None
+"""A path that an engine needs; None: one that each engine has."""
+
+_NO_NAMES = ModelNames()
+
 
 class EngineBusyError(ConflictError):
     """An engine cannot be removed yet: it takes calls, or has some."""
@@ -51,7 +57,7 @@ class EngineBusyError(ConflictError):
 class Router:
     """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`, or a policy.
 
-    `models` knows which models the fleet serves. `expected_models` count as models of the fleet from the start.
+    `models` knows which models the fleet serves; `names` is what the operator says of them.
     `health` takes the news of the engines' health. `jitter` varies the pauses before probes. An engine in which a new
     call would wait `engine_backlog_s` is `full`: other engines are preferred to it. `routes` has the prefixes that
     rebalancing sends elsewhere.
@@ -64,14 +70,14 @@ class Router:
         block_tokens: int = MIN_TREE_BLOCK_TOKENS,
         window_s: float = DEFAULT_WINDOW_S,
         prior_output_tokens: float = DEFAULT_PRIOR_OUTPUT_TOKENS,
-        expected_models: Collection[str] = (),
+        names: ModelNames = _NO_NAMES,
         jitter: Jitter = lambda: 0.0,
         engine_backlog_s: float = inf,
     ) -> None:
         self.block_tokens = block_tokens
         self.tree = PrefixTree()
         self.engines: dict[str, FleetEngine] = {}
-        self.models = ServedModels(self.engines, expected_models)
+        self.models = ServedModels(self.engines, names)
         self.full = FullEngines(self.engines, self.models, engine_backlog_s)
         self.answers = EstimatedAnswers(self.engines, self.tree, block_tokens)
         self.health = FleetHealth(self.engines, self.models, self.models.refresh, jitter)
@@ -86,14 +92,22 @@ class Router:
 
     # A call's way through the fleet.
 
-    def select(self, call: Call, now_s: float, *, prefer: str | None = None, avoid: Collection[str] = ()) -> Placement:
-        """Choose an engine; raises `ModelNotFoundError` or `NoEngineError`. Changes nothing.
+    def select(
+        self,
+        call: Call,
+        now_s: float,
+        *,
+        prefer: str | None = None,
+        avoid: Collection[str] = (),
+        route: str | None = None,
+    ) -> Placement:
+        """Choose an engine that has `route`; raises `NotFoundError` or `NoEngineError`. Changes nothing.
 
-        `prefer` is the engine that ran the call which this one continues. The call goes there if that engine takes
-        calls. The call goes to an engine to `avoid` only if there is no other.
+        `prefer` is the engine that ran the call which this one continues. The call goes there if that
+        engine takes calls. The call goes to an engine to `avoid` only if there is no other.
         """
         assert call.block_tokens == self.block_tokens
-        engines = self.models.eligible(call.model)
+        engines = self.models.eligible(call.model, route)
         path, demand = self.tree.match(call.block_hashes), self._demand
         turn, traffic = demand.turn(call.model), demand.traffic(call)
         if prefer is not None and prefer not in avoid:
@@ -202,17 +216,13 @@ class Router:
         self.models.refresh()
 
     def report(self, engine_id: str, state: CacheState, requested_s: float) -> None:
-        """Apply a cache-state report that was requested at `requested_s`.
-
-        Raises ValueError if the engine's blocks differ from the tree's. Its cache is estimated from then on.
-        """
+        """Apply a cache-state report that was requested at `requested_s`; raises ValueError as the engine does."""
         self.engines[engine_id].report(state, requested_s)
 
     def no_reports(self, engine_id: str, problem: str | None = None, *, is_new: bool = False) -> None:
         """The engine has no usable cache-state report. Its cache is estimated from the calls placed there.
 
-        `problem` is the reason if the engine has our plugin. `is_new` says that another process serves from now on,
-        which may report again. Its cache is not known.
+        `problem` is the reason if the engine has our plugin. `is_new`: another process serves now, and may report.
         """
         if is_new:
             self.engines[engine_id].forget_cache()

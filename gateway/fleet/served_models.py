@@ -1,12 +1,13 @@
-"""The models that the fleet serves, and the engines that serve each."""
+"""The models that the fleet serves under which names, and the engines that serve each."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-from plait.backends.errors import ModelNotFoundError, NoEngineError
+from plait.backends.errors import NoEngineError, NotFoundError
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, HealthState
+from plait.gateway.fleet.model_names import UNNAMED, ModelNames
 from plait.policy.placement.engine_view import EngineView
 
 KEPT_SHARE = 0.5
@@ -18,34 +19,74 @@ _BETTER_THAN_NONE = frozenset((HealthState.EJECTED, HealthState.PROBATION))
 class ServedModels:
     """The models of the fleet's `engines`. `refresh` has to be called after each change of the fleet.
 
-    `expected` are the configured models. If no engine serves one of them, a call for it fails with `NoEngineError`: the
-    fleet is at fault, not the caller.
+    `given` is what the operator says of their names. A call for an expected model that no engine serves fails with
+    `NoEngineError`: the fleet is at fault, not the caller.
     """
 
-    def __init__(self, engines: Mapping[str, FleetEngine], expected: Collection[str]) -> None:
+    def __init__(self, engines: Mapping[str, FleetEngine], names: ModelNames) -> None:
         self._engines = engines
-        self._expected = frozenset(expected)
+        self.given = names
+        self._bases: dict[str, str] = {}
         self._eligible: dict[str, list[EngineView]] = {}
         self._contexts: dict[str, int | None] = {}
 
     @property
     def names(self) -> set[str]:
         """Every model that an engine of the fleet is known to serve. The engine may be down."""
-        return {model for engine in self._engines.values() for model in engine.models}
+        return {model for engine in self._engines.values() for model in engine.offer.models}
 
     def refresh(self) -> None:
         """Update the lists: an engine's health changed, or its models."""
         names = self.names
+        offers = [engine.offer for engine in self._engines.values()]
+        self._bases = {adapter: base for offer in offers for adapter, base in offer.adapters.items()}
         self._eligible = {model: [engine.view for engine in self._able(model)] for model in names}
         self._contexts = {model: self._longest_context(model) for model in names}
 
-    def eligible(self, model: str) -> list[EngineView]:
-        """The engines that take calls for `model`, at least one. Raises the errors of `check`.
+    def base(self, model: str) -> str:
+        """The base model of a LoRA adapter; any other model itself."""
+        return self._bases.get(model, model)
+
+    def target(self, name: str) -> str:
+        """The model that answers calls for `name`: an alias's model, the only one, a fallback, or the name itself."""
+        if self._eligible.get(name) and name not in self.given.aliases:
+            return name
+        model = self.given.meant(name, self.names.union(self.given.expected).difference(self._bases))
+        if self._eligible.get(model):
+            return model
+        return next((other for other in self.given.fallbacks.get(model, ()) if self._eligible.get(other)), model)
+
+    def check(self, name: str) -> str:
+        """The model that answers calls for `name`, for which some engine takes calls now.
+
+        Raises `CallerError` or `NoEngineError`.
+        """
+        model = self.target(name)
+        if not self._eligible.get(model):
+            if model not in self.names.union(self.given.expected) and (self.names or name not in UNNAMED):
+                raise self.given.unknown(name, self.names)
+            raise NoEngineError(f"No engine that serves model '{model}' is up; try again shortly.", retry_after_s=1.0)
+        return model
+
+    def eligible(self, model: str, route: str | None = None) -> list[EngineView]:
+        """The engines that take calls for `model` on `route` (None: one that each has), at least one.
 
         If every other engine is out, ejected ones and those on probation count: a sick engine is better than none.
+        Raises the errors of `check`, and `NotFoundError` if these engines do not have the route.
         """
-        self.check(model)
-        return self._eligible[model]
+        views = self._eligible.get(model)
+        if not views:
+            views = self._eligible[self.check(model)]
+        if route is None:
+            return views
+        having = [view for view in views if self._engines[view.engine_id].offer.has(route) is not False]
+        if not having:
+            raise NotFoundError(f"No engine that serves model '{model}' has {route}.", code="no_such_route")
+        return having
+
+    def all_have(self, model: str, route: str) -> bool:
+        """Whether each engine that takes calls for `model` is known to have `route`."""
+        return all(self._engines[view.engine_id].offer.has(route) for view in self._eligible.get(model, ()))
 
     def able(self, model: str) -> list[EngineView]:
         """As `eligible`, but empty if there is none."""
@@ -60,7 +101,7 @@ class ServedModels:
         groups: dict[frozenset[str], list[EngineView]] = {}
         for engine in self._engines.values():
             if engine.takes_calls:
-                groups.setdefault(frozenset(engine.models), []).append(engine.view)
+                groups.setdefault(frozenset(engine.offer.models), []).append(engine.view)
         return list(groups.values())
 
     def serving(self, model: str) -> int:
@@ -71,19 +112,10 @@ class ServedModels:
         """The longest context that an engine offers for `model`; None if an engine's context is not known."""
         return self._contexts.get(model)
 
-    def check(self, model: str) -> None:
-        """Raise `ModelNotFoundError` or `NoEngineError` unless some engine takes calls for `model`."""
-        if self._eligible.get(model):
-            return
-        if model in self.names | self._expected:
-            raise NoEngineError(f"No engine that serves model '{model}' is up; try again shortly.", retry_after_s=1.0)
-        known = ", ".join(sorted(self.names)) or "none so far"
-        raise ModelNotFoundError(f"The model '{model}' does not exist. Models served here: {known}.", param="model")
-
     def may_eject(self, engine: FleetEngine) -> bool:
         """Whether each model that the engine serves keeps at least `KEPT_SHARE` of its engines without it."""
-        for model in engine.models:
-            serving = [other for other in self._engines.values() if model in other.models]
+        for model in engine.offer.models:
+            serving = [other for other in self._engines.values() if model in other.offer.models]
             takers = [other for other in serving if other.health.state in TAKES_CALLS and not other.draining]
             kept = sum(other is not engine for other in takers)
             if kept < KEPT_SHARE * len(serving):
@@ -91,11 +123,11 @@ class ServedModels:
         return True
 
     def _able(self, model: str) -> list[FleetEngine]:
-        serving = [engine for engine in self._engines.values() if model in engine.models]
+        serving = [engine for engine in self._engines.values() if model in engine.offer.models]
         able = [engine for engine in serving if engine.takes_calls]
         return able or [e for e in serving if e.health.state in _BETTER_THAN_NONE and not e.draining]
 
     def _longest_context(self, model: str) -> int | None:
-        offers = [engine.models[model] for engine in self._engines.values() if model in engine.models]
+        offers = [engine.offer.models[model] for engine in self._engines.values() if model in engine.offer.models]
         known = [offer for offer in offers if offer is not None]
         return max(known) if known and len(known) == len(offers) else None

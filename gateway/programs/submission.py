@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from plait.backends.errors import CallerError
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, decode_body, parse_request
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, decode_body, parse_request
 from plait.gateway.calls.call_reader import CHAT_PATH, KINDS, TEXT_PATH
 from plait.gateway.calls.names import SESSION_ID, VARIABLE_NAME
 from plait.gateway.programs.held_call import Output
@@ -161,7 +161,9 @@ class Submission:
     def _request(self, step: Step, prompt: Mapping[str, Any]) -> tuple[bytes, ChatRequest | CompletionRequest]:
         fields = {**self._fields, **step.fields, "model": self.body.model, "stream": True, **prompt}
         body = msgspec.json.encode(fields)
-        return body, parse_request(body, KINDS[self.path])
+        request = parse_request(body, KINDS[self.path])
+        check_request(request)
+        return body, request
 
     def _steps(self) -> Iterator[Step]:
         for number, turn in enumerate(self._turns):

@@ -42,8 +42,9 @@ async def test_models_are_what_the_engines_serve(served: Served) -> None:
     assert (await served.http.get("/v1/models")).json() == {"object": "list", "data": []}
     served.gateway.router.health.answered("a", {"org/m": 4_096, "n": None})
     described = {"id": "org/m", "object": "model", "created": 0, "owned_by": "plait", "max_model_len": 4_096}
+    described |= {"root": "org/m", "parent": None}
     listed = (await served.http.get("/v1/models")).json()["data"]
-    assert listed == [{**described, "id": "n", "max_model_len": None}, described]
+    assert listed == [{**described, "id": "n", "root": "n", "max_model_len": None}, described]
     assert (await served.http.get("/v1/models/org/m")).json() == described
     served.gateway.router.health.unreachable("a")
     assert (await served.http.get("/v1/models")).json()["data"] == listed, "a model does not vanish with its engine"

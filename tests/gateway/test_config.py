@@ -320,3 +320,12 @@ def test_the_example_has_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
         [kind, *_] = get_args(section.type) or [section.type]
         assert issubclass(kind, Section)
         assert set(table) == set(kind.__struct_fields__)
+
+
+def test_an_alias_names_one_model_and_a_fallback_another() -> None:
+    models = [{"name": "m", "aliases": ["a", "n"], "fallbacks": ["m"]}, {"name": "n", "aliases": ["a"]}]
+    assert problems(models=models) == [
+        'models[0].aliases[1] = "n": models[1].name is the same name',
+        'models[0].fallbacks has "m": expected other models',
+        'models[1].aliases[0] = "a": models[0].aliases[0] is the same name',
+    ]

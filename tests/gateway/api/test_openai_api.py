@@ -21,6 +21,7 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config, ModelConfig, SessionsConfig
+from plait.gateway.fleet.model_names import ModelNames
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import new_registry
 from plait.gateway.programs.chained_calls import ChainedCalls
@@ -29,7 +30,7 @@ from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.timer import at_loop_time
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain, root_hash
-from plait.policy.types import Objective, Slo
+from plait.policy.types import Objective, Placement, PlacementReason, Slo
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 MAX_BODY_BYTES = 100_000
@@ -56,7 +57,7 @@ class Api:
     """The routes over a fake relay: model m (exact tokens, context 1,000), model bytes, model down without engines."""
 
     def __init__(self, prompts: PromptReader, *keys: str, isolate_tenants: bool = False) -> None:
-        self.router = Router(expected_models=["down"])
+        self.router = Router(names=ModelNames(["down"]))
         self.router.add_engine("a", COSTS)
         self.router.health.answered("a", {"m": 1_000, "bytes": 1_000})
         self.relay = FakeRelay()
@@ -158,10 +159,10 @@ async def test_a_call_without_an_id_gets_one(api: Api) -> None:
         (CHAT, {"messages": []}, (400, None, "messages")),
         (CHAT, {"messages": "hi"}, (400, None, "messages")),
         (CHAT, {"messages": HI, "model": 3}, (400, None, "model")),
-        (CHAT, {"messages": HI, "max_tokens": 0}, (400, None, "max_tokens")),
-        (CHAT, {"messages": HI, "n": 1_000}, (400, None, "n")),
+        (CHAT, {"messages": HI, "max_tokens": 0, "plait": {"session": "s", "output": "a"}}, (400, None, "max_tokens")),
+        (CHAT, {"messages": HI, "n": 1_000, "plait": {"session": "s", "inputs": "a"}}, (400, None, "n")),
+        (CHAT, {"messages": HI, "model": ""}, (400, None, "model")),
         (CHAT, {"messages": HI, "stream": "yes"}, (400, None, "stream")),
-        (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, (400, None, "stream_options")),
         (CHAT, {"messages": HI, "plait": {"priority": "high"}}, (400, None, "plait.priority")),
         (CHAT, {"messages": HI, "plait": {"prio": 1}}, (400, None, "plait.prio")),
         (CHAT, {"messages": HI, "plait": {"output": "code"}}, (400, None, "plait-session")),
@@ -186,7 +187,6 @@ async def test_a_call_without_an_id_gets_one(api: Api) -> None:
         (CHAT, {"messages": HI, "max_tokens": 1_000}, (400, "context_length_exceeded", "messages")),
         (CHAT, {"messages": HI, "model": "other"}, (404, "model_not_found", "model")),
         (TEXT, {"prompt": "x", "model": "other"}, (404, "model_not_found", "model")),
-        (TEXT, {}, (400, None, "prompt")),
         (TEXT, {"prompt": []}, (400, None, "prompt")),
         (TEXT, {"prompt": [1, "x"]}, (400, None, "prompt")),
         (TEXT, {"prompt": [2**32]}, (400, None, "prompt")),
@@ -205,6 +205,48 @@ async def test_a_bad_request_never_reaches_an_engine(
     assert response.headers["x-request-id"] == "mine"
     assert response.headers.get("x-should-retry", "false") == "false"
     assert api.relay.deliveries == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HI, "max_tokens": 5.0}),
+        (CHAT, {"messages": HI, "max_tokens": 0}),
+        (CHAT, {"messages": HI, "n": 1_000}),
+        (CHAT, {"messages": HI, "n": "two", "stop": 1, "seed": "x", "logprobs": 7, "tool_choice": 5}),
+        (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}),
+        (TEXT, {"prompt": "x", "max_tokens": 0, "echo": True}),
+        (TEXT, {"prompt": None, "prompt_embeds": "AAAA"}),
+        (TEXT, {"max_tokens": 1}),
+    ],
+)
+async def test_what_placement_does_not_need_is_left_to_the_engine(api: Api, path: str, body: Any) -> None:
+    delivery = await api.delivery(path, body)
+    assert delivery.choices == 1
+    assert delivery.call.output_limit in {None, 1, 5}
+    assert delivery.body.original == json.dumps({"model": "m", **body}).encode()
+
+
+async def test_a_missing_model_is_the_only_one(prompts: PromptReader) -> None:
+    api = Api(prompts)
+    api.router.health.answered("a", {"m": 1_000, "adapter": 1_000}, {"adapter": "m"})
+    api.router.models.given = ModelNames(aliases={"gpt": "m"})
+    for named in ({}, {"model": "default"}, {"model": "gpt"}, {"model": None}):
+        body = {"messages": HI} | named
+        response = await api.http.post(CHAT, json={key: value for key, value in body.items() if value is not None})
+        assert response.status_code == 200, response.text
+        delivery = api.relay.deliveries[-1]
+        placement = Placement("a", PlacementReason.EXPLORE, 0, 0)
+        assert delivery.call.model == "m"
+        assert json.loads(delivery.body.for_engine(None, delivery.call, placement, 0.0))["model"] == "m"
+    await api.http.aclose()
+
+
+async def test_a_fallback_answers_while_no_engine_takes_calls_for_the_model(api: Api) -> None:
+    assert (await api.post(CHAT, {"messages": HI, "model": "down"})).status_code == 503
+    api.router.models.given = ModelNames(["down"], fallbacks={"down": ["other", "m"]})
+    delivery = await api.delivery(CHAT, {"messages": HI, "model": "down"})
+    assert delivery.call.model == "m"
 
 
 async def test_only_posts(api: Api) -> None:

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import plait.gateway.fleet.monitor
-from plait.backends.errors import UnsupportedError
+from plait.backends.errors import NotFoundError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.gateway.config import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.health import Health, HealthLimits, HealthState
@@ -36,6 +36,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.models: object = {"data": [{"id": "m", "max_model_len": 4_096, "object": "model"}]}
         self.reports: list[httpx.Response | httpx.HTTPError | CacheState] = []
+        self.openapi: object = None
         self.reachable = True
         self.is_silent = False
         self.closes_at_once = False
@@ -49,8 +50,9 @@ class FakeEngine:
             raise httpx.ReadTimeout("nothing came", request=request)
         if self.closes_at_once:
             raise AttributeError("'NoneType' object has no attribute 'getpeername'")
-        if request.url.path == "/base/v1/models":
-            return httpx.Response(200, content=msgspec.json.encode(self.models))
+        if request.url.path in {"/base/v1/models", "/base/openapi.json"}:
+            listed = self.models if request.url.path == "/base/v1/models" else self.openapi
+            return httpx.Response(404 if listed is None else 200, content=msgspec.json.encode(listed), request=request)
         while not self.reports:
             await asyncio.sleep(TICK_S)
             if not self.reachable:
@@ -155,7 +157,7 @@ async def test_configured_models_and_contexts_win_over_listed_ones(monkeypatch: 
     fake = FakeEngine()
     async with watching(monkeypatch, fake, models=["m", "n"], contexts={"m": 100}) as router:
         await until(lambda: is_up(router))
-        assert dict(router.engines["a"].models) == {"m": 100, "n": None}
+        assert dict(router.engines["a"].offer.models) == {"m": 100, "n": None}
         assert "authorization" not in fake.requests[0].headers
 
 
@@ -285,3 +287,23 @@ async def test_an_engine_that_misses_two_probes_is_down_and_one_that_streams_is_
         await until(lambda: router.engines["a"].health.state is HealthState.DOWN)
         fake.is_silent = False
         await until(lambda: is_up(router))
+
+
+async def test_routes_and_adapters_of_an_engine_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    fake.openapi = {"paths": {"/v1/models": {}, "/v1/responses": {}}}
+    fake.models = {"data": [{"id": "m"}, {"id": "adapter", "parent": "m"}]}
+    async with watching(monkeypatch, fake) as router:
+        await until(lambda: router.models.serving("m") == 1)
+        assert router.models.base("adapter") == "m"
+        assert router.models.all_have("m", "/v1/responses")
+        assert not router.models.all_have("m", "/v1/messages")
+        with pytest.raises(NotFoundError, match="/v1/messages"):
+            router.models.eligible("m", "/v1/messages")
+
+
+async def test_an_engine_that_does_not_say_its_routes_may_have_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with watching(monkeypatch, FakeEngine()) as router:
+        await until(lambda: router.models.serving("m") == 1)
+        assert not router.models.all_have("m", "/v1/responses")
+        assert router.models.eligible("m", "/v1/responses")

@@ -1,0 +1,22 @@
+"""What an engine serves, as its probes say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An engine's models, each with its context in tokens (None: not known), and its routes.
+
+    `adapters` maps each LoRA adapter among the models to its base model. `routes` are paths; None: not known.
+    """
+
+    models: Mapping[str, int | None] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    routes: Collection[str] | None = None
+
+    def has(self, route: str) -> bool | None:
+        """Whether the engine has a route; None if that is not known."""
+        return None if self.routes is None else route in self.routes

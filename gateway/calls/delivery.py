@@ -7,8 +7,9 @@ from typing import Protocol
 
 from plait.backends.errors import EngineError
 from plait.gateway.asgi import Headers
+from plait.gateway.calls.answer_forms import COMPLETION, AnswerForm
 from plait.gateway.calls.completion_text import TextTap
-from plait.gateway.calls.outgoing import OutgoingBody
+from plait.gateway.calls.outgoing import EngineBody
 from plait.policy.types import Call
 
 
@@ -30,13 +31,14 @@ class Delivery:
     `text` reads the completion's text, if it is needed. An answer that is not streamed counts in `held` while it comes.
     The engine `continues_on` has most of the prompt in its cache. The call failed on the engines in `avoids`; it goes
     there only if there is no other engine. The body has `prompts` prompts and asks for `choices` completions in all.
-    The model's context is `context_tokens` long, None if it is not known.
+    The model's context is `context_tokens` long, None if it is not known. The answer has this `form`. Only engines that
+    have the `route` may get it, if it is not None.
     """
 
     call: Call
     path: str
     headers: Headers
-    body: OutgoingBody
+    body: EngineBody
     arrived_s: float
     session: str | None = None
     text: TextTap | None = None
@@ -48,6 +50,8 @@ class Delivery:
     choices: int = 1
     context_tokens: int | None = None
     handle: str | None = None
+    form: AnswerForm = COMPLETION
+    route: str | None = None
 
 
 Problem = EngineError | str | None

@@ -1,57 +1,39 @@
 """Reads a stream of server-sent events on its way to the client: usage, endings, errors. The bytes stay the engine's.
 
-Pure: bytes in, bytes out. If the gateway asked for the usage and the client did not, the event that carries only the
-usage is withheld. Time is linear in the bytes, and memory is bounded by the longest event.
+Pure: bytes in, bytes out. Time is linear in the bytes, and memory is bounded by the longest event.
 """
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 
-from plait.backends.errors import EngineBrokenError, EngineError, EngineGarbledError
-from plait.gateway.calls.completion_body import (
-    UNKNOWN,
-    CompletionBody,
-    UsageBounds,
-    decode,
-    ending_problem,
-    endings,
-    read_usage,
-    reported_error,
-)
+from plait.backends.errors import EngineError, EngineGarbledError
+from plait.gateway.calls.completion_body import UNKNOWN, UsageBounds, read_usage
 from plait.gateway.fleet.booking import CallUsage
 
 MAX_EVENT_BYTES = 16 * 2**20
 """The longest event that is read. Log probabilities of a long prompt come as one event of some megabytes."""
 
 _END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
-_USAGE_KEY = b'"usage":'
-_ERROR_KEY = b'"error":'
-_DONE = b"[DONE]"
-_FINISH_KEY = b'"finish_reason":'
-_UNFINISHED = b'"finish_reason":null'
 
 
-class EventStream:
-    """Reads one stream that should have `choices` endings. `withhold` drops the usage-only event.
+class EventStream(ABC):
+    """One stream, of whatever form of events.
 
     `usage` is the latest usage that the engine reported, within `bounds`; `usage_corrected` is True if it had to be
     corrected. `error` is an error that the engine sent as an event.
     """
 
-    def __init__(self, engine_id: str, *, withhold: bool, choices: int = 1, bounds: UsageBounds | None = None) -> None:
+    def __init__(self, engine_id: str, bounds: UsageBounds | None = None) -> None:
         self.usage: CallUsage | None = None
         self.usage_corrected = False
         self.error: EngineError | str | None = None
         self._engine_id = engine_id
-        self._withhold = withhold
-        self._choices = choices
         self._bounds = bounds or UNKNOWN
-        self._ended: dict[int, str] = {}
         self._pieces: list[bytes] = []  # of the event that is not whole yet
         self._rest_bytes = 0
         self._tail = b""  # the end of those pieces, in which an end of event may have begun
-        self._is_done = False
 
     def feed(self, chunk: bytes) -> bytes:
         """Take a chunk and return the events that are complete now. So a stream can be ended between two events.
@@ -61,8 +43,8 @@ class EventStream:
         whole = self._whole_events(chunk)
         if not whole:
             return b""
-        if _says_more(whole):
-            return b"".join([self._pass(event) if _says_more(event) else event for event in _events(whole)])
+        if self._says_more(whole):
+            return b"".join([self._pass(event) if self._says_more(event) else event for event in _events(whole)])
         return whole
 
     def end(self) -> bytes:
@@ -72,14 +54,22 @@ class EventStream:
         return self._pass(rest) if rest else b""
 
     @property
+    @abstractmethod
     def problem(self) -> EngineError | str | None:
         """Why the ended stream is not a whole answer; None if it is one."""
-        if self.error is not None:
-            return self.error
-        missing = ending_problem(self._engine_id, self._ended.values(), self._choices)
-        if missing is None and not self._is_done:
-            missing = EngineBrokenError(f"engine {self._engine_id} ended its stream without [DONE]")
-        return missing
+
+    @abstractmethod
+    def _says_more(self, events: bytes) -> bool:
+        """Whether the events may hold something besides text: most have none of it, and need not be decoded."""
+
+    @abstractmethod
+    def _pass(self, event: bytes) -> bytes:
+        """Record what an event says; returns the bytes of it that go to the client."""
+
+    def _used(self, usage: object) -> None:
+        """An event reported this usage."""
+        self.usage, corrected = read_usage(usage, self._bounds)
+        self.usage_corrected |= corrected
 
     def _whole_events(self, chunk: bytes) -> bytes:
         """The events that `chunk` completes."""
@@ -105,39 +95,6 @@ class EventStream:
         if self._rest_bytes > MAX_EVENT_BYTES:
             message = f"engine {self._engine_id} sent an event of over {MAX_EVENT_BYTES} bytes"
             raise EngineGarbledError(message)
-
-    def _pass(self, event: bytes) -> bytes:
-        """The bytes of an event that go to the client.
-
-        The end of a stream without endings is withheld: clients do not read what comes after it, and it is an error.
-        """
-        if event.partition(b"data:")[2].strip() == _DONE:
-            self._is_done = True
-            return b"" if self.error is None and self.problem is not None else event
-        body = self._read(event)
-        if body is None or not (self._withhold and body.only_usage):
-            return event
-        return event[: len(event) - len(event.lstrip(b"\r\n"))]  # blank lines before it belong to the event before
-
-    def _read(self, event: bytes) -> CompletionBody | None:
-        """Record what an event says."""
-        body = decode(event.partition(b"data:")[2])
-        if body is None:
-            return None
-        if body.usage is not None:
-            self.usage, corrected = read_usage(body.usage, self._bounds)
-            self.usage_corrected |= corrected
-        if body.error is not None:
-            self.error = reported_error(self._engine_id, body.error)
-        self._ended.update(endings(body))
-        return body
-
-
-def _says_more(events: bytes) -> bool:
-    """Whether the events may hold something besides text: most have none of it, and need not be decoded."""
-    if _USAGE_KEY in events or _DONE in events or _ERROR_KEY in events:
-        return True
-    return events.count(_FINISH_KEY) != events.count(_UNFINISHED)
 
 
 def _events(buffer: bytes) -> list[bytes]:

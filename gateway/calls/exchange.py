@@ -16,7 +16,6 @@ from plait.backends.errors import (
     EngineError,
     EngineStatusError,
     EngineTimeoutError,
-    PlaitError,
 )
 from plait.backends.http.client import Response
 from plait.backends.protocol.cache_state import EngineKind
@@ -24,13 +23,7 @@ from plait.gateway.asgi import is_event_stream, send_whole
 from plait.gateway.calls.completion_body import (
     UNKNOWN,
     UsageBounds,
-    decode,
-    ending_problem,
-    endings,
     error_text,
-    garbled,
-    read_usage,
-    reported_error,
 )
 from plait.gateway.calls.delivery import Delivery, HeldBytes
 from plait.gateway.calls.engine_link import EngineLink
@@ -110,23 +103,9 @@ class Exchange:
 
     async def _whole(self, response: Response, answer: bytes, send: Send) -> str | None:
         """Check and send an answer that was not streamed."""
-        problem: str | None = None
-        body = decode(answer)
-        if body is None:
-            raise garbled(self.engine_id, "an answer that is not JSON")
-        if body.error is not None:
-            reported = reported_error(self.engine_id, body.error)
-            if isinstance(reported, EngineError):
-                raise reported
-            problem = reported
-        elif not isinstance(body.choices, list) or not body.choices:
-            raise garbled(self.engine_id, "an answer without choices")
-        else:
-            missing = ending_problem(self.engine_id, [reason for _, reason in endings(body)], len(body.choices))
-            if missing is not None:
-                raise missing
+        read = self.delivery.form.whole(self.engine_id, answer, self._bounds())
         self.ended = "ok"
-        self.usage, self.usage_corrected = read_usage(body.usage, self._bounds())
+        self.usage, self.usage_corrected, problem = read
         text = self.delivery.text
         if text is not None:
             text.whole(answer)
@@ -138,7 +117,7 @@ class Exchange:
 
     async def _stream(self, response: Response, send: Send) -> str | None:
         """Pass whole events on. If the engine fails on the way, an error event ends the stream."""
-        stream = EventStream(
+        stream = self.delivery.form.stream(
             self.engine_id,
             withhold=self.delivery.body.withholds_usage,
             choices=self.delivery.choices,
@@ -158,7 +137,7 @@ class Exchange:
                 raise problem
         except EngineError as error:
             if self.told:
-                await send({"type": "http.response.body", "body": last + _error_event(error)})
+                await send({"type": "http.response.body", "body": last + self.delivery.form.error_event(error)})
             raise
         finally:
             self.usage, self.usage_corrected = stream.usage, stream.usage_corrected
@@ -285,7 +264,3 @@ def _response_headers(response: Response, booking: Booking, session: str | None)
         (b"plait-cached-tokens", str(placement.cached_tokens).encode()),
         *more,
     ]
-
-
-def _error_event(error: PlaitError) -> bytes:
-    return b"data: %b\n\n" % error.body()

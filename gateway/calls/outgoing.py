@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -49,6 +49,52 @@ def as_stream(
     return msgspec.json.encode(fields), msgspec.structs.replace(request, stream=True, stream_options=options)
 
 
+class EngineBody(Protocol):
+    """What an engine gets as the body of a request. `original` is what the client sent."""
+
+    @property
+    def original(self) -> bytes: ...  # noqa: D102
+
+    @property
+    def withholds_usage(self) -> bool:
+        """Whether the gateway asks for the stream's usage and the client did not."""
+
+    def for_engine(
+        self, kind: EngineKind | None, call: Call, placement: Placement, age_s: float, handle: str | None = None
+    ) -> bytes:
+        """The body for an engine of `kind` (None: without our plugin). `age_s` is the time since the call's arrival.
+
+        The engine knows the call by `handle` if its objectives may change.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedBody:
+    """A body that engines get as it came, but for Plait's own field and for a model under another name (`renamed`)."""
+
+    original: bytes
+    renamed: str | None = None
+    has_own_field: bool = False
+    withholds_usage: bool = False
+
+    def for_engine(
+        self,
+        kind: EngineKind | None,  # noqa: ARG002 - each engine gets the same
+        call: Call,  # noqa: ARG002
+        placement: Placement,  # noqa: ARG002
+        age_s: float,  # noqa: ARG002
+        handle: str | None = None,  # noqa: ARG002
+    ) -> bytes:
+        """The body, for any engine."""
+        if self.renamed is None and not self.has_own_field:
+            return self.original
+        fields = msgspec.json.decode(self.original, type=Fields)
+        fields.pop("plait", None)
+        if self.renamed is not None:
+            fields["model"] = _raw(self.renamed)
+        return msgspec.json.encode(fields)
+
+
 @dataclass(frozen=True, slots=True)
 class OutgoingBody:
     """A request's body, and the changes to it that do not depend on the engine.
@@ -71,10 +117,7 @@ class OutgoingBody:
     def for_engine(
         self, kind: EngineKind | None, call: Call, placement: Placement, age_s: float, handle: str | None = None
     ) -> bytes:
-        """The body for an engine of `kind` (None: without our plugin). `age_s` is the time since the call's arrival.
-
-        The engine knows the call by `handle` if its objectives may change.
-        """
+        """The body for an engine."""
         request = self.request
         salted = self.cache_salt != request.cache_salt
         speaks_for_us = [name for name in sorted(set(_PARAMETERS.values())) if _has_annotations(getattr(request, name))]

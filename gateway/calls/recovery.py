@@ -15,8 +15,8 @@ import structlog
 
 from plait.backends.errors import EngineError, EngineStatusError, EngineTimeoutError
 from plait.gateway.calls.completion_body import decode, ending_problem, endings, garbled
+from plait.gateway.calls.completion_stream import CompletionStream
 from plait.gateway.calls.engine_link import EngineLink
-from plait.gateway.calls.event_stream import EventStream
 from plait.gateway.calls.exchange import NO_ACCESS, TOO_EARLY
 from plait.gateway.calls.passed_headers import retry_after_s
 from plait.gateway.fleet.booking import Failure
@@ -136,7 +136,7 @@ class Recovery:
 def _problem(engine_id: str, answer: bytes, *, streamed: bool) -> EngineError | str | None:
     """Why the answer to a trial is not a whole completion."""
     if streamed:
-        stream = EventStream(engine_id, withhold=False)
+        stream = CompletionStream(engine_id, withhold=False)
         stream.feed(answer)
         stream.end()
         return stream.problem

@@ -108,7 +108,9 @@ class Relay:
         """Place the call and run it there; returns what is wrong with the answer, as `Exchange.run` does."""
         delivery, journey.exchange = journey.delivery, None
         now_s = loop_time_s()
-        placement = self._router.select(delivery.call, now_s, prefer=delivery.continues_on, avoid=journey.avoids)
+        placement = self._router.select(
+            delivery.call, now_s, prefer=delivery.continues_on, avoid=journey.avoids, route=delivery.route
+        )
         engine = self._router.engines[placement.engine_id]
         if placement.engine_id in journey.avoids and journey.failures and not _may_repeat(journey.failures[-1][1]):
             raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")

@@ -9,7 +9,7 @@ import msgspec
 
 from plait.backends.http.client import HttpClient, Response
 from plait.gateway.asgi import header
-from plait.gateway.calls.event_stream import EventStream
+from plait.gateway.calls.completion_stream import CompletionStream
 from plait.gateway.simulation.processes import FleetPlan
 from plait.gateway.simulation.simulate import CallRecord
 from plait.gateway.simulation.workload import WorkloadCall
@@ -62,7 +62,7 @@ async def _send(client: HttpClient, model: str, call: WorkloadCall, now_s: Calla
     response = await client.post(
         "/v1/chat/completions", [(b"content-type", b"application/json")], msgspec.json.encode(body)
     )
-    stream, first_token_s = EventStream("gateway", withhold=False), 0.0
+    stream, first_token_s = CompletionStream("gateway", withhold=False), 0.0
     while piece := await response.read_chunk():
         first_token_s = first_token_s or now_s()
         stream.feed(piece)

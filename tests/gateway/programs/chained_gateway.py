@@ -64,7 +64,7 @@ class Engine:
         delivery, send, _ = self.running[prompt]
         if delivery.text is not None:
             delivery.text.was_cut = finish_reason == "length"
-        if delivery.body.request.stream:
+        if json.loads(delivery.body.original).get("stream"):
             await self._stream(prompt, text[:2], text[2:])
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
         else:

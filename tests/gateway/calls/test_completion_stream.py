@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plait.backends.errors import EngineError, EngineGarbledError
 from plait.gateway.calls import event_stream
 from plait.gateway.calls.completion_body import UsageBounds
-from plait.gateway.calls.event_stream import EventStream
+from plait.gateway.calls.completion_stream import CompletionStream
 from plait.gateway.fleet.booking import CallUsage
 
 USAGE = {
@@ -84,7 +84,7 @@ def test_chunks_change_nothing(
     stream: tuple[bytes, bytes, CallUsage | None], places: list[int], withhold: bool
 ) -> None:
     sent, kept, usage = stream
-    tap = EventStream("a", withhold=withhold, choices=0)
+    tap = CompletionStream("a", withhold=withhold, choices=0)
     out = [tap.feed(chunk) for chunk in cut(sent, places)]
     assert b"".join(out) + tap.end() == (kept if withhold else sent)
     assert tap.usage == usage
@@ -93,13 +93,13 @@ def test_chunks_change_nothing(
 @given(streams())
 def test_byte_by_byte(stream: tuple[bytes, bytes, CallUsage | None]) -> None:
     sent, kept, usage = stream
-    tap = EventStream("a", withhold=True, choices=0)
+    tap = CompletionStream("a", withhold=True, choices=0)
     out = b"".join(tap.feed(sent[place : place + 1]) for place in range(len(sent)))
     assert (out + tap.end(), tap.usage) == (kept, usage)
 
 
 def test_only_whole_events_go_out() -> None:
-    tap = EventStream("a", withhold=False)
+    tap = CompletionStream("a", withhold=False)
     assert tap.feed(b"data: 1\n\nda") == b"data: 1\n\n"
     assert tap.feed(b"ta: 2\n") == b""
     assert tap.feed(b"\ndata: 3\r\n\r") == b"data: 2\n\n"
@@ -108,27 +108,27 @@ def test_only_whole_events_go_out() -> None:
 
 
 def test_the_end_brings_what_is_no_whole_event_once() -> None:
-    tap = EventStream("a", withhold=True)
+    tap = CompletionStream("a", withhold=True)
     assert tap.feed(b"data: cut") == b""
     assert (tap.end(), tap.end()) == (b"data: cut", b"")
 
 
 def test_an_event_whose_text_speaks_of_usage_is_text() -> None:
-    tap = EventStream("a", withhold=True)
+    tap = CompletionStream("a", withhold=True)
     event = content('"usage":{"prompt_tokens":1}') + b"\n\n"
     assert tap.feed(event) == event
     assert tap.usage is None
 
 
 def test_the_last_usage_counts() -> None:
-    tap = EventStream("a", withhold=True)
+    tap = CompletionStream("a", withhold=True)
     for tokens in (1, 2, 3):
         tap.feed(content("x", usage={**USAGE, "completion_tokens": tokens}) + b"\n\n")
     assert tap.usage == CallUsage(100, 3, 64)
 
 
 def test_an_event_without_an_end_is_read_in_linear_time_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = EventStream("a", withhold=False)
+    stream = CompletionStream("a", withhold=False)
     for _ in range(1_000):
         assert stream.feed(b"x" * 10_000) == b""
     monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 10_000_000)
@@ -165,7 +165,7 @@ DONE = b"data: [DONE]\n\n"
 )
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_a_whole_answer_has_its_endings(stream: bytes, choices: int, problem: str | None, size: int) -> None:
-    tap, out = EventStream("a", withhold=True, choices=choices), b""
+    tap, out = CompletionStream("a", withhold=True, choices=choices), b""
     for start in range(0, len(stream), size):
         out += tap.feed(stream[start : start + size])
     out += tap.end()
@@ -175,13 +175,13 @@ def test_a_whole_answer_has_its_endings(stream: bytes, choices: int, problem: st
 
 
 def test_an_error_that_is_the_callers_is_told_apart() -> None:
-    tap = EventStream("a", withhold=False)
+    tap = CompletionStream("a", withhold=False)
     tap.feed(data({"error": {"message": "too long", "code": 400}}) + b"\n\n" + DONE)
     assert tap.problem == "too long"
 
 
 def test_a_usage_that_cannot_be_is_corrected_and_one_without_numbers_is_none() -> None:
-    tap = EventStream("a", withhold=True, bounds=UsageBounds(1_000, 50))
+    tap = CompletionStream("a", withhold=True, bounds=UsageBounds(1_000, 50))
     assert tap.feed(data({"choices": [], "usage": {"prompt_tokens": -3, "completion_tokens": 1e14}}) + b"\n\n") == b""
     assert (tap.usage, tap.usage_corrected) == (CallUsage(0, 50), True)
     assert tap.feed(data({"choices": [], "usage": {"prompt_tokens": "many"}}) + b"\n\n") == b""

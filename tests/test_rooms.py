@@ -18,7 +18,7 @@ ROOMS = {
     "backends": (
         {"vllm", "sglang", "embedded"},
         {"adapter", "profiling"},
-        {"http", "protocol", "tokenization", "profiles"},
+        {"http", "protocol", "tokenization", "profiles", "translation"},
         {"errors"},
     ),
     "gateway": (

@@ -1,0 +1,84 @@
+"""Reads the fields of a decoded body. Every error names the field at fault, as in `input[2].content`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from plait.backends.errors import CallerError
+
+Json = dict[str, Any]
+
+
+def wrong(where: str, what: str) -> CallerError:
+    """The error that the field `where` is wrong, as `what` says."""
+    return CallerError(f"'{where}' {what}", param=where)
+
+
+def unsupported(where: str, what: str) -> CallerError:
+    """The error that chat completions cannot express a valid field. `what` is what it asks for."""
+    return CallerError(
+        f"'{where}': {what} is not supported here, because the engine speaks chat completions only.", param=where
+    )
+
+
+def an_object(value: object, where: str) -> Mapping[str, Any]:
+    """The value as an object."""
+    if not isinstance(value, Mapping):
+        raise wrong(where, "must be an object")
+    return value
+
+
+def a_text(value: object, where: str) -> str:
+    """The value as a string."""
+    if not isinstance(value, str):
+        raise wrong(where, "must be a string")
+    return value
+
+
+def a_list(value: object, where: str) -> list[Any]:
+    """The value as a list."""
+    if not isinstance(value, list):
+        raise wrong(where, "must be a list")
+    return value
+
+
+def objects(value: object, where: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """The objects of a list, each with its place. None is an empty list."""
+    for index, item in enumerate([] if value is None else a_list(value, where)):
+        yield an_object(item, f"{where}[{index}]"), f"{where}[{index}]"
+
+
+def an_object_or_none(value: object, where: str) -> Mapping[str, Any]:
+    """The value as an object; None is an empty one."""
+    return {} if value is None else an_object(value, where)
+
+
+def a_limit(value: object, where: str) -> int:
+    """A number of tokens, at least 1. Clients also send whole floats, such as 5.0."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise wrong(where, f"must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def without_nones(**fields: Any) -> Json:
+    """The fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def streamed(fields: Mapping[str, Any], known: Mapping[str, Any]) -> Json:
+    """The fields of a stream that ends with its usage; no fields without a stream. `known` are stream options."""
+    if not fields.get("stream"):
+        return {}
+    return {"stream": True, "stream_options": {**known, "include_usage": True}}
+
+
+def one_or_parts(parts: list[Json]) -> str | list[Json]:
+    """A message's content. A single text is a string, which every engine takes."""
+    if not parts:
+        return ""
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return str(parts[0]["text"])
+    return parts

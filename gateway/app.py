@@ -21,20 +21,23 @@ from plait.gateway.admission.metrics import AdmissionCollector
 from plait.gateway.admission.tenant_terms import TenantTerms
 from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.call_api import CallApi
+from plait.gateway.api.completion_api import CompletionApi
+from plait.gateway.api.forwarding_api import ForwardingApi
 from plait.gateway.api.metrics import RefusalMetrics, SlowClientMetrics
 from plait.gateway.api.open_bodies import OpenBodies
-from plait.gateway.api.openai_api import CompletionApi
 from plait.gateway.api.operations import Operations
 from plait.gateway.api.program_api import ProgramApi
 from plait.gateway.api.semantic_api import SemanticApi
 from plait.gateway.asgi import ClientGoneError, error_headers
-from plait.gateway.calls.call_reader import KINDS, CallReader
+from plait.gateway.calls.call_reader import CallReader
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.engine_set import EngineSet, enlist, new_link
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.relay import Relay
+from plait.gateway.calls.routes import ROUTES
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config
 from plait.gateway.fleet.metrics import FleetCollector, HealthMetrics
@@ -54,7 +57,7 @@ from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 
 
 class Gateway:
-    """The ASGI application. Completions go straight to the data path, all other requests through Starlette.
+    """The ASGI application. Calls go straight to the data path, all other requests through Starlette.
 
     Raises ValueError for tokenizers or profiles that cannot be loaded.
     """
@@ -83,20 +86,12 @@ class Gateway:
         self._reloading = Reloading(
             config, self.engines, self._keys, self._admin_keys, self._terms, registry=self._registry
         )
-        relay = Relay(
-            self.router,
-            self._links,
-            self._recovery,
-            self._new_gate(reader),
-            CallMetrics(self._registry),
-            objectives=ChangedObjectives(self.router, self._links, self._supervisor, self._registry),
-            max_attempts=config.upstream.max_attempts,
-            forward_client_key=self._keys.is_open,
-        )
+        relay = self._new_relay(reader)
         self._chained = ChainedCalls(executor, reader, relay, programs, keep_alive_s=config.sessions.keep_alive_s)
         bodies = OpenBodies(config.server.max_body_bytes, config.server.max_open_body_bytes)
         self.refusals = RefusalMetrics(self._registry)
-        self._completions = CompletionApi(reader, relay, self._chained, self._keys, bodies, self.refusals)
+        completions = CompletionApi(reader, relay, self._chained)
+        self._calls = CallApi(completions, ForwardingApi(completions), self._keys, bodies, self.refusals)
         self._rest: ASGIApp = self._new_rest(bodies)
         self._requests = OpenRequests(self._route)
 
@@ -121,6 +116,18 @@ class Gateway:
         )
         rest.state.refusals = self.refusals
         return rest
+
+    def _new_relay(self, reader: CallReader) -> Relay:
+        return Relay(
+            self.router,
+            self._links,
+            self._recovery,
+            self._new_gate(reader),
+            CallMetrics(self._registry),
+            objectives=ChangedObjectives(self.router, self._links, self._supervisor, self._registry),
+            max_attempts=self.config.upstream.max_attempts,
+            forward_client_key=self._keys.is_open,
+        )
 
     def _new_gate(self, reader: CallReader) -> Gate:
         max_wait_s = self.config.admission.max_wait_s
@@ -171,8 +178,8 @@ class Gateway:
         self._requests.cut()
 
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        is_completion = scope["type"] == "http" and scope["path"] in KINDS
-        return (self._completions if is_completion else self._rest)(scope, receive, send)
+        is_call = scope["type"] == "http" and scope["path"] in ROUTES
+        return (self._calls if is_call else self._rest)(scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:

@@ -151,10 +151,10 @@ async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> 
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: PlaitError, request_id: str) -> None:
-    """Send an OpenAI error object with the error's status."""
+async def send_error(send: Send, error: PlaitError, request_id: str, body: bytes | None = None) -> None:
+    """Send an error with its status: an OpenAI error object, or another `body`."""
     headers = [*error_headers(error), (b"x-request-id", request_id.encode("latin-1"))]
-    await send_whole(send, error.status, headers, error.body())
+    await send_whole(send, error.status, headers, error.body() if body is None else body)
 
 
 def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:

@@ -1,4 +1,4 @@
-"""The outermost part of a served application: whatever ends a request, its client gets an error of OpenAI's shape."""
+"""The outermost part of a served application: whatever ends a request, its client gets an error of its API's shape."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
+from plait.gateway.api.error_shapes import error_body, error_event
 from plait.gateway.asgi import id_of, is_event_stream, send_error
 
 LAST_WORD_S = 1.5
@@ -96,9 +97,9 @@ class _OpenRequest:
     async def end(self, error: PlaitError) -> None:
         """Answer with the error, or end the stream with it. An answer cut in the middle is left to the server."""
         if self._head is None:
-            await send_error(self._send, error, self.id)
+            await send_error(self._send, error, self.id, error_body(self._scope["path"], error))
         elif not self._is_ended and is_event_stream(list(self._head.get("headers", ()))):
-            await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % error.body()})
+            await self._send({"type": "http.response.body", "body": error_event(self._scope["path"], error)})
 
     @property
     def id(self) -> str:

@@ -140,14 +140,15 @@ class CompletionRequest(Request, frozen=True, kw_only=True):
 RequestT = TypeVar("RequestT", bound=Request)
 BodyT = TypeVar("BodyT")
 
-_DECODERS: dict[type[Request], msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (ChatRequest, CompletionRequest)
-}
+_DECODERS: dict[type[Request], msgspec.json.Decoder[Any]] = {}
 
 
 def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
     """Decode a body; raises `CallerError` that names the field at fault."""
-    request: RequestT = decode_body(body, _DECODERS[kind])
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        decoder = _DECODERS[kind] = msgspec.json.Decoder(kind)
+    request: RequestT = decode_body(body, decoder)
     check_model_name(request.model)
     if isinstance(request, ChatRequest) and request.chat_template_kwargs:
         _check_template_options(request.chat_template_kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,16 +12,14 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.outgoing import OutgoingBody
+from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.calls.outgoing import ForwardedBody, OutgoingBody
+from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
 from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.fleet.router import Router
 from plait.policy.prefix.answered_prompts import whole_hash
 from plait.policy.types import Call, TaskGroup
-
-CHAT_PATH = "/v1/chat/completions"
-TEXT_PATH = "/v1/completions"
-KINDS: dict[str, type[ChatRequest | CompletionRequest]] = {CHAT_PATH: ChatRequest, TEXT_PATH: CompletionRequest}
 
 OFF_LOOP_BYTES = 16 * 1024
 """Larger bodies are tokenized in threads: some 4,000 tokens would block the event loop for 2 ms or more."""
@@ -100,6 +99,46 @@ class CallReader:
         self.router.answers.arrived(tokens, hashes, prompt.root, prompt.turn_ends)
         rest = tokens[len(hashes) * self.router.block_tokens :]
         return whole_hash(rest, hashes[-1] if hashes else prompt.root)
+
+    async def forwarded(
+        self,
+        incoming: Incoming,
+        request: ForwardedRequest,
+        route: CallRoute,
+        session: str | None,
+        chat: ChatRequest | None = None,
+    ) -> Delivery:
+        """A call that an engine gets as it came. `chat` is what the engine makes of it; None if that is not known.
+
+        Without it, the call is placed by load, and its tokens are guessed. Raises as `read` does.
+        """
+        model = self.router.models.check(request.model)
+        if chat is None:
+            guessed = len(incoming.body) // CHARACTERS_PER_TOKEN if route.computes else 0
+            prompt = TokenizedPrompt(guessed, array("Q"), exact=False, prompts=())
+        else:
+            prompt = await self._tokenized(incoming, msgspec.structs.replace(chat, model=model), request.cache_salt)
+        call = Call(
+            incoming.request_id,
+            model,
+            prompt.tokens,
+            self.router.block_tokens,
+            prompt.block_hashes,
+            output_limit=1 if chat is None else chat.output_limit,
+            streamed=bool(request.stream),
+        )
+        renamed = None if model == request.model else model
+        body = ForwardedBody(incoming.body, renamed, request.plait is not None)
+        return Delivery(
+            call, incoming.path, incoming.headers, body, incoming.arrived_s, session,
+            tenant=incoming.tenant, form=route.form, route=route.path,
+        )  # fmt: skip
+
+    async def count(self, incoming: Incoming, request: ChatRequest) -> int:
+        """The tokens of a chat's prompt. Raises as `read` does."""
+        model = self.router.models.check(request.model)
+        prompt = await self._tokenized(incoming, msgspec.structs.replace(request, model=model), None)
+        return prompt.tokens
 
     async def _tokenized(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, cache_salt: str | None

@@ -56,7 +56,7 @@ async def test_models_are_what_the_engines_serve(served: Served) -> None:
         ("GET", "/v1/models/other", "model_not_found"),
         ("GET", "/", "not_found"),
         ("GET", "/v1/nothing", "not_found"),
-        ("POST", "/v1/embeddings", "not_found"),
+        ("POST", "/v1/load_lora_adapter", "not_found"),
         ("POST", "/v1/chat/completions/", "not_found"),
         ("DELETE", "/v1/models", "not_found"),
     ],

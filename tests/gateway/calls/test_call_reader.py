@@ -8,7 +8,8 @@ from typing import Any
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.backends.tokenization.tokenizer import load_tokenizer
 from plait.gateway.calls.annotations import Annotations
-from plait.gateway.calls.call_reader import CHAT_PATH, TEXT_PATH, CallReader, Incoming
+from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.routes import CHAT_PATH, TEXT_PATH
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config, ModelConfig
 from plait.gateway.fleet.booking import CallUsage

@@ -12,9 +12,11 @@ from starlette.types import Receive, Send
 
 from plait.backends.errors import EngineError
 from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.call_api import CallApi
+from plait.gateway.api.completion_api import CompletionApi
+from plait.gateway.api.forwarding_api import ForwardingApi
 from plait.gateway.api.metrics import RefusalMetrics
 from plait.gateway.api.open_bodies import OpenBodies
-from plait.gateway.api.openai_api import CompletionApi
 from plait.gateway.asgi import ClientGoneError, send_whole
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.delivery import Delivery
@@ -65,9 +67,8 @@ class Api:
         reader = CallReader(self.router, prompts, isolate_tenants)
         self.executor = Executor(SessionsConfig(), reader.predicted_s, at_loop_time)
         chained = ChainedCalls(self.executor, reader, relay, ProgramMetrics(new_registry()), keep_alive_s=5.0)
-        app = CompletionApi(
-            reader, relay, chained, ring, OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES), RefusalMetrics(new_registry())
-        )
+        completions, bodies = CompletionApi(reader, relay, chained), OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES)
+        app = CallApi(completions, ForwardingApi(completions), ring, bodies, RefusalMetrics(new_registry()))
         transport = httpx.ASGITransport(app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 

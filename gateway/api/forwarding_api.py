@@ -1,0 +1,80 @@
+"""The routes that engines have besides completions: forwarded as they come, or translated to chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Send
+
+from plait.backends.errors import CallerError
+from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
+from plait.backends.translation.translation import Translation
+from plait.gateway.api.completion_api import CompletionApi
+from plait.gateway.api.translated_answer import TranslatedAnswer
+from plait.gateway.asgi import send_whole
+from plait.gateway.calls.annotations import Annotations, read_annotations
+from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, ROUTES, CallRoute, ForwardedRequest
+
+Fields = dict[str, Any]
+
+_FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardingApi:
+    """Serves what is no completion, over the completions of the same gateway."""
+
+    completions: CompletionApi
+
+    async def serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
+        route, chat = ROUTES[incoming.path], None
+        request = parse_request(incoming.body, ForwardedRequest)
+        annotations = read_annotations(incoming.headers, request.plait)
+        is_plain = annotations == Annotations(session=annotations.session)
+        if route.translation is None:
+            if not is_plain:
+                raise CallerError(f"{route.path} takes no annotations but 'plait-session'.", param="plait")
+        else:
+            fields = decode_body(incoming.body, _FIELDS)
+            if not is_plain or not self._may_forward(route, request):
+                await self._translate(incoming, route.translation, fields, receive, send)
+                return
+            chat = _chat(route.translation, fields) if route.computes else None
+        delivery = await self.completions.calls.forwarded(incoming, request, route, annotations.session, chat)
+        await self.completions.relay.deliver(delivery, receive, send)
+
+    def _may_forward(self, route: CallRoute, request: ForwardedRequest) -> bool:
+        """Whether the gateway has nothing to do to the request, and each engine has its route."""
+        calls = self.completions.calls
+        models = calls.router.models
+        return not calls.isolate_tenants and models.all_have(models.check(request.model), route.path)
+
+    async def _translate(
+        self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, send: Send
+    ) -> None:
+        if incoming.path == COUNT_PATH:
+            await self._count(incoming, translation, fields, send)
+            return
+        body = msgspec.json.encode(translation.to_chat(fields))
+        answer = TranslatedAnswer(send, translation, translation.answer(fields))
+        await self.completions.serve(replace(incoming, path=CHAT_PATH, body=body), receive, answer.send)
+
+    async def _count(self, incoming: Incoming, translation: Translation, fields: Fields, send: Send) -> None:
+        """Count a message's tokens here, with the model's tokenizer."""
+        body = msgspec.json.encode(translation.to_chat({**fields, "max_tokens": 1}))
+        tokens = await self.completions.calls.count(incoming, parse_request(body, ChatRequest))
+        headers = [(b"content-type", b"application/json"), (b"x-request-id", incoming.request_id.encode("latin-1"))]
+        await send_whole(send, 200, headers, msgspec.json.encode({"input_tokens": tokens}))
+
+
+def _chat(translation: Translation, fields: Mapping[str, Any]) -> ChatRequest | None:
+    """The chat that an engine makes of a request, for its tokens; None if it cannot be told here."""
+    try:
+        return parse_request(msgspec.json.encode(translation.to_chat(fields)), ChatRequest)
+    except CallerError:
+        return None

@@ -1,0 +1,75 @@
+"""ASGI's send for a client that speaks another API than chat completions: translates what is sent to it."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.types import Message, Send
+
+from plait.backends.errors import CallerError, PlaitError
+from plait.backends.translation.translation import AnswerTranslator, Translation
+from plait.gateway.asgi import Headers, is_event_stream
+
+_OF_THE_BODY = frozenset((b"content-length", b"content-type"))
+
+
+class TranslatedAnswer:
+    """The answer to one request. A whole body waits until it has all come; events go on as they come."""
+
+    def __init__(self, to_client: Send, translation: Translation, translator: AnswerTranslator) -> None:
+        self._to_client = to_client
+        self._translation = translation
+        self._translator = translator
+        self._head: Message | None = None  # until the client has it
+        self._is_stream = False
+        self._parts: list[bytes] = []
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send."""
+        if message["type"] == "http.response.start":
+            self._is_stream = message["status"] == 200 and is_event_stream(message["headers"])
+            self._head = message
+            if self._is_stream:
+                await self._to_client(message)
+        elif self._is_stream:
+            await self._to_client({**message, "body": self._translator.feed(message.get("body", b""))})
+        else:
+            self._parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                await self._send_whole(b"".join(self._parts))
+
+    async def _send_whole(self, answer: bytes) -> None:
+        head = self._head
+        assert head is not None
+        body = self._translator.whole(answer) if head["status"] == 200 else self._error(head["status"], answer)
+        kept: Headers = [item for item in head["headers"] if item[0] not in _OF_THE_BODY]
+        headers = [
+            *kept,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await self._to_client({**head, "headers": headers})
+        await self._to_client({"type": "http.response.body", "body": body})
+
+    def _error(self, status: int, answer: bytes) -> bytes:
+        """The error object of an engine in the client's API."""
+        return self._translation.error(error_of(status, answer))
+
+
+class _ErrorBody(msgspec.Struct):
+    error: dict[str, object] = {}
+
+
+def error_of(status: int, answer: bytes) -> PlaitError:
+    """The error in an answer, which has OpenAI's shape."""
+    try:
+        fields = msgspec.json.decode(answer, type=_ErrorBody).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        fields = {}
+    message, param, code = (fields.get(name) for name in ("message", "param", "code"))
+    error: PlaitError = (CallerError if status < 500 else PlaitError)(
+        str(message or f"The engine answered with status {status}."),
+        param=param if isinstance(param, str) else None,
+        code=code if isinstance(code, str) else None,
+    )
+    error.status = status
+    return error

@@ -1,0 +1,65 @@
+"""The routes whose requests are calls: POSTs that an engine answers. What is not in this table is no route.
+
+Chat and text completions are what the gateway speaks itself: their prompts are tokenized, and Plait's annotations mean
+all that they can mean. A request on a route with a `translation` is either translated to chat, which makes it the same,
+or forwarded as it came, if nothing has to be done to it and its engines have the route. Every other route is forwarded
+to an engine that has it, and placed by load: its prompt has no part in a prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
+from plait.backends.translation.translation import TRANSLATIONS, Translation
+from plait.gateway.calls.answer_forms import COMPLETION, MESSAGE, OBJECT, RESPONSE, AnswerForm
+
+CHAT_PATH: Final = "/v1/chat/completions"
+TEXT_PATH: Final = "/v1/completions"
+MESSAGES_PATH: Final = "/v1/messages"
+COUNT_PATH: Final = "/v1/messages/count_tokens"
+
+KINDS: Final[Mapping[str, type[ChatRequest | CompletionRequest]]] = {
+    CHAT_PATH: ChatRequest,
+    TEXT_PATH: CompletionRequest,
+}
+"""What the gateway reads of the body of a completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRoute:
+    """One route. `form` is the form of its answers, as the engine sends them.
+
+    An engine `computes` what its body says, which therefore counts as work. Otherwise the answer costs it nothing.
+    """
+
+    path: str
+    form: AnswerForm
+    summary: str
+    translation: Translation | None = None
+    computes: bool = True
+
+
+ROUTES: Final[Mapping[str, CallRoute]] = {
+    route.path: route
+    for route in (
+        CallRoute(CHAT_PATH, COMPLETION, "Complete a chat"),
+        CallRoute(TEXT_PATH, COMPLETION, "Complete a text"),
+        CallRoute("/v1/responses", RESPONSE, "Answer in OpenAI's Responses API", TRANSLATIONS["/v1/responses"]),
+        CallRoute(MESSAGES_PATH, MESSAGE, "Answer in Anthropic's Messages API", TRANSLATIONS[MESSAGES_PATH]),
+        CallRoute(COUNT_PATH, OBJECT, "Count the tokens of a message", TRANSLATIONS[MESSAGES_PATH], computes=False),
+        CallRoute("/v1/embeddings", OBJECT, "Embed texts"),
+        CallRoute("/v1/rerank", OBJECT, "Rank documents for a query"),
+        CallRoute("/rerank", OBJECT, "Rank documents for a query"),
+        CallRoute("/v1/score", OBJECT, "Score pairs of texts"),
+        CallRoute("/score", OBJECT, "Score pairs of texts"),
+        CallRoute("/tokenize", OBJECT, "The tokens of a prompt or a chat", computes=False),
+        CallRoute("/detokenize", OBJECT, "The text of tokens", computes=False),
+    )
+}
+
+
+class ForwardedRequest(Request, frozen=True, kw_only=True):
+    """The fields of a forwarded body that the gateway reads."""

@@ -28,6 +28,7 @@ from plait.gateway.api.metrics import RefusalMetrics, SlowClientMetrics
 from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.api.operations import Operations
 from plait.gateway.api.program_api import ProgramApi
+from plait.gateway.api.responses_api import ResponsesApi
 from plait.gateway.api.semantic_api import SemanticApi
 from plait.gateway.asgi import ClientGoneError, error_headers
 from plait.gateway.calls.call_reader import CallReader
@@ -38,6 +39,7 @@ from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import ROUTES
+from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config
 from plait.gateway.fleet.metrics import FleetCollector, HealthMetrics
@@ -87,11 +89,12 @@ class Gateway:
             config, self.engines, self._keys, self._admin_keys, self._terms, registry=self._registry
         )
         relay = self._new_relay(reader)
+        self._stored = StoredResponses(config.sessions.max_response_bytes, config.sessions.ttl_s)
         self._chained = ChainedCalls(executor, reader, relay, programs, keep_alive_s=config.sessions.keep_alive_s)
         bodies = OpenBodies(config.server.max_body_bytes, config.server.max_open_body_bytes)
         self.refusals = RefusalMetrics(self._registry)
         completions = CompletionApi(reader, relay, self._chained)
-        self._calls = CallApi(completions, ForwardingApi(completions), self._keys, bodies, self.refusals)
+        self._calls = CallApi(completions, ForwardingApi(completions, self._stored), self._keys, bodies, self.refusals)
         self._rest: ASGIApp = self._new_rest(bodies)
         self._requests = OpenRequests(self._route)
 
@@ -103,6 +106,7 @@ class Gateway:
                 *Operations(
                     self.router, self.config.models, self._keys, self._registry, lambda: self._requests.stopping
                 ).routes,
+                *ResponsesApi(self._stored, self._keys).routes,
                 *AdminApi(self.engines, self._admin_keys, self.config.server.admin_port).routes,
                 Route("/{path:path}", _unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
             ],

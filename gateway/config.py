@@ -200,6 +200,7 @@ class SessionsConfig(Section, frozen=True, kw_only=True):
     calls and native steps of one program, which enter in one turn of the event loop (default 1024). max_value_bytes:
     longest value of a variable, and of the text that it is made from (default 1 MiB). max_held_bytes: total of
     values, texts that are being generated, bodies of calls that have not ended, and answers (default 256 MiB).
+    max_response_bytes: responses that later requests can continue, the latest used; 0: none (default 64 MiB).
     Idle sessions are evicted before a call is refused for max_sessions, max_variables or max_held_bytes.
     """
 
@@ -215,6 +216,7 @@ class SessionsConfig(Section, frozen=True, kw_only=True):
     max_program_calls: Positive = 1024
     max_value_bytes: Positive = 2**20
     max_held_bytes: Positive = 256 * 2**20
+    max_response_bytes: NotNegative = 64 * 2**20
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):

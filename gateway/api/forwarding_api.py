@@ -13,11 +13,13 @@ from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
 from plait.backends.translation.translation import Translation
 from plait.gateway.api.completion_api import CompletionApi
+from plait.gateway.api.kept_response import KeptResponse, continued, input_items
 from plait.gateway.api.translated_answer import TranslatedAnswer
 from plait.gateway.asgi import send_whole
 from plait.gateway.calls.annotations import Annotations, read_annotations
 from plait.gateway.calls.call_reader import Incoming
-from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, ROUTES, CallRoute, ForwardedRequest
+from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
+from plait.gateway.calls.stored_responses import StoredResponses
 
 Fields = dict[str, Any]
 
@@ -26,9 +28,10 @@ _FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
 
 @dataclass(frozen=True, slots=True)
 class ForwardingApi:
-    """Serves what is no completion, over the completions of the same gateway."""
+    """Serves what is no completion, over the completions of the same gateway. Responses are `stored` as OpenAI does."""
 
     completions: CompletionApi
+    stored: StoredResponses
 
     async def serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
         """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
@@ -40,8 +43,12 @@ class ForwardingApi:
             if not is_plain:
                 raise CallerError(f"{route.path} takes no annotations but 'plait-session'.", param="plait")
         else:
-            fields = decode_body(incoming.body, _FIELDS)
-            if not is_plain or not self._may_forward(route, request):
+            given = decode_body(incoming.body, _FIELDS)
+            fields = continued(self.stored, incoming.tenant, given) if route.path == RESPONSES_PATH else given
+            if route.path == RESPONSES_PATH and given.get("store") is not False:
+                previous, items = given.get("previous_response_id"), input_items(given)
+                send = KeptResponse(self.stored, incoming.tenant, previous, items, send).send
+            if fields is not given or not is_plain or not self._may_forward(route, request):
                 await self._translate(incoming, route.translation, fields, receive, send)
                 return
             chat = _chat(route.translation, fields) if route.computes else None

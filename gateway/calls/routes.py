@@ -18,6 +18,7 @@ from plait.gateway.calls.answer_forms import COMPLETION, MESSAGE, OBJECT, RESPON
 
 CHAT_PATH: Final = "/v1/chat/completions"
 TEXT_PATH: Final = "/v1/completions"
+RESPONSES_PATH: Final = "/v1/responses"
 MESSAGES_PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"
 
@@ -47,7 +48,7 @@ ROUTES: Final[Mapping[str, CallRoute]] = {
     for route in (
         CallRoute(CHAT_PATH, COMPLETION, "Complete a chat"),
         CallRoute(TEXT_PATH, COMPLETION, "Complete a text"),
-        CallRoute("/v1/responses", RESPONSE, "Answer in OpenAI's Responses API", TRANSLATIONS["/v1/responses"]),
+        CallRoute(RESPONSES_PATH, RESPONSE, "Answer in OpenAI's Responses API", TRANSLATIONS[RESPONSES_PATH]),
         CallRoute(MESSAGES_PATH, MESSAGE, "Answer in Anthropic's Messages API", TRANSLATIONS[MESSAGES_PATH]),
         CallRoute(COUNT_PATH, OBJECT, "Count the tokens of a message", TRANSLATIONS[MESSAGES_PATH], computes=False),
         CallRoute("/v1/embeddings", OBJECT, "Embed texts"),

@@ -21,6 +21,7 @@ from plait.gateway.asgi import ClientGoneError, send_whole
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
+from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config, ModelConfig, SessionsConfig
 from plait.gateway.fleet.model_names import ModelNames
@@ -47,12 +48,13 @@ class FakeRelay:
     def __init__(self) -> None:
         self.deliveries: list[Delivery] = []
         self.error: Exception | None = None
+        self.answer = b"done"
 
     async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
         self.deliveries.append(delivery)
         if self.error is not None:
             raise self.error
-        await send_whole(send, 200, [], b"done")
+        await send_whole(send, 200, [], self.answer)
 
 
 class Api:
@@ -68,7 +70,9 @@ class Api:
         self.executor = Executor(SessionsConfig(), reader.predicted_s, at_loop_time)
         chained = ChainedCalls(self.executor, reader, relay, ProgramMetrics(new_registry()), keep_alive_s=5.0)
         completions, bodies = CompletionApi(reader, relay, chained), OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES)
-        app = CallApi(completions, ForwardingApi(completions), ring, bodies, RefusalMetrics(new_registry()))
+        self.stored = StoredResponses(10_000, 60.0)
+        forwarding = ForwardingApi(completions, self.stored)
+        app = CallApi(completions, forwarding, ring, bodies, RefusalMetrics(new_registry()))
         transport = httpx.ASGITransport(app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 

@@ -113,3 +113,41 @@ def test_an_engines_error_keeps_what_it_says() -> None:
     error = error_of(422, b'{"error": {"message": "no", "param": "x", "code": 5}}')
     assert (error.status, error.message, error.param, error.code) == (422, "no", "x", None)
     assert error_of(500, b"<html>").message == "The engine answered with status 500."
+
+
+CHAT_ANSWER = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "blue"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
+}
+
+
+async def test_a_response_continues_what_was_said_before(api: Api) -> None:
+    api.relay.answer = json.dumps(CHAT_ANSWER).encode()
+    first = (await api.post(RESPONSES, {"input": "the sky is"})).json()
+    second = (await api.post(RESPONSES, {"input": "and grass?", "previous_response_id": first["id"]})).json()
+    assert second["previous_response_id"] == first["id"]
+    asked = json.loads(api.relay.deliveries[-1].body.original)
+    assert [(message["role"], message["content"]) for message in asked["messages"]] == [
+        ("user", "the sky is"),
+        ("assistant", "blue"),
+        ("user", "and grass?"),
+    ]
+    assert api.stored.get("", second["id"], 0.0).previous == first["id"]
+
+
+async def test_a_forwarded_response_is_stored_too(api: Api) -> None:
+    has(api, RESPONSES)
+    api.relay.answer = b'{"id": "resp_1", "status": "completed", "output": []}'
+    assert (await api.post(RESPONSES, {"input": [{"role": "user", "content": "hi"}]})).content == api.relay.answer
+    assert json.loads(api.stored.get("", "resp_1", 0.0).items) == [{"role": "user", "content": "hi"}]
+
+
+async def test_without_store_nothing_is_stored_and_unknown_ones_are_refused(api: Api) -> None:
+    api.relay.answer = json.dumps(CHAT_ANSWER).encode()
+    first = (await api.post(RESPONSES, {"input": "the sky is", "store": False})).json()
+    response = await api.post(RESPONSES, {"input": "x", "previous_response_id": first["id"]})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "previous_response_not_found")

@@ -1,0 +1,127 @@
+"""Responses that clients continue by `previous_response_id`: each tenant's latest, within bounds.
+
+A response is stored with its own input only; what came before is found through the response before it. So memory grows
+with what is said, not with its square. A response is dropped when it has not been used for the time to live, or when
+its tenant needs the room. Synchronous; each event carries its time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from plait.backends.errors import CallerError, NotFoundError
+
+Item = dict[str, Any]
+
+
+@dataclass(slots=True)
+class StoredResponse:
+    """One response. `items` is its own input and `answer` the response object, both as JSON."""
+
+    previous: str | None
+    items: bytes
+    answer: bytes
+    used_s: float
+
+    @property
+    def size_bytes(self) -> int:
+        """What counts against the tenant's limit."""
+        return len(self.items) + len(self.answer)
+
+
+class _Output(msgspec.Struct):
+    output: list[Item] = []
+
+
+@dataclass(slots=True)
+class _Tenant:
+    responses: OrderedDict[str, StoredResponse]
+    size_bytes: int = 0
+
+
+class StoredResponses:
+    """The stored responses of all tenants. A tenant may have `max_bytes`; unused ones stay for `ttl_s`."""
+
+    def __init__(self, max_bytes: int, ttl_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._tenants: defaultdict[str, _Tenant] = defaultdict(lambda: _Tenant(OrderedDict()))
+
+    def size_bytes(self, tenant: str) -> int:
+        """What a tenant's stored responses take."""
+        return self._tenants[tenant].size_bytes if tenant in self._tenants else 0
+
+    def put(
+        self, tenant: str, response_id: str, *, previous: str | None, items: bytes, answer: bytes, now_s: float
+    ) -> None:
+        """Store a response, if it fits at all."""
+        kept = self._tenants[tenant]
+        self._drop(kept, response_id)
+        stored = StoredResponse(previous, items, answer, now_s)
+        if stored.size_bytes <= self._max_bytes:
+            kept.responses[response_id] = stored
+            kept.size_bytes += stored.size_bytes
+        self._trim(tenant, now_s)
+
+    def get(self, tenant: str, response_id: str, now_s: float) -> StoredResponse:
+        """A response, which is used thereby. Raises `NotFoundError`."""
+        self._trim(tenant, now_s)
+        stored = self._tenants[tenant].responses.get(response_id) if tenant in self._tenants else None
+        if stored is None:
+            raise NotFoundError(f"There is no response '{response_id[:80]}', or not any more.", param="response_id")
+        self._use(tenant, response_id, stored, now_s)
+        return stored
+
+    def delete(self, tenant: str, response_id: str, now_s: float) -> None:
+        """Forget a response. Raises `NotFoundError`."""
+        self.get(tenant, response_id, now_s)
+        self._drop(self._tenants[tenant], response_id)
+
+    def said_before(self, tenant: str, response_id: str, now_s: float) -> list[Item]:
+        """All inputs and outputs up to a response, the oldest first. They are used thereby.
+
+        Raises `CallerError` if one of them is not stored.
+        """
+        parts: list[list[Item]] = []
+        wanted: str | None = response_id
+        found = set[str]()
+        while wanted is not None and wanted not in found:  # engines choose the names, so there might be a circle
+            found.add(wanted)
+            try:
+                stored = self.get(tenant, wanted, now_s)
+            except NotFoundError:
+                raise CallerError(
+                    f"Previous response with id '{response_id[:80]}' not found: it was not stored, or is not any more.",
+                    param="previous_response_id",
+                    code="previous_response_not_found",
+                ) from None
+            parts.append(msgspec.json.decode(stored.answer, type=_Output).output)
+            parts.append(msgspec.json.decode(stored.items, type=list[Item]))
+            wanted = stored.previous
+        return [item for part in reversed(parts) for item in part]
+
+    def _use(self, tenant: str, response_id: str, stored: StoredResponse, now_s: float) -> None:
+        stored.used_s = now_s
+        self._tenants[tenant].responses.move_to_end(response_id)
+
+    def _trim(self, tenant: str, now_s: float) -> None:
+        """Drop what is too old, or too much."""
+        kept = self._tenants.get(tenant)
+        if kept is None:
+            return
+        while kept.responses:
+            response_id, oldest = next(iter(kept.responses.items()))
+            if kept.size_bytes <= self._max_bytes and now_s - oldest.used_s <= self._ttl_s:
+                return
+            self._drop(kept, response_id)
+        del self._tenants[tenant]
+
+    @staticmethod
+    def _drop(kept: _Tenant, response_id: str) -> None:
+        dropped = kept.responses.pop(response_id, None)
+        if dropped is not None:
+            kept.size_bytes -= dropped.size_bytes

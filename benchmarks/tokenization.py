@@ -22,7 +22,8 @@ from benchmarks.train_tokenizer import corpus
 from plait.backends.protocol.openai import ChatRequest
 from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
-from plait.gateway.config import Config, ModelConfig, ServerConfig
+from plait.gateway.config import Config, ModelConfig
+from plait.gateway.server_config import ServerConfig
 from plait.policy.prefix.block_hash import chain, root_hash
 
 DOCUMENT_TOKENS: Final = 24_000

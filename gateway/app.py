@@ -19,8 +19,10 @@ from plait.backends.errors import CallerError, NotFoundError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.metrics import AdmissionCollector
 from plait.gateway.admission.tenant_terms import TenantTerms
+from plait.gateway.api.about import About
 from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.behind_a_proxy import behind_a_proxy
 from plait.gateway.api.call_api import CallApi
 from plait.gateway.api.completion_api import CompletionApi
 from plait.gateway.api.forwarding_api import ForwardingApi
@@ -97,15 +99,15 @@ class Gateway:
         self._calls = CallApi(completions, ForwardingApi(completions, self._stored), self._keys, bodies, self.refusals)
         self._rest: ASGIApp = self._new_rest(bodies)
         self._requests = OpenRequests(self._route)
+        self._front = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
 
     def _new_rest(self, bodies: OpenBodies) -> Starlette:
         rest = Starlette(
             routes=[
                 *SemanticApi(self._chained, self._keys, bodies, self.config.sessions.keep_alive_s).routes,
                 *ProgramApi(self._chained, self._keys, bodies, self.config.sessions.keep_alive_s).routes,
-                *Operations(
-                    self.router, self.config.models, self._keys, self._registry, lambda: self._requests.stopping
-                ).routes,
+                *self._new_operations().routes,
+                *About(self.router, self._keys).routes,
                 *ResponsesApi(self._stored, self._keys).routes,
                 *AdminApi(self.engines, self._admin_keys, self.config.server.admin_port).routes,
                 Route("/{path:path}", _unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
@@ -120,6 +122,16 @@ class Gateway:
         )
         rest.state.refusals = self.refusals
         return rest
+
+    def _new_operations(self) -> Operations:
+        return Operations(
+            self.router,
+            self.config.models,
+            self._keys,
+            self._registry,
+            metrics_keys=KeyRing(filter(None, [self.config.server.metrics_key])),
+            is_stopping=lambda: self._requests.stopping,
+        )
 
     def _new_relay(self, reader: CallReader) -> Relay:
         return Relay(
@@ -161,7 +173,7 @@ class Gateway:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """ASGI. Not a coroutine of its own: a task that wakes up goes through each of them."""
-        return self._requests(scope, receive, send)
+        return self._front(scope, receive, send)
 
     def reload(self, path: Path) -> None:
         """Read the configuration file again and take over what can change. Logs what is wrong; drops no call."""

@@ -37,6 +37,14 @@ def header(headers: Headers, name: bytes) -> str | None:
     return None
 
 
+def presented_key(headers: Headers) -> bytes:
+    """The API key of a request; empty if it has none. A bearer token counts first."""
+    scheme, _, token = (header(headers, b"authorization") or "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip().encode("latin-1")
+    return (header(headers, b"x-api-key") or header(headers, b"api-key") or "").strip().encode("latin-1")
+
+
 def id_of(headers: Headers) -> str:
     """The client's name for its request, or a new one: 128 random bits."""
     return header(headers, b"x-request-id") or token_hex(16)

@@ -16,8 +16,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from plait.gateway.config import Config, ModelConfig, Section
+from plait.gateway.config import Config, ModelConfig
 from plait.gateway.config_values import shown
+from plait.gateway.server_config import Section
 
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 

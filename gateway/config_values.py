@@ -12,6 +12,10 @@ from msgspec import Meta
 Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
 # Used in headers and metric labels.
 Token = Annotated[str, Meta(pattern=r"^[!-~]+\Z", description="printable ASCII without spaces")]
+RootPath = Annotated[
+    str, Meta(pattern=r"^((/[A-Za-z0-9._~-]+)+)?\Z", description="a path such as /llm, without a slash at its end")
+]
+Origin = Annotated[str, Meta(pattern=r"^(\*|https?://[^\s/]+)\Z", description='an origin such as https://host, or "*"')]
 Port = Annotated[int, Meta(ge=0, le=65_535, description="a port, 0 to 65535")]
 ListenerPort = Annotated[int, Meta(gt=0, le=65_535, description="a port, 1 to 65535")]
 Positive = Annotated[int, Meta(gt=0, description="an integer above 0")]
@@ -23,7 +27,7 @@ Rate = Annotated[float, Meta(ge=0, le=1e9, description="a number, 0 or more")]
 Weight = Annotated[float, Meta(ge=1e-3, le=1e6, description="a number from 0.001 to 1000000")]
 
 
-SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys"})
+SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys", "metrics_key"})
 HOST = re.compile(r"[A-Za-z0-9_.-]+|([0-9A-Fa-f]*:){2,}[0-9A-Fa-f.]*")  # a name or IPv4 address, or an IPv6 address
 _URL = re.compile(r"(https?)://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?")
 

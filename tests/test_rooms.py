@@ -32,6 +32,7 @@ ROOMS = {
         {"admission", "fleet", "transforms"},
         {"asgi", "config_change", "config_file", "log", "metrics", "supervision", "timer"},
         {"config"},
+        {"server_config"},
         {"config_values"},
     ),
 }

@@ -1,4 +1,4 @@
-"""API keys as bearer tokens, as the OpenAI SDK sends them."""
+"""API keys, as the SDKs send them: as bearer tokens (OpenAI), in `x-api-key` (Anthropic) or in `api-key` (Azure)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import sha256
 from hmac import compare_digest
 
 from plait.backends.errors import AuthenticationError
-from plait.gateway.asgi import Headers, header
+from plait.gateway.asgi import Headers, presented_key
 from plait.gateway.config import TenantConfig
 
 TENANT_DIGITS = 32
@@ -37,11 +37,10 @@ class KeyRing:
         """
         if not self._keys:
             return ""
-        scheme, _, token = (header(headers, b"authorization") or "").partition(" ")
-        presented = token.strip().encode("latin-1")
+        presented = presented_key(headers)
         # Every key is compared, so that the time taken reveals nothing about the keys.
         tenants = [tenant for key, tenant in self._keys if compare_digest(presented, key)]
-        if scheme.lower() != "bearer" or not tenants:
+        if not tenants:
             raise AuthenticationError("Incorrect or missing API key: send 'Authorization: Bearer <key>'.")
         return tenants[0]
 

@@ -21,7 +21,7 @@ from plait.gateway.metrics import exposition
 class Operations:
     """Models, health, readiness and metrics. `configured` models have to be served for the gateway to be ready.
 
-    It is not ready while it `is_stopping`.
+    It is not ready while it `is_stopping`. The metrics need one of `metrics_keys`, if there is any.
     """
 
     def __init__(
@@ -30,12 +30,15 @@ class Operations:
         configured: Sequence[ModelConfig],
         keys: KeyRing,
         registry: CollectorRegistry,
+        *,
+        metrics_keys: KeyRing,
         is_stopping: Callable[[], bool],
     ) -> None:
         self._is_stopping = is_stopping
         self._router = router
         self._configured = configured
         self._keys = keys
+        self._metrics_keys = metrics_keys
         self._registry = registry
         self.routes = [
             Route("/v1/models", self._models),
@@ -91,7 +94,8 @@ class Operations:
         answer |= ({"stopping": True} if stopping else {}) | ({"degraded": degraded} if degraded else {})
         return _json(answer, status=200 if ready else 503)
 
-    async def _metrics_text(self, _request: Request) -> Response:
+    async def _metrics_text(self, request: Request) -> Response:
+        self._metrics_keys.check(request.scope["headers"])
         return Response(exposition(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 

@@ -19,7 +19,7 @@ from plait.backends.errors import (
 )
 from plait.backends.http.client import Response
 from plait.backends.protocol.cache_state import EngineKind
-from plait.gateway.asgi import is_event_stream, send_whole
+from plait.gateway.asgi import is_event_stream, presented_key, send_whole
 from plait.gateway.calls.completion_body import (
     UNKNOWN,
     UsageBounds,
@@ -247,7 +247,8 @@ def _request_headers(delivery: Delivery, link: EngineLink, *, sends_client_key: 
     if link.authorization is not None:
         headers.append((b"authorization", link.authorization))
     elif sends_client_key:
-        headers += [item for item in delivery.headers if item[0] == b"authorization"]
+        key = presented_key(delivery.headers)
+        headers += [(b"authorization", b"Bearer " + key)] if key else []
     return headers
 
 

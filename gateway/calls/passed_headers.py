@@ -16,7 +16,15 @@ _ONE_HOP = frozenset(
 )  # fmt: skip
 """RFC 9110, 7.6.1; and headers that Plait sets itself."""
 
-_NOT_TO_ENGINES = _ONE_HOP | {b"host", b"expect", b"accept-encoding", b"authorization", b"cookie"}
+_NOT_TO_ENGINES = _ONE_HOP | {
+    b"host",
+    b"expect",
+    b"accept-encoding",
+    b"authorization",
+    b"cookie",
+    b"x-api-key",
+    b"api-key",
+}
 _NOT_TO_CLIENTS = _ONE_HOP | {
     b"date", b"server", b"set-cookie", b"location", b"content-location", b"www-authenticate", b"alt-svc", b"via",
     b"strict-transport-security", b"retry-after", b"x-should-retry",

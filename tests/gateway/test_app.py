@@ -54,7 +54,7 @@ async def test_models_are_what_the_engines_serve(served: Served) -> None:
     ("method", "path", "code"),
     [
         ("GET", "/v1/models/other", "model_not_found"),
-        ("GET", "/", "not_found"),
+        ("GET", "/v1", "not_found"),
         ("GET", "/v1/nothing", "not_found"),
         ("POST", "/v1/load_lora_adapter", "not_found"),
         ("POST", "/v1/chat/completions/", "not_found"),

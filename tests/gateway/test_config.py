@@ -6,8 +6,9 @@ from typing import get_args
 import msgspec
 import pytest
 
-from plait.gateway.config import Config, EngineConfig, ModelConfig, Section
+from plait.gateway.config import Config, EngineConfig, ModelConfig
 from plait.gateway.config_file import ConfigError, load_config, parse_config
+from plait.gateway.server_config import Section
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
 ENGINES = [{"url": "http://127.0.0.1:8101"}]
@@ -311,6 +312,7 @@ def test_the_example_has_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_API_KEY", "k")
     monkeypatch.setenv("PLAIT_ADMIN_KEY", "admin")
     monkeypatch.setenv("BLUE_API_KEY", "blue")
+    monkeypatch.setenv("METRICS_KEY", "metrics")
     # The keys that stand commented out are switched on: they have to be right too.
     text = re.sub(r"^# (?=[a-z_]+ = |\[\[)", "", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     data = tomllib.loads(text)

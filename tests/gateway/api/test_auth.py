@@ -37,7 +37,15 @@ def test_nothing_else_does(value: bytes) -> None:
 
 def test_a_request_without_a_key_is_refused() -> None:
     with pytest.raises(AuthenticationError, match="Authorization: Bearer"):
-        KeyRing(["one"]).check([(b"x-api-key", b"one")])
+        KeyRing(["one"]).check([(b"x-key", b"one")])
+
+
+@pytest.mark.parametrize("name", [b"x-api-key", b"api-key"])
+def test_other_sdks_have_headers_of_their_own(name: bytes) -> None:
+    ring = KeyRing(["one"])
+    assert ring.check([(name, b"one")]) == ring.check(bearer(b"Bearer one"))
+    with pytest.raises(AuthenticationError):
+        ring.check([(b"authorization", b"Bearer two"), (name, b"one")])
 
 
 def test_a_tenant_is_known_by_its_key_which_its_name_does_not_give_away() -> None:

@@ -10,7 +10,8 @@ from plait.backends.errors import CallerError, ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
 from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.config import Config, ModelConfig, ServerConfig
+from plait.gateway.config import Config, ModelConfig
+from plait.gateway.server_config import ServerConfig
 from plait.policy.prefix.block_hash import chain, root_hash
 
 MODELS = (ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes"))

@@ -1,0 +1,42 @@
+"""What is in front of all routes, if it is configured: a root path, and CORS for browsers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
+
+App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
+
+SHOWN_HEADERS = (
+    "x-request-id", "retry-after", "plait-engine", "plait-placement", "plait-cached-tokens", "plait-slo",
+    "plait-session",
+)  # fmt: skip
+"""The headers that a page may read."""
+
+
+def behind_a_proxy(app: App, root_path: str, cors_origins: Sequence[str]) -> App:
+    """The application, which takes requests with and without `root_path`, and answers pages of `cors_origins`."""
+    if root_path:
+        app = _without_prefix(app, root_path)
+    if cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=SHOWN_HEADERS,
+        )
+    return app
+
+
+def _without_prefix(app: App, root_path: str) -> App:
+    def stripped(scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        path = scope.get("path", "")
+        if path.startswith(root_path) and path[len(root_path) :].startswith("/"):
+            scope = {**scope, "path": path[len(root_path) :]}
+        return app(scope, receive, send)
+
+    return stripped

@@ -1,0 +1,71 @@
+"""What the gateway says of itself, and what stands in front of its routes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from plait.gateway.app import Gateway
+from plait.gateway.calls.routes import ROUTES
+from plait.gateway.config_file import parse_config
+
+ENGINES = [{"name": "a", "url": "http://127.0.0.1:1"}]
+
+
+def client(**server: Any) -> httpx.AsyncClient:
+    gateway = Gateway(parse_config({"engines": ENGINES, "server": server}, "test"))
+    gateway.router.health.answered("a", {"m": 1_000})
+    return httpx.AsyncClient(transport=httpx.ASGITransport(gateway), base_url="http://gateway")
+
+
+@pytest.mark.parametrize("path", ["/", "/version", "/ping", "/load", "/get_model_info", "/openapi.json", "/health"])
+async def test_tools_find_what_they_ask_for(path: str) -> None:
+    async with client() as http:
+        assert (await http.get(path)).status_code == 200
+
+
+async def test_the_page_names_models_only_where_anybody_may_ask() -> None:
+    async with client() as http, client(api_keys=["k"]) as keyed:
+        assert ": m." in (await http.get("/")).text
+        assert ": m." not in (await keyed.get("/")).text
+        assert (await keyed.get("/get_model_info")).status_code == 401
+
+
+async def test_the_document_has_every_route_of_a_call_and_leaves_its_body_open() -> None:
+    async with client() as http:
+        document = (await http.get("/openapi.json")).json()
+    assert ROUTES.keys() <= {path for path, methods in document["paths"].items() if "post" in methods}
+    for path in ROUTES:
+        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        schema = document["components"]["schemas"][reference.rpartition("/")[2]]
+        assert schema.get("additionalProperties", True) is not False
+    assert json.dumps(document).count("$ref") >= len(ROUTES)
+
+
+async def test_metrics_may_need_a_key_of_their_own() -> None:
+    async with client(metrics_key="k", api_keys=["other"]) as http:
+        assert (await http.get("/metrics")).status_code == 401
+        assert (await http.get("/metrics", headers={"authorization": "Bearer other"})).status_code == 401
+        assert (await http.get("/metrics", headers={"authorization": "Bearer k"})).status_code == 200
+
+
+async def test_requests_come_with_the_root_path_and_without() -> None:
+    async with client(root_path="/llm") as http:
+        assert (await http.get("/llm/v1/models")).status_code == 200
+        assert (await http.get("/v1/models")).status_code == 200
+        assert (await http.get("/llmv1/models")).status_code == 404
+        assert (await http.post("/llm/v1/chat/completions", content=b"{")).json()["error"]["code"] == "invalid_json"
+
+
+async def test_pages_of_the_configured_origins_may_call() -> None:
+    async with client(cors_origins=["https://app.example"]) as http:
+        asked = {"origin": "https://app.example", "access-control-request-method": "POST"}
+        allowed = await http.options("/v1/chat/completions", headers=asked)
+        assert allowed.headers["access-control-allow-origin"] == "https://app.example"
+        other = await http.get("/v1/models", headers={"origin": "https://other.example"})
+        assert "access-control-allow-origin" not in other.headers
+        own = await http.get("/v1/models", headers={"origin": "https://app.example"})
+        assert "plait-engine" in own.headers["access-control-expose-headers"]

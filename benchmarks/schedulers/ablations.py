@@ -17,7 +17,7 @@ from plait.policy.scheduling.phases import PHASES
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.preemption import make_room
 from plait.policy.scheduling.selection import select_in_order
-from plait.policy.scheduling.slo import Objectives
+from plait.policy.scheduling.slo import Objectives, chunked_execution
 from plait.policy.scheduling.ttft_slack import TtftSlack
 from plait.policy.scheduling.waiting import Sorted, divide, time_waiting
 from plait.policy.types import Slo
@@ -79,7 +79,7 @@ def make_no_room(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
 
 def stays_in_time(moment: Moment, running: Candidate) -> bool:
     """Preempt also a call that is not urgent even once it has to start anew."""
-    again_s = moment.pace.chunks(running.context_tokens) * moment.pace.longest_s
+    again_s = chunked_execution(moment.pace)(running.context_tokens)
     return running.loses_nothing or running.remaining_s - again_s > moment.pace.longest_s
 
 

@@ -117,8 +117,8 @@ class Batch:
         """Compute all `decodes`, which take `tokens` and `blocks` in all."""
         self._changes += 1
         self.free_blocks -= blocks
-        self.budget.take_decodes(tokens, sum(one.context_tokens for one in decodes))
-        self.picks.update((one.call, one.tokens) for one in decodes)
+        self.budget.take_decodes(tokens, sum([one.context_tokens for one in decodes]))
+        self.picks.update({one.call: one.tokens for one in decodes})
 
     def remove(self, candidate: Candidate) -> None:
         """Take a running call out of the batch."""

@@ -70,9 +70,9 @@ class _Fit:
 
     def add(self, work: Sequence[tuple[int, int]], seconds: float) -> None:
         """An iteration was measured."""
-        new_tokens = sum(new for new, _ in work)
-        sequence_tokens = new_tokens + sum(context for _, context in work)
-        pairs = sum(new * (new + context) for new, context in work if new > 1)
+        new_tokens = sum([new for new, _ in work])
+        sequence_tokens = new_tokens + sum([context for _, context in work])
+        pairs = sum([new * (new + context) for new, context in work if new > 1])
         if not pairs:
             count, sequences, total_s = (total * FIT_DECAY for total in self._decodes)
             self._decodes = (count + 1, sequences + sequence_tokens, total_s + seconds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.outputs import START_OUTPUT_TOKENS, MeanOutputs
@@ -63,10 +62,6 @@ class Pace:
     def output_tokens(self, objective: Objective | None) -> float:
         """S_g: the mean output of the calls with this objective that ended recently."""
         return self.mean_outputs.get(objective, START_OUTPUT_TOKENS)
-
-    def chunks(self, tokens: int) -> int:
-        """N_ck = ceil(S_r / L_c): the iterations that these tokens take; 1 for a decode."""
-        return max(1, ceil(tokens / self.chunk_tokens))
 
     @property
     def token_s(self) -> float:

@@ -8,6 +8,7 @@ still, has ended or was preempted, or for blocks that were evicted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 
 from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.leaders import MOST_HELD
@@ -73,7 +74,9 @@ def inherit(moment: Moment, waiting: Sequence[Candidate]) -> None:
     facts = moment.facts
     begun = {facts.block_key(prefill.call, facts.stored_tokens(prefill.call)): prefill for prefill in moment.prefills}
     begun.pop(None, None)
-    for candidate in waiting if begun else ():
-        leader = begun.get(facts.block_key(candidate.call, candidate.context_tokens))
-        if leader is not None and candidate.remaining_s < leader.remaining_s:
-            leader.remaining_s, leader.missed_slo = candidate.remaining_s, False
+    most_s = max((leader.remaining_s for leader in begun.values()), default=-inf)
+    for candidate in waiting:
+        if candidate.remaining_s < most_s:  # most calls have more time than the leaders
+            leader = begun.get(facts.block_key(candidate.call, candidate.context_tokens))
+            if leader is not None and candidate.remaining_s < leader.remaining_s:
+                leader.remaining_s, leader.missed_slo = candidate.remaining_s, False

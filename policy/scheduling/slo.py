@@ -8,7 +8,7 @@ is late.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import inf
+from math import ceil, inf
 
 from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import LocalCall
@@ -19,8 +19,12 @@ ExecutionTime = Callable[[int], float]
 
 
 def chunked_execution(pace: Pace) -> ExecutionTime:
-    """The paper's T_e = N_ck T_max: each chunk takes as long as the longest iteration."""
-    return lambda tokens: pace.chunks(tokens) * pace.longest_s
+    """The paper's T_e = N_ck T_max: each chunk takes as long as the longest iteration.
+
+    N_ck = ceil(S_r / L_c), the iterations that the tokens take; 1 for a decode.
+    """
+    chunk_tokens, longest_s = pace.chunk_tokens, pace.longest_s
+    return lambda tokens: (ceil(tokens / chunk_tokens) or 1) * longest_s
 
 
 def pivot_execution(pace: Pace) -> ExecutionTime:
@@ -60,9 +64,12 @@ class Objectives:
 
     def any(self, *calls: Sequence[LocalCall]) -> bool:
         """Whether any of these calls has an SLO."""
-        if self._default is not None:
-            return any(self.of(call) is not None for some in calls for call in some)
-        return any([call.slo is not None for some in calls for call in some])  # noqa: C419 - half the time
+        default = self._default
+        for some in calls:
+            for call in some:
+                if call.slo is not None or (default is not None and self.of(call) is not None):
+                    return True
+        return False
 
     def on_plan(self, now_s: float, running: Sequence[LocalCall], ended: Iterable[LocalCall]) -> None:
         """Note which running calls have their first token now, and forget the ended calls."""
@@ -78,11 +85,7 @@ class Objectives:
         execution_s = self.execution(pace)
 
         def timing(call: LocalCall, slo: Slo, tokens: int) -> tuple[float, float | None]:
-            ttft_s = slo.ttft_s
-            if call.output_tokens:
-                due_s = self.due_s(call, slo, now_s)
-            else:  # `due_s` inlined, because most calls wait for their first token
-                due_s = None if ttft_s is None else ttft_s - (now_s - call.arrived_s)
+            due_s = self.due_s(call, slo, now_s)
             remaining_s = inf if due_s is None else due_s - execution_s(tokens)
             if slo.jct_s is not None:
                 remaining_s = min(remaining_s, self.jct_remaining_s(call, slo.jct_s, now_s, tokens, pace))
@@ -134,7 +137,7 @@ class Objectives:
         """
         tightest_s, first_token_s, shortest_s = inf, self._first_token_s, pace.shortest_s
         for call in decodes:
-            slo = self.of(call)
+            slo = call.slo or self.of(call)
             if slo is None:
                 continue
             tpot_s = slo.tpot_s

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from math import inf
+from operator import itemgetter
 
 from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.moment import Moment
@@ -20,6 +21,7 @@ LEAST_OUTPUT_TOKENS = 32
 
 Entry = tuple[float, int, int, int, int, float | None]
 """(T_r, priority, position, uncached tokens, cached tokens, time until the first token is due)."""
+_REMAINING, _PRIORITY = itemgetter(0), itemgetter(1)
 
 Missed = tuple[LocalCall, int, int]
 """(Call that missed its SLO, uncached tokens, cached tokens)."""
@@ -59,7 +61,9 @@ def sort_waiting(moment: Moment, batch: Batch, long_slots: int) -> Sorted:
     """Sort the waiting calls by T_r, then priority, then arrival. At most `long_slots` long prompts may start."""
     near_s = max(moment.pace.longest_s, batch.budget.time_s())
     timed = time_waiting(moment, batch, near_s)
-    timed.entries.sort()
+    if any(map(_PRIORITY, timed.entries)):
+        timed.entries.sort(key=_PRIORITY)
+    timed.entries.sort(key=_REMAINING)  # equal calls stay in their order
     return divide(timed, moment, batch, long_slots, moment.pace.longest_s)
 
 
@@ -71,7 +75,7 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
     timed = TimedCalls()
     entries, missed, best_effort = timed.entries, timed.missed, timed.best_effort
     now_s, objectives, cached_tokens = moment.now_s, moment.objectives, moment.facts.cached_tokens
-    timing = objectives.timer(now_s, moment.pace)
+    timing, execution_s = objectives.timer(now_s, moment.pace), objectives.execution(moment.pace)
     for position, call in enumerate(moment.waiting):
         slo = call.slo or objectives.of(call)
         if slo is None:
@@ -79,10 +83,14 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
             continue
         cached = cached_tokens(call)
         tokens = call.prompt_tokens + call.output_tokens - call.computed_tokens - cached
-        remaining_s, due_s = timing(call, slo, tokens)
-        if remaining_s == inf:
-            best_effort.append(call)
-            continue
+        if slo.ttft_s is None or slo.jct_s is not None or call.output_tokens:
+            remaining_s, due_s = timing(call, slo, tokens)
+            if remaining_s == inf:
+                best_effort.append(call)
+                continue
+        else:  # `timing` inlined, because most calls have a TTFT alone and wait for their first token
+            due_s = slo.ttft_s - (now_s - call.arrived_s)
+            remaining_s = due_s - execution_s(tokens)
         if remaining_s < near_s or call.output_tokens:
             late = due_s is not None and due_s <= 0 and not call.output_tokens
             if late or objectives.misses(call, slo, now_s, _soonest_s(moment, batch, tokens, cached)):

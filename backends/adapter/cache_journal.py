@@ -23,13 +23,8 @@ class CacheJournal:
         self._stored: OrderedDict[int, tuple[int, int | None]] = OrderedDict()
         self._removed: OrderedDict[int, int] = OrderedDict()
         self._forgotten_until = 0
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._stored
-
-    def __len__(self) -> int:
-        """The number of tree blocks stored now."""
-        return len(self._stored)
+        self.stored = self._stored.keys()
+        """The tree blocks stored now."""
 
     def store(self, block: int, parent: int | None) -> None:
         """`block` is now resident, behind `parent`. No change if it is stored already."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Final
 
 from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.cache_state import KvState
@@ -14,24 +13,30 @@ from plait.backends.sglang.cache_state import CacheObserver
 from plait.policy.prefix.block_hash import chain
 from plait.policy.scheduling.local_scheduler import LocalCall
 
+_UNKNOWN: Final = -1
+"""The hash of no tree block: this call's hit was never looked up."""
+
 
 @dataclass(slots=True, eq=False)
 class SglangCall(LocalCall):
     """A request in SGLang. `order` sorts calls by arrival. `tree_blocks` are the hashes of the prompt's tree blocks.
 
-    `hit_blocks` is the last hit found; the next search starts there. `seen_tokens` counts the output seen so far.
+    `hit_tokens` is the last hit found; the next search starts there. `last_hit` and `first_miss` are the tree blocks on
+    both sides of its end. `seen_tokens` counts the output seen so far.
     """
 
     order: tuple[float, int] = field(kw_only=True)
     received_s: float = field(kw_only=True)
     tree_blocks: Sequence[int] = field(kw_only=True)
-    hit_blocks: int = field(default=0, kw_only=True)
+    hit_tokens: int = field(default=0, kw_only=True)
+    last_hit: int | None = field(default=_UNKNOWN, kw_only=True)
+    first_miss: int | None = field(default=None, kw_only=True)
     waits: bool = field(default=True, kw_only=True)
     admitted: bool = field(default=False, kw_only=True)
     seen_tokens: int = field(default=0, kw_only=True)
 
     def follow_waiting(self, request: Any) -> None:
-        """Update from a waiting request. A preempted one starts anew: its output is part of the tokens to compute."""
+        """Update from a request that waits again. It starts anew: its output is part of the tokens to compute."""
         self.waits = True
         self.prompt_tokens = len(request.origin_input_ids)
         self.computed_tokens = 0
@@ -55,8 +60,6 @@ def sglang_call(
 ) -> SglangCall:
     """The call of a request that SGLang has just received. It is the engine's `sequence`th."""
     arrived_s = now_s - annotations.age_s
-    granularity = observer.granularity_tokens
-    tree_blocks = _tree_blocks(request, observer)
     return SglangCall(
         call_id=request.rid,
         arrived_s=arrived_s,
@@ -66,8 +69,8 @@ def sglang_call(
         priority=annotations.priority,
         order=(arrived_s, sequence),
         received_s=now_s,
-        tree_blocks=tree_blocks,
-        hit_blocks=min(len(tree_blocks), (annotations.cached_tokens or 0) // granularity),
+        tree_blocks=_tree_blocks(request, observer),
+        hit_tokens=annotations.cached_tokens or 0,
     )
 
 
@@ -96,22 +99,24 @@ class SchedulerFacts:
         self.max_batch_tokens: int = min(scheduler.chunked_prefill_size or limit, limit)
         self.max_running_calls: int = scheduler.max_running_requests
         self._scheduler = scheduler
-        self._observer = observer
+        self._stored = observer.journal.stored
         self._granularity = observer.granularity_tokens
         self._page_tokens: int = scheduler.page_size
-        self._users: Counter[int] = Counter()
+        self._shares: bool = not scheduler.tree_cache.disable
+        self._users: dict[int, int] = {}
         self._running: dict[SglangCall, None] = {}
 
-    def follow_running(self, running: Sequence[SglangCall]) -> None:
+    def follow_running(self, running: Iterable[SglangCall]) -> None:
         """These calls run now. Their prompts' tree blocks are in use."""
-        before, self._running = self._running, dict.fromkeys(running)
-        for call in self._running.keys() - before.keys():
-            self._users.update(call.tree_blocks)
-        for call in before.keys() - self._running.keys():
-            self._users.subtract(call.tree_blocks)
+        before, self._running, users = self._running, dict.fromkeys(running), self._users
+        for call in [call for call in self._running if call not in before]:
             for block in call.tree_blocks:
-                if not self._users[block]:
-                    del self._users[block]
+                users[block] = users.get(block, 0) + 1
+        for call in [call for call in before if call not in self._running]:
+            for block in call.tree_blocks:
+                users[block] -= 1
+                if not users[block]:
+                    del users[block]
 
     @property
     def free_blocks(self) -> int:
@@ -126,27 +131,35 @@ class SchedulerFacts:
         return KvState(scheduler.max_total_num_tokens // page, int(free // page), int(cached // page))
 
     def cached_tokens(self, call: LocalCall) -> int:
-        """How many tokens of a waiting call are cached now, in whole tree blocks."""
-        call = cast("SglangCall", call)
-        blocks, journal = call.tree_blocks, self._observer.journal
-        call.hit_blocks = cached_blocks(len(blocks), call.hit_blocks, lambda index: blocks[index] in journal)
-        return call.hit_blocks * self._granularity
+        """How many tokens of a waiting call are cached now, in whole tree blocks.
+
+        Two look-ups check whether the known hit still holds.
+        """
+        assert isinstance(call, SglangCall)
+        stored = self._stored
+        if call.first_miss in stored or (call.last_hit is not None and call.last_hit not in stored):
+            self._search(call)
+        return call.hit_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """How many free pages `new_tokens` more of a call take, including cached pages that no call uses yet."""
-        call = cast("SglangCall", call)
+        assert isinstance(call, SglangCall)
+        page = self._page_tokens
         if not call.waits:
-            return self._pages(call.computed_tokens + new_tokens) - self._pages(call.computed_tokens)
-        cached_tokens = self.cached_tokens(call)
-        in_use = cached_blocks(call.hit_blocks, call.hit_blocks, lambda index: call.tree_blocks[index] in self._users)
-        return self._pages(cached_tokens + new_tokens) - in_use * self._granularity // self._page_tokens
+            held_tokens = call.computed_tokens
+            return -(-(held_tokens + new_tokens) // page) - -(-held_tokens // page)
+        blocks, users, cached_tokens = call.tree_blocks, self._users, self.cached_tokens(call)
+        hit = cached_tokens // self._granularity
+        in_use = cached_blocks(hit, hit, lambda index: blocks[index] in users)
+        return -(-(cached_tokens + new_tokens) // page) - in_use * self._granularity // page
 
     def blocks_freed(self, call: LocalCall) -> int:
         """How many pages preempting a running call would free: those that no other call uses."""
-        call = cast("SglangCall", call)
+        assert isinstance(call, SglangCall)
+        page = self._page_tokens
         users, blocks = self._users, call.tree_blocks
-        shared = cached_blocks(len(blocks), 0, lambda index: users[blocks[index]] > 1)
-        return self._pages(call.computed_tokens) - shared * self._granularity // self._page_tokens
+        shared = cached_blocks(len(blocks), 0, lambda index: users.get(blocks[index], 0) > 1)
+        return -(-call.computed_tokens // page) - shared * self._granularity // page
 
     @property
     def shares_in_iteration(self) -> bool:
@@ -159,13 +172,21 @@ class SchedulerFacts:
 
     def block_key(self, call: LocalCall, tokens: int) -> int | None:
         """The hash of the tree block after the call's first `tokens`; None if it is not whole, or without a cache."""
-        blocks, index = cast("SglangCall", call).tree_blocks, tokens // self._granularity
-        return blocks[index] if index < len(blocks) and not self._scheduler.tree_cache.disable else None
+        assert isinstance(call, SglangCall)
+        blocks, index = call.tree_blocks, tokens // self._granularity
+        return blocks[index] if index < len(blocks) and self._shares else None
 
     def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
         """How many tokens a waiting call could take from another call's blocks."""
-        own, others = cast("SglangCall", call).tree_blocks, cast("SglangCall", other).tree_blocks
+        assert isinstance(call, SglangCall)
+        assert isinstance(other, SglangCall)
+        own, others = call.tree_blocks, other.tree_blocks
         return shared_blocks(own, others, min(len(own), len(others))) * self._granularity
 
-    def _pages(self, tokens: int) -> int:
-        return -(-tokens // self._page_tokens)
+    def _search(self, call: SglangCall) -> None:
+        """Find the end of the hit. The first guess is the last known end, or the end that the gateway expects."""
+        blocks, stored = call.tree_blocks, self._stored
+        hit = cached_blocks(len(blocks), call.hit_tokens // self._granularity, lambda index: blocks[index] in stored)
+        call.hit_tokens = hit * self._granularity
+        call.last_hit = blocks[hit - 1] if hit else None
+        call.first_miss = blocks[hit] if hit < len(blocks) else None

@@ -75,7 +75,7 @@ class Driver:
         self._reporter = _reporter(settings, observer, self.epoch)
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self._refinable = self._reporter.refinable
-        self._requests = Requests(scheduler, self.received)
+        self._requests = Requests(scheduler)
         self._batches = count()
         self._sequence = count()
         self._budget_tokens = self._facts.max_batch_tokens
@@ -95,14 +95,22 @@ class Driver:
             if self._measuring is not None and work:
                 self._measuring.observe(duration_s, work)
 
-    def received(self, request: Any) -> SglangCall:
-        """A request has arrived. Its call is stored in it."""
+    def queued(self, request: Any) -> None:
+        """A request begins to wait. It has arrived, or if it has a call already, it was preempted."""
+        call: SglangCall | None = getattr(request, "plait_call", None)
+        if call is None:
+            self._received(request)
+        else:
+            self.preemptions += 1
+            call.follow_waiting(request)
+        self._requests.queued(request)
+
+    def _received(self, request: Any) -> None:
         annotations = self.annotations.read(request.sampling_params.custom_params)
         call = sglang_call(request, annotations, self.clock.now_s, next(self._sequence), self.observer)
         request.plait_call = call
         self._attainment.received(call.call_id, call)
         self._refinable.received(call.call_id, call, annotations.handle)
-        return call
 
     def change_objectives(self, body: bytes) -> int:
         """The objectives of calls have changed. Returns how many of them are known. Raises `CallerError`."""
@@ -120,10 +128,11 @@ class Driver:
         )
         victims = [self._requests.of(cast("SglangCall", call)) for call in plan.preempt]
         preempted = preempt(self._scheduler, running_batch, victims, self._release)
-        result = self._pulled(self._levers(plan), running_batch, schedule)
+        levers = self._levers(plan)
+        result = self._pulled(levers, running_batch, schedule)
         for request in preempted:  # only now, or output in flight would count for the request's next run
             self._scheduler._add_request_to_queue(request, is_retracted=True)  # noqa: SLF001
-        self._observe(plan, result.batch_to_run)
+        self._observe(plan, levers.shown, result.batch_to_run)
         return result
 
     def begins(self, batch: Any) -> None:
@@ -140,13 +149,13 @@ class Driver:
     def ended(self, batch: Any) -> None:
         """A batch's result has been processed. Results come in the order of batches."""
         number, work = self._begun.popleft()
-        now_s = self.clock.present_s
+        now_s, produced = self.clock.present_s, self._attainment.produced
         self._unmeasured.append(work)
         self.clock.measured(self._iterations.end(number, now_s) or 0.0)
         for request in batch.reqs:
             call: SglangCall = request.plait_call
             tokens = len(request.output_ids)
-            self._attainment.produced(call.call_id, tokens - call.seen_tokens, now_s)
+            produced(call.call_id, tokens - call.seen_tokens, now_s)
             call.seen_tokens = tokens
             if request.finished():
                 self._attainment.ended(call.call_id, now_s)
@@ -195,11 +204,9 @@ class Driver:
     def _pulled(self, levers: Levers, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
         """Set the levers, let SGLang schedule, and give the levers back."""
         scheduler, chunked = self._scheduler, self._scheduler.chunked_req
-        queue, shown = scheduler.waiting_queue, [self._requests.of(call) for call in levers.shown]
-        seen = set(map(id, shown))
-        hidden = [request for request in queue if id(request) not in seen]
+        hidden = self._requests.waiting_but(levers.shown)
         mixes = self._mixes and levers.decodes
-        scheduler.waiting_queue = shown
+        scheduler.waiting_queue = [self._requests.of(call) for call in levers.shown]
         scheduler.is_mixed_chunk = mixes
         mixed_tokens = len(running_batch.reqs) if mixes else 0
         scheduler.chunked_prefill_size = min(self._chunk_size, levers.prompt_tokens + mixed_tokens)
@@ -216,14 +223,15 @@ class Driver:
                 scheduler.chunked_req = chunked
             self.prefill_pass = NO_LIMITS
 
-    def _observe(self, plan: Plan, batch: Any) -> None:
+    def _observe(self, plan: Plan, shown: Sequence[SglangCall], batch: Any) -> None:
         """Count the picks that were not scheduled as planned, and note the admitted calls."""
         extends = dict(zip(map(id, batch.reqs), batch.extend_lens, strict=True)) if batch is not None else {}
         for call, tokens in cast("Sequence[tuple[SglangCall, int]]", plan.picks):
-            request = self._requests.of(call)
             if call.waits or call.uncomputed_tokens > 1:
-                self.diverged_picks += extends.get(id(request)) != tokens
-            if call.waits and not call.admitted and id(request) in extends:
+                self.diverged_picks += extends.get(id(self._requests.of(call))) != tokens
+        for call in [call for call in shown if id(self._requests.of(call)) in extends]:
+            self._requests.admitted(call)
+            if not call.admitted:
                 call.admitted = True
                 self._iterations.admitted(self.clock.now_s - call.received_s)
 

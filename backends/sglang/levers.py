@@ -33,13 +33,17 @@ def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page
     """
     picks = cast("Sequence[tuple[SglangCall, int]]", plan.picks)
     backfill = cast("Sequence[SglangCall]", plan.backfill)
-    prompts = [(call, tokens) for call, tokens in picks if call.waits or call is in_chunks]
+    prompts, decode_tokens = [], 0
+    for call, tokens in picks:
+        if call.waits or call is in_chunks:
+            prompts.append((call, tokens))
+        else:
+            decode_tokens += tokens
     more = [call for call in backfill if call.waits or call is in_chunks]
     decodes = len(prompts) + len(more) < len(picks) + len(backfill)
     tokens = sum(-(-tokens // page_tokens) * page_tokens for _, tokens in prompts)
     if more:
         budget_tokens = facts.max_batch_tokens if plan.budget_tokens is None else plan.budget_tokens
-        decode_tokens = sum(tokens for call, tokens in picks if not (call.waits or call is in_chunks))
         tokens = max(tokens, min(budget_tokens, facts.max_batch_tokens) - decode_tokens)
     if tokens <= 0:
         return Levers(decodes=decodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -12,40 +12,53 @@ _ORDER = attrgetter("order")
 
 
 class Requests:
-    """The requests of one scheduler. `received` makes the call of a request that has none yet."""
+    """The requests of one scheduler. Each has its call in `plait_call`.
 
-    def __init__(self, scheduler: Any, received: Callable[[Any], SglangCall]) -> None:
+    The waiting ones are kept from step to step, because they can be many. SGLang's queue gets no request that `queued`
+    does not get. So if the queue is as long as what is kept, it has the same requests.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        self._received = received
-        self._requests: dict[SglangCall, Any] = {}
+        self._running: dict[SglangCall, Any] = {}
+        self._waiting: dict[SglangCall, Any] = {}
+        self._in_order = True
 
     def of(self, call: SglangCall) -> Any:
         """The request of a call that the last `calls` returned."""
-        return self._requests[call]
+        return self._waiting[call] if call.waits else self._running[call]
+
+    def queued(self, request: Any) -> None:
+        """A request begins to wait."""
+        call: SglangCall = request.plait_call
+        latest = next(reversed(self._waiting), call)
+        self._in_order = self._in_order and latest.order <= call.order
+        self._waiting[call] = request
+
+    def waiting_but(self, calls: Iterable[SglangCall]) -> list[Any]:
+        """The waiting requests in order of arrival, without those of `calls`."""
+        seen = set(calls)
+        return [request for call, request in self._waiting.items() if call not in seen]
+
+    def admitted(self, call: SglangCall) -> None:
+        """A waiting call has begun to run."""
+        del self._waiting[call]
 
     def calls(self, running_batch: Any) -> tuple[list[SglangCall], list[SglangCall]]:
         """Running calls with something to compute, and waiting calls, both in order of arrival."""
-        scheduler, in_chunks = self._scheduler, self._scheduler.chunked_req
-        in_flight = self._in_flight()
-        running = []
-        self._requests = {}
+        self._follow_queue()
+        in_chunks, in_flight = self._scheduler.chunked_req, self._in_flight()
+        self._running = running = {}
         if in_chunks is not None:
-            running.append(self._call(in_chunks))
-            running[0].follow_prefill(in_chunks)
+            running[in_chunks.plait_call] = in_chunks
+            in_chunks.plait_call.follow_prefill(in_chunks)
         for request in running_batch.reqs:
             flying = request.rid in in_flight
             if not request.finished() and not (flying and request.next_output_finishes_by_length()):
-                call = self._call(request)
+                call: SglangCall = request.plait_call
+                running[call] = request
                 call.follow_decode(request, int(flying))
-                running.append(call)
-        waiting = []
-        for request in scheduler.waiting_queue:
-            call = self._call(request)
-            call.follow_waiting(request)
-            waiting.append(call)
-        running.sort(key=_ORDER)
-        waiting.sort(key=_ORDER)
-        return running, waiting
+        return sorted(running, key=_ORDER), list(self._waiting)
 
     def running(self, running_batch: Any) -> list[Any]:
         """Requests that have begun and not ended, including the prompt in chunks."""
@@ -55,10 +68,14 @@ class Requests:
             begun.append(scheduler.chunked_req)
         return [request for request in {id(request): request for request in begun}.values() if not request.finished()]
 
-    def _call(self, request: Any) -> SglangCall:
-        call: SglangCall = getattr(request, "plait_call", None) or self._received(request)
-        self._requests[call] = request
-        return call
+    def _follow_queue(self) -> None:
+        queue = self._scheduler.waiting_queue
+        if len(queue) != len(self._waiting):  # some were aborted
+            self._waiting = {request.plait_call: request for request in queue}
+            self._in_order = False
+        if not self._in_order:
+            self._waiting = {call: self._waiting[call] for call in sorted(self._waiting, key=_ORDER)}
+            self._in_order = True
 
     def _in_flight(self) -> set[str]:
         """Ids of requests whose next token is still being computed."""

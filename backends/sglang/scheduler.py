@@ -69,10 +69,7 @@ class PlannedScheduler(_SglangScheduler):
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
         """A request begins to wait, for the first time or after a preemption."""
-        if is_retracted:
-            self.plait.preemptions += 1
-        else:
-            self.plait.received(req)
+        self.plait.queued(req)
         super()._add_request_to_queue(req, is_retracted)
 
     def get_new_batch_prefill(self, running_batch: Any) -> Any:

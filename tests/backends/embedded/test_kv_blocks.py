@@ -72,4 +72,4 @@ def test_a_tree_block_is_reported_while_its_last_block_is_there(blocks: KvBlocks
     other = call_of(range(1000, 1290))
     blocks.admit(other)
     blocks.extend(other, 290)
-    assert call.tree_chain.hashes[0] not in blocks.journal
+    assert call.tree_chain.hashes[0] not in blocks.journal.stored

@@ -16,6 +16,7 @@ from plait.backends.sglang.driver import Driver
 from plait.backends.sglang.event_tap import EventTap
 from plait.backends.sglang.scheduler import PlannedScheduler
 from plait.backends.sglang.settings import Settings
+from plait.policy.scheduling.local_scheduler import LocalScheduler
 
 PAGE_TOKENS = 16
 
@@ -271,12 +272,18 @@ class FakeScheduler:
 class Rank(PlannedScheduler, FakeScheduler):
     """A rank whose driver has its own clock."""
 
-    def __init__(self, setup: Setup, clock: Callable[[], float], settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        clock: Callable[[], float],
+        settings: Settings | None = None,
+        policy: LocalScheduler | None = None,
+    ) -> None:
         FakeScheduler.__init__(self, setup)
         observer = CacheObserver(page_tokens=PAGE_TOKENS, model="tiny")
         events = EventTap(self.tree_cache, observer, published=False)
         release = lambda req, **_: self._release(req)  # noqa: E731
-        self.plait = Driver(self, observer, events, settings or Settings(), release=release, clock=clock)
+        self.plait = Driver(self, observer, events, settings or Settings(), release=release, policy=policy, clock=clock)
 
 
 def _new_pages(decodes: Sequence[Request]) -> int:

@@ -76,7 +76,7 @@ def test_a_tree_block_is_there_while_all_its_blocks_are(data: st.DataObject) -> 
             engine.cache(path, data.draw(st.integers(0, held)))
         engine.check()
     engine.tree_blocks.clear()
-    assert not engine.journal
+    assert not engine.journal.stored
     assert not engine.tree_blocks.copies
 
 
@@ -89,18 +89,18 @@ def test_the_last_copy_counts() -> None:
     engine.evict(last)
     assert engine.journal.cursor == cursor
     engine.evict(last)
-    assert not engine.journal
+    assert not engine.journal.stored
 
 
 def test_tree_blocks_that_branch_share_their_first_blocks() -> None:
     engine = Engine()
     for end in (1, 2, 3):
         engine.cache((0, 0, end), 0 if end == 1 else 2)
-    assert len(engine.journal) == 3
+    assert len(engine.journal.stored) == 3
     engine.evict(keys_of((0, 0))[0])
-    assert not engine.journal, "all of them lost a part"
+    assert not engine.journal.stored, "all of them lost a part"
     engine.cache((0,), 0)
-    assert len(engine.journal) == 3, "and have it again"
+    assert len(engine.journal.stored) == 3, "and have it again"
 
 
 def test_one_tree_block_can_have_several_keys() -> None:
@@ -110,6 +110,6 @@ def test_one_tree_block_can_have_several_keys() -> None:
         blocks.inserted(key)
         blocks.composed(5, None, [key])
     blocks.removed(b"seen from here")
-    assert 5 in journal
+    assert 5 in journal.stored
     blocks.removed(b"seen from there")
-    assert 5 not in journal
+    assert 5 not in journal.stored

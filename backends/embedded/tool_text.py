@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from plait.backends.embedded.example_json import example_json
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest
-
-_EXAMPLES: dict[str, Any] = {
-    "string": "emulated", "integer": 1, "number": 1.0, "boolean": True, "null": None, "array": []
-}  # fmt: skip
 
 
 def called_tool(request: ChatRequest) -> dict[str, Any] | None:
@@ -31,8 +26,8 @@ def called_tool(request: ChatRequest) -> dict[str, Any] | None:
 
 
 def example_arguments(tool: dict[str, Any]) -> str:
-    """Arguments as JSON, with a value for every required property. For an unsupported schema they are `{}`."""
-    return msgspec.json.encode(_example(tool["function"].get("parameters"))).decode()
+    """Arguments as JSON that fit the tool's schema."""
+    return example_json(tool["function"].get("parameters"))
 
 
 def _name(value: object) -> str | None:
@@ -40,18 +35,3 @@ def _name(value: object) -> str | None:
     function = value.get("function") if isinstance(value, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
-
-
-def _example(schema: object) -> Any:
-    if not isinstance(schema, dict):
-        return {}
-    enum, kind, properties, required = (schema.get(key) for key in ("enum", "type", "properties", "required"))
-    if isinstance(enum, list) and enum:
-        return enum[0]
-    if isinstance(kind, list):  # any of them, as in ["string", "null"]
-        kind = kind[0] if kind else None
-    if isinstance(kind, str) and kind in _EXAMPLES:
-        return _EXAMPLES[kind]
-    schemas = properties if isinstance(properties, dict) else {}
-    names = required if isinstance(required, list) else []
-    return {name: _example(schemas.get(name)) for name in names if isinstance(name, str)}

@@ -13,6 +13,7 @@ import msgspec
 
 from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.generation import Generation, Piece
+from plait.backends.embedded.prompts import chat_tokens
 from plait.backends.embedded.responses import ChatFormat, Format, Json, TextFormat, Usage
 from plait.backends.embedded.text import EmulatedToken, TextSource
 from plait.backends.embedded.tool_text import called_tool, example_arguments
@@ -34,6 +35,21 @@ class ServedModel:
     name: str
     tokenizer: Tokenizer
     max_context_tokens: int
+
+    def check(self, name: str) -> None:
+        """Raise ModelNotFoundError unless a request means this model. A request may leave the name out."""
+        if name not in {self.name, ANY_MODEL, ""}:
+            raise ModelNotFoundError(f"The model `{name}` does not exist.", param="model")
+
+    def check_context(self, prompt_tokens: int, output_tokens: int, param: str) -> None:
+        """Raise ContextLengthError, with vLLM's message, if the tokens exceed the context."""
+        if prompt_tokens + output_tokens > self.max_context_tokens:
+            raise ContextLengthError(
+                f"This model's maximum context length is {self.max_context_tokens} tokens. However, you requested "
+                f"{prompt_tokens + output_tokens} tokens ({prompt_tokens} in the messages, {output_tokens} in the "
+                "completion). Please reduce the length of the messages or completion.",
+                param=param,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +134,10 @@ class Completion:
         return usage
 
 
-def complete_chat(request: ChatRequest, target: Target) -> Completion:
-    """Start a chat completion. Raises `CallerError` before anything runs."""
-    _check_model(request, target.model)
-    prompt = target.model.tokenizer.encode_chat(
-        request.messages,
-        tools=request.tools,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-        template_kwargs=request.chat_template_kwargs,
-        chat_template=request.chat_template,
-    )
+def complete_chat(request: ChatRequest, target: Target, text: str | None = None) -> Completion:
+    """Start a chat completion, of `text` if it is given. Raises `CallerError` before anything runs."""
+    target.model.check(request.model)
+    prompt = chat_tokens(request, target.model.tokenizer)
     tool = called_tool(request)
     form = ChatFormat(
         target.request_id,
@@ -137,13 +146,13 @@ def complete_chat(request: ChatRequest, target: Target) -> Completion:
         logprobs=bool(request.logprobs),
     )
     completion = Completion(request, form)
-    _generate(completion, request, target, [prompt], None if tool is None else example_arguments(tool))
+    _generate(completion, request, target, [prompt], text if tool is None else example_arguments(tool))
     return completion
 
 
-def complete_text(request: CompletionRequest, target: Target) -> Completion:
-    """Start a text completion. Raises `CallerError` before anything runs."""
-    _check_model(request, target.model)
+def complete_text(request: CompletionRequest, target: Target, text: str | None = None) -> Completion:
+    """Start a text completion, of `text` if it is given. Raises `CallerError` before anything runs."""
+    target.model.check(request.model)
     tokenizer = target.model.tokenizer
     encode = partial(tokenizer.encode, add_special_tokens=request.add_special_tokens)
     prompts = [prompt if isinstance(prompt, list) else encode(prompt) for prompt in request.prompts()]
@@ -152,7 +161,7 @@ def complete_text(request: CompletionRequest, target: Target) -> Completion:
         echo = [tokenizer.decode(prompt) for prompt in prompts for _ in range(request.choices)]
     form = TextFormat(target.request_id, target.model.name, echo=echo, logprobs=request.logprobs is not None)
     completion = Completion(request, form)
-    _generate(completion, request, target, prompts)
+    _generate(completion, request, target, prompts, text)
     return completion
 
 
@@ -196,31 +205,16 @@ def _output(
 
 
 def _output_limit(request: Request, target: Target, prompt_tokens: int) -> int:
-    """The most tokens of a completion. Raises `CallerError` for an empty prompt.
-
-    A request that exceeds the model's context gets vLLM's error message.
-    """
+    """The most tokens of a completion. Raises `CallerError` for an empty prompt and for one that is too long."""
     param = "messages" if isinstance(request, ChatRequest) else "prompt"
     if prompt_tokens < 1:
         raise CallerError("The prompt is empty; it must have at least one token.", param=param)
-    context_tokens = target.model.max_context_tokens
-    room = context_tokens - prompt_tokens
+    room = target.model.max_context_tokens - prompt_tokens
     asked = request.output_limit or 0
-    if room < max(1, asked):
-        raise ContextLengthError(
-            f"This model's maximum context length is {context_tokens} tokens. However, you requested "
-            f"{prompt_tokens + asked} tokens ({prompt_tokens} in the messages, {asked} in the completion). "
-            "Please reduce the length of the messages or completion.",
-            param=param,
-        )
+    target.model.check_context(prompt_tokens, max(1, asked), param)
     limit = asked or room
     assert target.clock.engine.fits(prompt_tokens, limit), "the context is at most the KV cache"
     return limit
-
-
-def _check_model(request: Request, model: ServedModel) -> None:
-    if request.model not in {model.name, ANY_MODEL, ""}:
-        raise ModelNotFoundError(f"The model `{request.model}` does not exist.", param="model")
 
 
 def _event(body: Json) -> bytes:

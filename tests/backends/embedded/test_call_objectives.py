@@ -14,7 +14,8 @@ from plait.backends.profiles import load_profile
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.types import Objective, Slo
-from tests.backends.embedded.test_server import Served, served, serving
+from tests.backends.embedded.served_engine import Served, serving
+from tests.backends.embedded.test_server import served
 from tests.policy.scheduling.fake_engine import slos
 
 __all__ = ["served"]

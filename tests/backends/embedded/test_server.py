@@ -5,23 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, MutableMapping
-from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
-from plait.backends.embedded.completion import ServedModel
-from plait.backends.embedded.engine import EngineSettings
 from plait.backends.embedded.responses import FINGERPRINT
-from plait.backends.embedded.server import EmbeddedServer, ServerSettings
-from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState
-from plait.backends.tokenization.tokenizer import load_tokenizer
 from plait.policy.prefix.block_hash import chain, root_hash
+from tests.backends.embedded.served_engine import KV_TOKENS, Served, serving
 
-KV_TOKENS = 4_003  # no whole number of blocks
 TOOL = {
     "type": "function",
     "function": {
@@ -33,55 +26,6 @@ TOOL = {
         },
     },
 }
-
-
-class Served:
-    """A server and a client of it."""
-
-    def __init__(self, server: EmbeddedServer, http: httpx.AsyncClient) -> None:
-        self.server = server
-        self.http = http
-
-    async def post(self, path: str, **body: Any) -> httpx.Response:
-        return await self.http.post(path, json={"model": "m", **body})
-
-    async def chat(self, content: str = "hi", **body: Any) -> Any:
-        messages = [{"role": "user", "content": content}]
-        response = await self.post("/v1/chat/completions", messages=messages, **body)
-        assert response.status_code == 200, response.text
-        return events(response) if body.get("stream") else response.json()
-
-    async def complete(self, prompt: Any = "hi", **body: Any) -> Any:
-        response = await self.post("/v1/completions", prompt=prompt, **body)
-        assert response.status_code == 200, response.text
-        return events(response) if body.get("stream") else response.json()
-
-
-def events(response: httpx.Response) -> list[Any]:
-    """A stream's events; it has to end with [DONE]."""
-    assert response.headers["content-type"].startswith("text/event-stream")
-    *rest, done, end = response.text.split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in rest]
-
-
-@asynccontextmanager
-async def serving(api_key: str | None = None) -> AsyncIterator[Served]:
-    server = EmbeddedServer(
-        ServerSettings(
-            engine=EngineSettings(name="e", model="m", kv_tokens=KV_TOKENS),
-            cost_model=load_profile("a6000-mistral-7b").cost_model(),
-            model=ServedModel("m", load_tokenizer("bytes"), KV_TOKENS),
-            time_scale=10_000.0,
-            api_key=api_key,
-        )
-    )
-    transport = httpx.ASGITransport(server.app)
-    async with (
-        server.app.router.lifespan_context(server.app),
-        httpx.AsyncClient(transport=transport, base_url="http://engine") as http,
-    ):
-        yield Served(server, http)
 
 
 @pytest.fixture
@@ -164,7 +108,7 @@ async def test_a_stop_string_is_left_out_and_ends_the_call(served: Served) -> No
 
 
 async def test_without_a_limit_it_ends_by_itself_and_with_ignore_eos_at_the_context(served: Served) -> None:
-    body = await served.chat()
+    body = await served.chat("x" * 64)
     assert 64 <= body["usage"]["completion_tokens"] < 256
     assert body["choices"][0]["finish_reason"] == "stop"
     whole = await served.chat(ignore_eos=True)
@@ -301,6 +245,8 @@ async def test_a_key_guards_all_but_health_and_metrics() -> None:
         del served.http.headers["authorization"]
         assert (await served.http.get("/health")).status_code == 200
         assert (await served.http.get("/metrics")).status_code == 200
+        served.http.headers["x-api-key"] = "secret"
+        assert (await served.http.get("/v1/models")).status_code == 200, "as Anthropic's clients send it"
 
 
 # A client that goes away.

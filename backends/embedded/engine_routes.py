@@ -1,0 +1,102 @@
+"""The routes that describe the engine: its model, cache, load, health, metrics and routes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from plait.backends.embedded.completion import in_emulated_time
+from plait.backends.embedded.metrics import EngineCollector
+from plait.backends.embedded.serving import Serving, json_response
+from plait.backends.errors import CallerError
+from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
+from plait.backends.protocol.call_objectives import ChangesAnswer, read_changes
+
+MAX_WAIT_MS = 60_000
+
+
+class EngineRoutes:
+    """The routes, over one engine. `/health`, `/ping` and `/metrics` need no API key."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(serving.engine))
+        self.routes = [
+            serving.route("/v1/models", self._models, "GET"),
+            serving.route("/cache_state", self._cache_state, "GET"),
+            serving.route(CALL_OBJECTIVES, self._call_objectives),
+            serving.route("/version", self._version, "GET"),
+            serving.route("/load", self._load, "GET"),
+            Route("/health", self._health),
+            Route("/ping", self._health, methods=["GET", "POST"]),
+            Route("/metrics", self._metrics),
+        ]
+
+    async def _models(self, _request: Request) -> Response:
+        model = {
+            "id": self._serving.model.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "plait",
+            "max_model_len": self._serving.model.max_context_tokens,
+        }
+        return json_response({"object": "list", "data": [model]})
+
+    async def _cache_state(self, request: Request) -> Response:
+        since, wait_ms = _integer(request, "since"), _integer(request, "wait_ms") or 0
+        wait_s = min(wait_ms, MAX_WAIT_MS) / 1e3
+        state = await self._serving.clock.cache_state(since, request.query_params.get("epoch"), wait_s)
+        if "msgpack" in request.headers.get("accept", ""):
+            return Response(msgspec.msgpack.encode(state), media_type="application/msgpack")
+        return json_response(state)
+
+    async def _call_objectives(self, request: Request) -> Response:
+        changes = read_changes(await request.body(), self._serving.annotations)
+        scaled = (in_emulated_time(one, self._serving.time_scale) for one in changes)
+        return json_response(ChangesAnswer(self._serving.engine.refinable.refine(scaled)))
+
+    async def _version(self, _request: Request) -> Response:
+        return json_response({"version": version("plait")})
+
+    async def _load(self, _request: Request) -> Response:
+        engine = self._serving.engine
+        return json_response({"server_load": len(engine.running) + len(engine.waiting)})
+
+    async def _health(self, _request: Request) -> Response:
+        return Response(status_code=200)
+
+    async def _metrics(self, _request: Request) -> Response:
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def description_of(routes: Sequence[Route]) -> dict[str, Any]:
+    """What `/openapi.json` says of the routes: their paths and methods."""
+    done = {"responses": {"200": {"description": "The answer."}}}
+    paths = {
+        route.path: {method.lower(): done for method in sorted(route.methods or ()) if method != "HEAD"}
+        for route in routes
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Plait's embedded engine", "version": version("plait")},
+        "paths": paths,
+    }
+
+
+def _integer(request: Request, name: str) -> int | None:
+    value = request.query_params.get(name)
+    if value is None:
+        return None
+    if not re.fullmatch("[0-9]{1,18}", value):
+        raise CallerError(f"'{name}' must be a whole number, not {value[:80]!r}", param=name)
+    return int(value)

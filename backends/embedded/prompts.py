@@ -1,0 +1,54 @@
+"""The token ids of a chat on the embedded engine. A picture is text there: as many words as it would have tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import shake_256
+from typing import Any, Final
+
+import msgspec
+
+from plait.backends.errors import CallerError, UnsupportedError
+from plait.backends.protocol.openai import ChatRequest
+from plait.backends.tokenization.tokenizer import Tokenizer
+
+PICTURE_TOKENS: Final = 256
+"""What vision models take for a picture of 448 x 448 pixels."""
+# A picture's digest in words of one letter, each of which is a token in the usual vocabularies. Another picture has
+# other words, so that no call finds its prompt cached behind another's picture.
+_WORDS: Final = str.maketrans("0123456789abcdef", "ABCDEFGHIJKLMNOP")
+_PICTURES: Final = frozenset({"image_url", "input_image"})
+
+
+def chat_tokens(request: ChatRequest, tokenizer: Tokenizer) -> list[int]:
+    """The ids of a chat. Raises CallerError for messages that the chat template refuses, and for sound and video."""
+    try:
+        return tokenizer.encode_chat(
+            list(_without_pictures(request.messages)),
+            tools=request.tools,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            template_kwargs=request.chat_template_kwargs,
+            chat_template=request.chat_template,
+        )
+    except UnsupportedError as error:
+        raise CallerError(f"{error.message} The model reads text and pictures.", param=error.param) from error
+
+
+def _without_pictures(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and any(map(_is_picture, content)):
+            parts = [_as_text(part) if _is_picture(part) else part for part in content]
+            yield {**message, "content": parts}
+        else:
+            yield message
+
+
+def _is_picture(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in _PICTURES
+
+
+def _as_text(picture: Mapping[str, Any]) -> dict[str, Any]:
+    digest = shake_256(msgspec.json.encode(picture, order="deterministic")).hexdigest(PICTURE_TOKENS // 2)
+    return {"type": "text", "text": " ".join(digest.translate(_WORDS))}

@@ -116,6 +116,14 @@ async def test_without_a_limit_it_ends_by_itself_and_with_ignore_eos_at_the_cont
     assert whole["choices"][0]["finish_reason"] == "length"
 
 
+async def test_a_greeting_has_a_short_answer_unless_it_says_how_long(served: Served) -> None:
+    body = await served.chat()
+    assert 16 <= body["usage"]["completion_tokens"] < 40
+    assert body["choices"][0]["finish_reason"] == "stop"
+    longer = await served.chat(max_tokens=60)
+    assert longer["usage"]["completion_tokens"] == 60
+
+
 async def test_logprobs_come_with_every_token(served: Served) -> None:
     body = await served.chat(max_tokens=4, logprobs=True)
     content = body["choices"][0]["logprobs"]["content"]

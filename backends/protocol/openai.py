@@ -50,6 +50,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     custom_params: Any = None
     ignore_eos: bool | None = None
     plait: dict[str, Any] | None = None
+    prompt_cache_key: Any = None
+    safety_identifier: Any = None
+    user: Any = None
 
     @property
     def choices(self) -> int:

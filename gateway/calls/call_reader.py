@@ -13,6 +13,7 @@ from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.calls.known_sessions import known_session
 from plait.gateway.calls.outgoing import ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
@@ -132,6 +133,7 @@ class CallReader:
         return Delivery(
             call, incoming.path, incoming.headers, body, incoming.arrived_s, session,
             tenant=incoming.tenant, form=route.form, route=route.path,
+            turn_of=session or known_session(incoming.headers, request),
         )  # fmt: skip
 
     async def count(self, incoming: Incoming, request: ChatRequest) -> int:
@@ -195,6 +197,7 @@ class CallReader:
             prompts=prompts,
             choices=prompts * request.choices,
             context_tokens=self.router.models.context_tokens(request.model),
+            turn_of=session or known_session(incoming.headers, request),
         )
 
     def _cache_salt(self, request: ChatRequest | CompletionRequest, tenant: str) -> str | None:

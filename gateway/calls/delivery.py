@@ -32,7 +32,8 @@ class Delivery:
     The engine `continues_on` has most of the prompt in its cache. The call failed on the engines in `avoids`; it goes
     there only if there is no other engine. The body has `prompts` prompts and asks for `choices` completions in all.
     The model's context is `context_tokens` long, None if it is not known. The answer has this `form`. Only engines that
-    have the `route` may get it, if it is not None.
+    have the `route` may get it, if it is not None. It is a `turn_of` a session that the client has named, be it by
+    `session` or in its own way; empty if it has named none.
     """
 
     call: Call
@@ -52,6 +53,7 @@ class Delivery:
     handle: str | None = None
     form: AnswerForm = COMPLETION
     route: str | None = None
+    turn_of: str = ""
 
 
 Problem = EngineError | str | None

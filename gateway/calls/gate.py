@@ -127,6 +127,6 @@ def _ticket(delivery: Delivery) -> Ticket:
         delivery.tenant,
         call.model,
         call.prompt_tokens + _output_tokens(delivery),
-        session=delivery.session or "",
+        session=delivery.turn_of,
         for_throughput=call.objective is Objective.THROUGHPUT,
     )

@@ -21,6 +21,7 @@ from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.journey import Journey
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.recovery import Recovery
+from plait.gateway.calls.session_engines import SessionEngines
 from plait.gateway.fleet.booking import Failure
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
@@ -59,6 +60,7 @@ class Relay:
         self._objectives = objectives
         self._max_attempts = max_attempts
         self._forward_client_key = forward_client_key
+        self._sessions = SessionEngines()
 
     async def deliver(self, delivery: Delivery, receive: Receive, send: Send) -> None:
         """Place the call, send it, stream the answer back. Raises `PlaitError` only before the first byte."""
@@ -109,13 +111,15 @@ class Relay:
         delivery, journey.exchange = journey.delivery, None
         now_s = loop_time_s()
         placement = self._router.select(
-            delivery.call, now_s, prefer=delivery.continues_on, avoid=journey.avoids, route=delivery.route
+            delivery.call, now_s, prefer=self._continues_on(delivery), avoid=journey.avoids, route=delivery.route
         )
         engine = self._router.engines[placement.engine_id]
         if placement.engine_id in journey.avoids and journey.failures and not _may_repeat(journey.failures[-1][1]):
             raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")
         link = self._links[placement.engine_id]
         booking = self._router.book(delivery.call, placement, now_s)
+        if delivery.turn_of and not delivery.call.prompt_tokens:
+            self._sessions.placed(delivery.tenant, delivery.turn_of, delivery.call.model, placement.engine_id)
         self._gate.placed(journey.ticket, now_s)
         self._metrics.placed(booking)
         gaps = self._metrics.gaps.of(delivery.call.model, placement.engine_id)
@@ -131,6 +135,12 @@ class Relay:
         finally:
             journey.outcome = "failed" if error is not None else exchange.ended or "client_gone"
             self._close(exchange, journey.outcome, error)
+
+    def _continues_on(self, delivery: Delivery) -> str | None:
+        """The engine that has most of the prompt, if something else than the prompt tells."""
+        if delivery.continues_on is None and delivery.turn_of and not delivery.call.prompt_tokens:
+            return self._sessions.engine_of(delivery.tenant, delivery.turn_of, delivery.call.model)
+        return delivery.continues_on
 
     def _close(self, exchange: Exchange, outcome: str, error: EngineError | None) -> None:
         """Settle, release or fail the booking, and tell those who look after the engines."""

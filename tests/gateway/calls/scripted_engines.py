@@ -158,7 +158,7 @@ class Gateway:
         await self.relay.deliver(self.delivery(headers=headers, body=body), client.receive, client.send)
 
     def delivery(self, *, headers: Headers = (), body: bytes = BODY, **more: Any) -> Delivery:
-        call = Call("r1", "m", 257, 64, HASHES)
+        call = more.pop("call", Call("r1", "m", 257, 64, HASHES))
         outgoing = OutgoingBody(body, parse_request(body, CompletionRequest))
         return Delivery(call, "/v1/completions", headers, outgoing, asyncio.get_running_loop().time(), **more)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from plait.backends.adapter.required_names import load
 from plait.backends.sglang.compatibility import check_names
+from plait.backends.sglang.news import NewsReceiver
 from plait.backends.sglang.settings import read_settings
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
@@ -23,7 +24,9 @@ def register() -> None:
     """Register the hooks for this process. Raises UnsupportedSglangError or SettingsError."""
     is_api_server = multiprocessing.parent_process() is None
     if is_api_server:
-        _hook(API_SERVER, _before_serving, "BEFORE")
+        news = NewsReceiver()
+        news.announce()
+        _hook(API_SERVER, lambda *_, **__: _before_serving(news), "BEFORE")
     elif SCHEDULER not in sys.modules:
         return  # a process that does not schedule, such as the detokenizer
     check()
@@ -45,10 +48,10 @@ def _hook(target: str, hook: Any, kind: str) -> None:
     registry.register(target, hook, getattr(load("sglang.srt.plugins.hook_registry.HookType"), kind))
 
 
-def _before_serving(*_: Any, **__: Any) -> None:
+def _before_serving(news: NewsReceiver) -> None:
     from plait.backends.sglang.route import add_routes  # noqa: PLC0415 - only the API server needs it
 
-    add_routes(_problem())
+    add_routes(_problem(), news)
 
 
 def _problem() -> str | None:

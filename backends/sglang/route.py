@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -15,10 +16,11 @@ from plait.backends.adapter.required_names import load
 from plait.backends.errors import EngineTimeoutError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
+from plait.backends.sglang.news import NewsReceiver
 from plait.backends.sglang.scheduler_query import STATE_KEY, ChangeObjectives, ReportSince, SchedulerQuery, query_id
 
-ASKING_INTERVAL_S = 0.02
-"""A waiting request asks this often, as a gateway asks a busy engine. It takes 0.2 % of an idle scheduler's time."""
+QUIET_S = 0.2
+"""A waiting request asks again after this time without news. News may be lost, and an idle scheduler tells late."""
 
 
 class SchedulerAccess:
@@ -49,8 +51,9 @@ class SchedulerAccess:
 class CacheStateRoute:
     """An ASGI application."""
 
-    def __init__(self, scheduler: SchedulerAccess) -> None:
+    def __init__(self, scheduler: SchedulerAccess, news: NewsReceiver) -> None:
         self._scheduler = scheduler
+        self._news = news
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer one ASGI request."""
@@ -58,15 +61,25 @@ class CacheStateRoute:
 
     async def _report(self, _scope: Scope, query: ReportQuery) -> bytes:
         """The scheduler's report, after the next change or at the end of the wait."""
-        ends_s = asyncio.get_running_loop().time() + query.wait_s
+        if query.since is None or query.wait_s <= 0:
+            return await self._asked(query)
+        now_s = asyncio.get_running_loop().time
+        ends_s = now_s() + query.wait_s
+        asks = not self._news.follows(query.since, query.epoch)
         while True:
-            report = bytes(await self._scheduler.ask(ReportSince(query.since, query.epoch)))
-            if query.since is None or asyncio.get_running_loop().time() >= ends_s:
-                return report
-            state = msgspec.msgpack.decode(report, type=CacheState)
-            if state.snapshot or state.cursor != query.since:
-                return report
-            await asyncio.sleep(ASKING_INTERVAL_S)
+            news = self._news.next()
+            told = self._news.report_after(query.since, query.epoch)
+            if told is not None:
+                return told
+            if asks:
+                report = await self._asked(query)
+                if now_s() >= ends_s or _has_changes(report, query.since):
+                    return report
+            came = await _is_set(news, min(QUIET_S, ends_s - now_s()))
+            asks = not came or not self._news.follows(query.since, query.epoch)
+
+    async def _asked(self, query: ReportQuery) -> bytes:
+        return bytes(await self._scheduler.ask(ReportSince(query.since, query.epoch)))
 
 
 class CallObjectivesRoute:
@@ -83,8 +96,20 @@ class CallObjectivesRoute:
         return int(await self._scheduler.ask(ChangeObjectives(body.decode())))
 
 
-def add_routes(problem: str | None) -> None:
+async def _is_set(event: asyncio.Event, within_s: float) -> bool:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            return await event.wait()
+    return False
+
+
+def _has_changes(report: bytes, cursor: int) -> bool:
+    state = msgspec.msgpack.decode(report, type=CacheState)
+    return state.snapshot or state.cursor != cursor
+
+
+def add_routes(problem: str | None, news: NewsReceiver) -> None:
     """Add the routes to SGLang's API server."""
     router, scheduler = load("sglang.srt.entrypoints.http_server.app").router, SchedulerAccess(problem)
-    router.add_route(CACHE_STATE, CacheStateRoute(scheduler), methods=None)
+    router.add_route(CACHE_STATE, CacheStateRoute(scheduler, news), methods=None)
     router.add_route(CALL_OBJECTIVES, CallObjectivesRoute(scheduler), methods=None)

@@ -12,6 +12,7 @@ from plait.backends.sglang.cache_state import CacheObserver
 from plait.backends.sglang.compatibility import UnsupportedSglangError, check_attributes
 from plait.backends.sglang.driver import Driver
 from plait.backends.sglang.event_tap import EventTap
+from plait.backends.sglang.news import NewsSender
 from plait.backends.sglang.prefill_pass import limited
 from plait.backends.sglang.scheduler_query import STATE_KEY, ReportSince, parse_query
 from plait.backends.sglang.settings import read_settings
@@ -142,4 +143,4 @@ def _driver(scheduler: Any) -> Driver:
     published = scheduler.kv_events_publisher.enable_kv_cache_events
     events = EventTap(scheduler.tree_cache, observer, published=published)
     release = load("sglang.srt.managers.schedule_batch.release_req")
-    return Driver(scheduler, observer, events, read_settings(), release=release)
+    return Driver(scheduler, observer, events, read_settings(), release=release, news=NewsSender())

@@ -62,6 +62,19 @@ class EngineFleet:
                 response = engine.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 1})
                 assert response.status_code == 200, response.text
 
+    def fill_with_single_blocks(self, engine: RealEngine) -> None:
+        """Make an engine evict whatever it has, and fill it with prompts of one tree block each.
+
+        SGLang evicts whole prompts. It evicts little at a time if they are short.
+        """
+        for _ in range(0, KV_TOKENS, FILLER_TOKENS):
+            prompts = [
+                [next(_fillers), *range(10, 10 + TREE_BLOCK_TOKENS)]
+                for _ in range(FILLER_TOKENS // TREE_BLOCK_TOKENS + 1)
+            ]
+            response = engine.post("/v1/completions", json={"model": MODEL, "prompt": prompts, "max_tokens": 1})
+            assert response.status_code == 200, response.text
+
     def computed_prompt_tokens(self) -> float:
         """Prompt tokens that the engines had to compute so far, by their own count."""
         return sum(engine.computed_prompt_tokens() for engine in self.engines.values())

@@ -29,7 +29,7 @@ def test_an_eviction_is_known_within_50_ms(fleet: EngineFleet, findings: Finding
     The median is judged: the longest times are those in which another process has the processor.
     """
     engine = fleet.engines["engine-1"]
-    fleet.evict_all()
+    fleet.fill_with_single_blocks(engine)
     trials = (_news_s(fleet, engine, number) for number in range(4 * EVICTIONS))
     delays_s = list(itertools.islice((delay_s for delay_s in trials if delay_s is not None), EVICTIONS))
     assert len(delays_s) == EVICTIONS

@@ -35,6 +35,7 @@ _FLAGS: Final = (
     *("--mem-fraction-static", "0.3"),
     *("--grammar-backend", "none"),
     "--disable-cuda-graph",
+    "--sleep-on-idle",  # else each engine takes a processor all the time, and there are two
     "--enable-metrics",
     *("--tool-call-parser", "hermes"),
 )

@@ -1,0 +1,123 @@
+"""Brings changes of a scheduler's cache to SGLang's API server, without a question.
+
+A busy scheduler answers a question only after the next step. By then, the client of an answer that has ended may have
+sent its next call, which would be placed by an old report. So the scheduler sends its report between steps, when its
+journal has changed. The message is a datagram, so the scheduler never waits. It may be lost, so the API server also
+asks when there has been no news for a while. The API server makes the socket and puts its name in the environment,
+before it starts the schedulers.
+
+A report sent covers the last steps, not only the last one: it has news for everyone who knows one of them. Applied
+again, changes change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from plait.backends.protocol.cache_state import CacheState
+
+VARIABLE: Final = "PLAIT_SGLANG_NEWS"
+
+COVERED: Final = 8
+"""A message has the changes since this many messages before. Gateways ask anew after 20 ms: one step, or a few."""
+
+MAX_BYTES: Final = 2**18
+"""Of a message. Linux takes 200 KB."""
+
+
+class News(msgspec.Struct, frozen=True, array_like=True):
+    """The report at one time, as msgpack, with the changes after the cursor `since` up to `cursor`."""
+
+    since: int
+    cursor: int
+    epoch: str
+    report: bytes
+
+
+_DECODER = msgspec.msgpack.Decoder(News)
+
+
+class NewsReceiver:
+    """The API server's end. Its socket is in Linux's abstract namespace: it leaves no file behind."""
+
+    def __init__(self) -> None:
+        self.name = f"plait-sglang-{uuid.uuid4().hex}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(f"\0{self.name}")
+        self._latest: News | None = None
+        self._next = asyncio.Event()
+        self._reads = False
+
+    def announce(self) -> None:
+        """Put the name in the environment of the processes that this one will start."""
+        os.environ[VARIABLE] = self.name
+
+    def next(self) -> asyncio.Event:
+        """An event that is set by the next news."""
+        if not self._reads:
+            asyncio.get_running_loop().add_reader(self._socket, self._read)
+            self._reads = True
+        return self._next
+
+    def follows(self, cursor: int, epoch: str | None) -> bool:
+        """Whether the latest news has what is new to one who knows the report with this cursor, be it nothing."""
+        latest = self._latest
+        return latest is not None and latest.epoch == epoch and latest.since <= cursor <= latest.cursor
+
+    def report_after(self, cursor: int, epoch: str | None) -> bytes | None:
+        """The latest report, as msgpack, if it has news for one who knows the report with this cursor."""
+        latest = self._latest
+        return latest.report if latest and self.follows(cursor, epoch) and cursor != latest.cursor else None
+
+    def close(self) -> None:
+        """Close the socket. News is lost from now on."""
+        if self._reads:
+            asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+
+    def _read(self) -> None:
+        message = b""
+        with suppress(BlockingIOError):
+            while True:
+                message = self._socket.recv(MAX_BYTES)
+        with suppress(msgspec.DecodeError):  # not from a scheduler
+            self._latest = _DECODER.decode(message)
+            told, self._next = self._next, asyncio.Event()
+            told.set()
+
+
+class NewsSender:
+    """A scheduler's end. Without a name in the environment it tells nobody."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._socket: socket.socket | None = None
+        if VARIABLE in environment:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+            self._address = f"\0{environment[VARIABLE]}"
+        self._told = deque([0], maxlen=COVERED)
+
+    def tell(self, cursor: int, report: Callable[[int, str | None], CacheState]) -> None:
+        """Tell what `report` says since a cursor, if the journal's `cursor` has changed."""
+        if self._socket is None or cursor == self._told[-1]:
+            return
+        state = report(self._told[0], None)
+        news = News(self._told[0], state.cursor, state.epoch, msgspec.msgpack.encode(state))
+        self._told.append(state.cursor)
+        with suppress(OSError):  # the receiver has much unread news or has gone, or the message is too long
+            self._socket.sendto(msgspec.msgpack.encode(news), self._address)
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._socket is not None:
+            self._socket.close()

@@ -24,8 +24,6 @@ from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
 from plait.policy.prefix.block_hash import HashChain
 
 TRACE: Final = "hotpotqa_100.jsonl"
-EXAMPLES: Final = 2
-"""The first trajectories are examples in all prompts, as ReAct's prompts have some."""
 
 INSTRUCTIONS: Final = (
     "Answer the question. Take turns of a thought, an action and an observation. A thought reasons about what is known "
@@ -70,14 +68,14 @@ def load_trajectories(traces: Path) -> list[Trajectory]:
 
 
 def run_agents(
-    gateway: Server, trajectories: Sequence[Trajectory], concurrency: int, *, with_ids: bool
+    gateway: Server, trajectories: Sequence[Trajectory], n_examples: int, concurrency: int, *, with_ids: bool
 ) -> list[list[Turn]]:
-    """Each agent's turns, `concurrency` agents at a time.
+    """Each agent's turns, `concurrency` agents at a time. The first `n_examples` are examples in all prompts.
 
     `with_ids`: an agent keeps its prompt as token ids, with the ids that the engine generated. Else it keeps a text.
     """
     tokenizer = load_tokenizer("embedded")
-    examples, tasks = trajectories[:EXAMPLES], trajectories[EXAMPLES:]
+    examples, tasks = trajectories[:n_examples], trajectories[n_examples:]
     beginning = INSTRUCTIONS + "".join(map(_recorded, examples))
     with sync_client(gateway, timeout=120) as client, ThreadPoolExecutor(concurrency) as pool:
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from openai import OpenAI
 
-from e2e.real_engines.engine import MODEL
+from e2e.real_engines.engine import MODEL, DocumentSizes
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS
 from e2e.sdk import sync_client
 from e2e.servers import Server
@@ -23,13 +23,6 @@ from plait.gateway.simulation.workload import (
     load_prefixes,
     select_working_set,
 )
-
-DOCUMENT_CHARACTERS: Final = 9_000
-"""What a document is cut to: some 2,500 tokens, several of which fit an engine that holds 16,384."""
-PREFIX_TOKENS: Final = 4_500
-"""Longer shared parts are left out."""
-OUTPUT_TOKENS: Final = 8
-"""Calls are about their prompts: outputs are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +42,34 @@ class Answer:
         return abs(self.predicted_tokens - self.cached_tokens) <= TREE_BLOCK_TOKENS
 
 
-def workload(traces: Path | None, working_set_tokens: int, n_calls: int, seed: int) -> list[WorkloadCall]:
-    """Calls on shared prefixes of some `working_set_tokens`, made from `traces`, for None from built-in texts."""
+def workload(
+    traces: Path | None, working_set_tokens: int, n_calls: int, *, seed: int, sizes: DocumentSizes
+) -> list[WorkloadCall]:
+    """Calls on shared prefixes of some `working_set_tokens`, made from `traces`, for None from built-in texts.
+
+    They are about their prompts: outputs are cut too.
+    """
     tokenizer = load_tokenizer("embedded")
-    cut = [replace(prefix, text=prefix.text[:DOCUMENT_CHARACTERS]) for prefix in load_prefixes(traces)]
+    cut = [document for prefix in load_prefixes(traces) for document in _documents(prefix, sizes)]
 
     def tokens(prefix: SharedPrefix) -> int:
         return len(tokenizer.encode_chat(prefix.messages_for(""), tools=list(prefix.tools) or None))
 
     chosen = select_working_set(
-        [prefix for prefix in cut if tokens(prefix) <= PREFIX_TOKENS], tokens, working_set_tokens, seed
+        [prefix for prefix in cut if tokens(prefix) <= sizes.shared_tokens], tokens, working_set_tokens, seed
     )
     calls = generate_calls(chosen, n_calls, seed)
-    return [replace(call, max_tokens=min(call.max_tokens, OUTPUT_TOKENS)) for call in calls]
+    return [replace(call, max_tokens=min(call.max_tokens, sizes.output_tokens)) for call in calls]
+
+
+def _documents(prefix: SharedPrefix, sizes: DocumentSizes) -> Iterator[SharedPrefix]:
+    """The documents of a long text; any other shared part as it is."""
+    yield replace(prefix, text=prefix.text[: sizes.characters])
+    for number in range(1, sizes.of_a_text):
+        begin = number * sizes.characters
+        if begin + sizes.characters <= len(prefix.text):
+            text = prefix.text[begin : begin + sizes.characters]
+            yield replace(prefix, name=f"{prefix.name}, part {number + 1}", text=text)
 
 
 def send_singly(gateway: Server, calls: Sequence[WorkloadCall], before_each: Callable[[], None]) -> list[Answer]:

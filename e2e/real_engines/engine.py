@@ -174,6 +174,19 @@ class PlaitEngine(Protocol):
 
 
 @dataclass(frozen=True)
+class DocumentSizes:
+    """How long the prompts and answers of calls on documents are, so that a CPU computes them in the time there is.
+
+    Documents are cut to some characters. A long text gives several documents. Longer shared parts are left out.
+    """
+
+    characters: int
+    of_a_text: int
+    shared_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
 class EngineKind:
     """One kind of engine: how to make a stock one and one with Plait, and what it has of its own."""
 
@@ -187,6 +200,11 @@ class EngineKind:
     """The flags that make it log its iterations."""
     long_tokens: int
     """The length of a prompt that takes it long to compute, but not half a minute."""
+    documents: DocumentSizes
+    placed_documents: DocumentSizes
+    """Those that show what placement saves."""
+    agent_examples: int
+    """How many recorded trajectories are in all prompts of agents, as ReAct's prompts have some."""
     kept_blocks: int
     """KV blocks that it keeps for itself."""
 

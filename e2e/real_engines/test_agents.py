@@ -9,6 +9,7 @@ import pytest
 from openai import OpenAI
 
 from e2e.real_engines.agents import TRACE, ask, load_trajectories, possible_tokens, repeated_tokens, run_agents
+from e2e.real_engines.engine import EngineKind
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
 
@@ -17,7 +18,7 @@ CONCURRENCY: Final = 8
 
 @pytest.mark.parametrize("prompts", ["token ids", "texts"])
 def test_agents_find_what_one_infinite_cache_would_have(
-    fleet: EngineFleet, traces: Path, findings: Findings, prompts: str
+    fleet: EngineFleet, kind: EngineKind, traces: Path, findings: Findings, prompts: str
 ) -> None:
     """Agents that keep token ids continue exactly what was generated. Those that keep a text have it encoded again."""
     if not (traces / TRACE).is_file():
@@ -25,7 +26,13 @@ def test_agents_find_what_one_infinite_cache_would_have(
     fleet.evict_all()
     fleet.settle()
     before = {name: engine.cache_state() for name, engine in fleet.engines.items()}
-    agents = run_agents(fleet.gateway, load_trajectories(traces), CONCURRENCY, with_ids=prompts == "token ids")
+    agents = run_agents(
+        fleet.gateway,
+        load_trajectories(traces),
+        kind.agent_examples,
+        CONCURRENCY,
+        with_ids=prompts == "token ids",
+    )
     for name, engine in fleet.engines.items():
         assert engine.cache_state(since=before[name].cursor, epoch=before[name].epoch).removed, (
             f"{name} evicted nothing"

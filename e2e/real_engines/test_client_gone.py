@@ -78,20 +78,24 @@ async def test_a_call_that_waits_for_a_place_is_aborted(fleet: EngineFleet) -> N
 
 
 async def test_a_call_that_waits_for_kv_blocks_is_aborted(fleet: EngineFleet, kind: EngineKind) -> None:
-    """Two calls fill an engine's KV cache, a third waits for it and gives up."""
-    if kind.long_tokens < KV_TOKENS // 4:
-        pytest.skip(f"{kind.name} takes minutes for such prompts on a CPU")
-    long = KV_TOKENS // 2 - 300
+    """Long calls fill an engine's KV cache, one more waits for it and gives up."""
+    output_tokens = 280
+    n_fit = -(-KV_TOKENS // (kind.long_tokens + output_tokens + 20))
+    prompt_tokens = KV_TOKENS // n_fit - output_tokens - 20
     engine = fleet.engines["engine-1"]
     async with async_client(engine, timeout=60) as client:
-        first, second, third = (
-            asyncio.create_task(read_all(client, endless(long, token, stream=True, max_tokens=280)))
-            for token in (21, 22, 23)
-        )
-        await asyncio.to_thread(eventually, lambda: engine.cache_state().queue.waiting == 1)
-        third.cancel()
+
+        def send(number: int) -> asyncio.Task[None]:
+            request = endless(prompt_tokens, 21 + number, stream=True, max_tokens=output_tokens)
+            return asyncio.create_task(read_all(client, request))
+
+        calls = [send(number) for number in range(n_fit + 1)]
+        await asyncio.to_thread(eventually, lambda: engine.outstanding_calls() == n_fit + 1)
+        await asyncio.to_thread(eventually, lambda: engine.cache_state().queue.running == n_fit)
+        assert engine.cache_state().queue.waiting == 1
+        calls[-1].cancel()
         await asyncio.to_thread(eventually, lambda: engine.cache_state().queue.waiting == 0)
-        first.cancel()
-        second.cancel()
-        await asyncio.gather(first, second, third, return_exceptions=True)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
         await asyncio.to_thread(check_left, fleet)

@@ -37,9 +37,10 @@ def mixed(kind: EngineKind, fleet: EngineFleet, model: Path, folder: Path) -> It
         yield both
 
 
-def test_calls_go_to_both_and_find_what_was_predicted(mixed: EngineFleet) -> None:
+def test_calls_go_to_both_and_find_what_was_predicted(mixed: EngineFleet, kind: EngineKind) -> None:
     mixed.settle()
-    answers = send_singly(mixed.gateway, workload(None, KV_TOKENS, CALLS, seed=5), before_each=mixed.settle)
+    calls = workload(None, KV_TOKENS, CALLS, seed=5, sizes=kind.documents)
+    answers = send_singly(mixed.gateway, calls, before_each=mixed.settle)
     assert {answer.engine for answer in answers} == set(mixed.engines)
     for name in mixed.engines:
         assert any(answer.cached_tokens > 0 for answer in answers if answer.engine == name)

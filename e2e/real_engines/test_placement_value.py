@@ -8,8 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
+import pytest
+
 from e2e.real_engines.calls import Answer, send_at_once, workload
-from e2e.real_engines.engine import KV_TOKENS
+from e2e.real_engines.engine import KV_TOKENS, EngineKind
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
 from plait.gateway.simulation.workload import WorkloadCall
@@ -18,6 +20,12 @@ CALLS: Final = 300
 CONCURRENCY: Final = 8
 WORKING_SET_TOKENS: Final = 3 * KV_TOKENS // 2
 """1.5 times what one engine holds, three quarters of what both do."""
+
+
+@pytest.fixture(scope="module")
+def calls(kind: EngineKind, traces: Path) -> list[WorkloadCall]:
+    """Calls on the documents and tools of `traces`."""
+    return workload(traces, WORKING_SET_TOKENS, CALLS, seed=1, sizes=kind.placed_documents)
 
 
 def run(
@@ -33,9 +41,8 @@ def run(
 
 
 def test_e2_computes_far_fewer_prompt_tokens_than_round_robin(
-    fleet: EngineFleet, traces: Path, model: Path, folder: Path, findings: Findings
+    fleet: EngineFleet, calls: list[WorkloadCall], model: Path, folder: Path, findings: Findings
 ) -> None:
-    calls = workload(traces, WORKING_SET_TOKENS, CALLS, seed=1)
     computed: dict[str, float] = {}
     for policy in ("round_robin", "plait"):
         fleet.evict_all()

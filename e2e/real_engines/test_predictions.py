@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from e2e.real_engines.calls import Answer, send_at_once, send_singly, workload
-from e2e.real_engines.engine import KV_TOKENS, MODEL, RealEngine, stored_blocks
+from e2e.real_engines.engine import KV_TOKENS, MODEL, EngineKind, RealEngine, stored_blocks
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
 from e2e.servers import eventually
@@ -23,9 +23,9 @@ FITTING_SET_TOKENS: Final = 3 * KV_TOKENS // 2
 
 
 @pytest.fixture(scope="module")
-def calls() -> list[WorkloadCall]:
+def calls(kind: EngineKind) -> list[WorkloadCall]:
     """Calls on built-in texts that keep the engines evicting."""
-    return workload(None, EVICTING_SET_TOKENS, 3 * CALLS, seed=3)
+    return workload(None, EVICTING_SET_TOKENS, 3 * CALLS, seed=3, sizes=kind.documents)
 
 
 def share_predicted(answers: Sequence[Answer]) -> float:
@@ -62,11 +62,12 @@ def test_calls_sent_singly(fleet: EngineFleet, calls: list[WorkloadCall], findin
     assert findings.at_least("share predicted of calls sent singly", share_predicted(answers), 0.99)
 
 
-def test_calls_at_concurrency_8_after_eviction(fleet: EngineFleet, findings: Findings) -> None:
+def test_calls_at_concurrency_8_after_eviction(fleet: EngineFleet, kind: EngineKind, findings: Findings) -> None:
     """From caches that have just lost all they had, which the gateway has to have noticed."""
     fleet.evict_all()
     fleet.settle()
-    answers = send_at_once(fleet.gateway, workload(None, FITTING_SET_TOKENS, CALLS, seed=4), 8)
+    calls = workload(None, FITTING_SET_TOKENS, CALLS, seed=4, sizes=kind.documents)
+    answers = send_at_once(fleet.gateway, calls, 8)
     note(findings, "calls at concurrency 8 after eviction", answers)
     assert findings.at_least("share predicted of calls at concurrency 8", share_predicted(answers), 0.95)
 

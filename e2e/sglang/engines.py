@@ -14,6 +14,7 @@ from e2e.real_engines.engine import (
     KV_TOKENS,
     MAX_RUNNING_CALLS,
     MODEL,
+    DocumentSizes,
     EngineKind,
     RealEngine,
     Step,
@@ -116,6 +117,11 @@ KIND: Final = EngineKind(
     distribution="sglang",
     package="sglang",
     log_steps=(),
-    long_tokens=2500,  # each chunk costs the square of what is before it, on the CPU
+    # On the CPU, a chunk takes the square of the tokens up to its end, also if they are cached. So does a decode that
+    # is mixed with prompts.
+    long_tokens=2_500,
+    documents=DocumentSizes(characters=3_000, of_a_text=9, shared_tokens=1_600, output_tokens=2),
+    placed_documents=DocumentSizes(characters=6_000, of_a_text=1, shared_tokens=2_500, output_tokens=2),
+    agent_examples=0,
     kept_blocks=0,
 )

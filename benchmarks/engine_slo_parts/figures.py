@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
-from benchmarks.vllm_slo_parts.load import Served
-from benchmarks.vllm_slo_parts.servers import OURS, STOCK
+from benchmarks.engine_slo_parts.load import Served
+from benchmarks.engine_slo_parts.servers import OURS, STOCK
 from plait.gateway.simulation.comparison_report import Claim
 
 OBJECTIVE = 3.0

@@ -1,8 +1,8 @@
-"""Short calls with a TTFT objective behind long prompts, on real vLLM servers: its own scheduler against `slo`.
+"""Short calls with a TTFT objective behind long prompts, on two real servers: the engine's scheduler against `slo`.
 
-`python -m benchmarks vllm_slo [--runs N] [--json PATH]`. Both servers are up, one has load at a time, and runs take
-turns (stock, slo, slo, stock, ...); both are sent the same calls. A short call's objective is three times its TTFT on
-that server unloaded, measured just before each run.
+`python -m benchmarks engine_slo [--engine vllm|sglang] [--runs N] [--json PATH]`. Both servers are up, one has load at
+a time, and runs take turns (stock, slo, slo, stock, ...); both are sent the same calls. A short call's objective is
+three times its TTFT on that server unloaded, measured just before each run.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.vllm_slo_parts.figures import OBJECTIVE, Run, claims, figures, medians
-from benchmarks.vllm_slo_parts.load import Load
-from benchmarks.vllm_slo_parts.servers import BATCH_TOKENS, OURS, STOCK, BenchServer, is_installed, new_servers
-from benchmarks.vllm_slo_parts.workload import CallSource, Shape
-from e2e.vllm.environment import VLLM
+from benchmarks.engine_slo_parts.figures import OBJECTIVE, Run, claims, figures, medians
+from benchmarks.engine_slo_parts.load import Load
+from benchmarks.engine_slo_parts.servers import ENGINES, OURS, STOCK, Engine, arguments_of, new_servers
+from benchmarks.engine_slo_parts.workload import CallSource, Shape
+from e2e.real_engines.engine import RealEngine
 
 PERIOD = 1.6
 """Unloaded TTFTs of a long prompt between two of them: the engine then always has one or two and can just keep up."""
@@ -49,14 +49,18 @@ COLUMNS = {
 
 def main() -> int:
     """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks vllm_slo", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks engine_slo", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--engine", choices=ENGINES, default="vllm", help="(default: %(default)s)")
     parser.add_argument("--runs", type=int, default=5, help="of each system (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
     arguments = parser.parse_args()
-    if not is_installed():
-        print("skipped: there is no vLLM; `python -m e2e.vllm.environment` builds its environment")
+    engine = ENGINES[arguments.engine]
+    if not engine.is_installed:
+        print(f"skipped: `python -m e2e.{arguments.engine}.environment` builds the engine's environment")
         return 0
-    inputs, runs, by_engine = _with_servers(arguments.runs)
+    inputs, runs, by_engine = _with_servers(engine, arguments.runs)
     made = list(claims(runs))
     print(_table(runs))
     shown = "none" if by_engine is None else f"{by_engine:.2f}"
@@ -65,7 +69,8 @@ def main() -> int:
         print(f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
     if arguments.json:
         report = {
-            "experiment": "vllm_slo",
+            "experiment": "engine_slo",
+            "engine": arguments.engine,
             "inputs": inputs,
             "runs": [asdict(run) for run in runs],
             "medians": {system: medians(runs, system) for system in (STOCK, OURS)},
@@ -76,25 +81,25 @@ def main() -> int:
     return int(not all(claim.holds for claim in made))
 
 
-def _with_servers(n_runs: int) -> tuple[dict[str, Any], list[Run], float | None]:
+def _with_servers(engine: Engine, n_runs: int) -> tuple[dict[str, Any], list[Run], float | None]:
     """Start both servers, measure, stop them; returns inputs, runs and what ours reports of its SLO attainment."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        servers = new_servers(Path(folder))
-        _say("starting two vLLM servers (a minute)")
+        servers = new_servers(engine, Path(folder))
+        _say(f"starting two servers of {engine.title} (a minute)")
         for server in servers.values():
             server.start()
             stack.callback(server.stop)
         for server in servers.values():
             server.wait_until_ready()
-        shape, runs = asyncio.run(_measure(servers, n_runs))
-        return _inputs(shape, servers), runs, servers[OURS].cache_state().scheduler.slo_attainment
+        shape, runs = asyncio.run(_measure(servers, engine.shape, n_runs))
+        return _inputs(engine, shape, servers), runs, servers[OURS].cache_state().scheduler.slo_attainment
 
 
-async def _measure(servers: dict[str, BenchServer], n_runs: int) -> tuple[Shape, list[Run]]:
+async def _measure(servers: dict[str, RealEngine], shape: Shape, n_runs: int) -> tuple[Shape, list[Run]]:
     """Warm both servers up, and run in turns."""
-    loads = {system: Load(server.url) for system, server in servers.items()}
-    period_s = PERIOD * await _warm_up(loads)
-    shape, runs = Shape(round(period_s, 2)), []
+    loads = {system: Load(server.url, server.annotations_field) for system, server in servers.items()}
+    period_s = PERIOD * await _warm_up(loads, shape)
+    shape, runs = replace(shape, period_s=round(period_s, 2)), []
     for number in range(n_runs):
         for system in (STOCK, OURS) if number % 2 == 0 else (OURS, STOCK):
             run = await _run(system, loads[system], shape, number)
@@ -108,12 +113,12 @@ async def _measure(servers: dict[str, BenchServer], n_runs: int) -> tuple[Shape,
     return shape, runs
 
 
-async def _warm_up(loads: dict[str, Load]) -> float:
+async def _warm_up(loads: dict[str, Load], shape: Shape) -> float:
     """Have each server compute what it will be asked for; returns a long prompt's least TTFT in seconds, unloaded.
 
     The least, since whatever else the machine does only lengthens it: the engine is not to be left idle later.
     """
-    calls = CallSource(Shape(period_s=0.5, longs=4), "warm-up")
+    calls = CallSource(replace(shape, period_s=0.5, longs=4), "warm-up")
     ttfts_s: list[float] = []
     for load in loads.values():
         await load.on_time(calls.run(), OBJECTIVE * await _unloaded_ttft_s(load, calls))
@@ -145,12 +150,11 @@ def _table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _inputs(shape: Shape, servers: dict[str, BenchServer]) -> dict[str, Any]:
+def _inputs(engine: Engine, shape: Shape, servers: dict[str, RealEngine]) -> dict[str, Any]:
     """What the figures depend on."""
     return {
-        "engine": f"vLLM {VLLM} on the CPU, a tiny Llama with random weights in float32",
-        "arguments": {system: " ".join(server.arguments) for system, server in servers.items()},
-        "max_num_batched_tokens": BATCH_TOKENS,
+        "engine": f"{engine.title} on the CPU, a tiny Llama with random weights in float32",
+        "arguments": {system: " ".join(arguments_of(server)) for system, server in servers.items()},
         "workload": asdict(shape),
         "objective": f"TTFT of short calls: {OBJECTIVE:g} x the median of {UNLOADED_CALLS} unloaded ones",
         "cpus": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""The experiment on real vLLM servers, without them: what it would send, to whom, and what it makes of the answers."""
+"""The experiment on real servers, without them: what it would send, to whom, and what it makes of the answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import vllm_slo
-from benchmarks.vllm_slo_parts import servers
-from benchmarks.vllm_slo_parts.figures import Run, claims, figures, medians, throughput_ratio
-from benchmarks.vllm_slo_parts.load import Load, Served
-from benchmarks.vllm_slo_parts.servers import BATCH_TOKENS, OURS, STOCK
-from benchmarks.vllm_slo_parts.workload import BenchCall, CallSource, Shape
+from benchmarks import engine_slo
+from benchmarks.engine_slo_parts import servers
+from benchmarks.engine_slo_parts.figures import Run, claims, figures, medians, throughput_ratio
+from benchmarks.engine_slo_parts.load import Load, Served
+from benchmarks.engine_slo_parts.servers import ENGINES, OURS, STOCK, arguments_of
+from benchmarks.engine_slo_parts.workload import BenchCall, CallSource, Shape
+from e2e.real_engines.environment import Environment
 
 SHAPE = Shape(period_s=2.0, longs=5, long_tokens=600, short_tokens=40)
 
@@ -55,7 +56,7 @@ class Stub:
     @asynccontextmanager
     async def load(self) -> AsyncIterator[Load]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        load = Load(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        load = Load(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "annotations")
         async with server:
             yield load
             await load.close()
@@ -84,7 +85,7 @@ async def test_calls_under_load_are_sent_at_their_time_and_short_ones_promised()
     stub = Stub()
     async with stub.load() as load:
         served = await load.on_time(CALLS, ttft_s=0.25)
-    assert {len(body["prompt"]): body["vllm_xargs"] for body in stub.bodies} == {2: {"plait_ttft_ms": 250.0}, 3: {}}
+    assert {len(body["prompt"]): body["annotations"] for body in stub.bodies} == {2: {"plait_ttft_ms": 250.0}, 3: {}}
     assert [one.call for one in served] == CALLS
     assert served[0].sent_s - served[1].sent_s > 0
     assert all(one.sent_s < one.first_s <= one.last_s for one in served)
@@ -95,7 +96,7 @@ async def test_unloaded_calls_are_promised_nothing() -> None:
     async with stub.load() as load:
         await load.one_by_one(CALLS)
     assert [body["max_tokens"] for body in stub.bodies] == [3, 2]
-    assert all(body["vllm_xargs"] == {} and body["ignore_eos"] for body in stub.bodies)
+    assert all(body["annotations"] == {} and body["ignore_eos"] for body in stub.bodies)
 
 
 @pytest.mark.parametrize(
@@ -159,22 +160,29 @@ def test_claims_have_fixed_targets(values: tuple[float, float, float], holds: li
     assert [claim.holds for claim in made] == holds
 
 
-def test_both_servers_have_the_same_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ENGINES)
+def test_both_servers_have_the_same_arguments(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(servers, "tiny_model", lambda: tmp_path)
-    made = servers.new_servers(tmp_path)
+    made = servers.new_servers(ENGINES[name], tmp_path)
 
-    def arguments_of(name: str) -> list[str]:
-        arguments = made[name].arguments
-        return [argument for argument in arguments[arguments.index("--host") :] if argument != str(made[name].port)]
+    def from_the_host_on(system: str) -> list[str]:
+        arguments = arguments_of(made[system])
+        return [argument for argument in arguments[arguments.index("--host") :] if argument != str(made[system].port)]
 
-    assert arguments_of(STOCK) == arguments_of(OURS)
-    last = len(arguments_of(OURS)) - 1 - arguments_of(OURS)[::-1].index("--max-num-batched-tokens")
-    assert arguments_of(OURS)[last + 1] == str(BATCH_TOKENS)
-    assert made[OURS].arguments[:3] == ["vllm", "--scheduler", "slo"]
+    assert from_the_host_on(STOCK) == from_the_host_on(OURS)
+    assert from_the_host_on(OURS)[-4:] == list(ENGINES[name].flags)
+    ours = arguments_of(made[OURS])
+    assert ours[0] == name
+    assert ours[ours.index("--scheduler") + 1] == "slo"
 
 
-def test_without_vllm_it_is_skipped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(vllm_slo, "is_installed", lambda: False)
-    monkeypatch.setattr("sys.argv", ["vllm_slo"])
-    assert vllm_slo.main() == 0
+@pytest.mark.parametrize("name", ENGINES)
+def test_without_the_engine_it_is_skipped(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    engine = ENGINES[name]
+    environment = Environment(f"not-there-{name}", ())
+    monkeypatch.setattr(engine_slo, "ENGINES", {name: replace(engine, environment=environment)})
+    monkeypatch.setattr("sys.argv", ["engine_slo", "--engine", name])
+    assert engine_slo.main() == 0
     assert capsys.readouterr().out.startswith("skipped: ")

@@ -13,11 +13,11 @@ TOKEN_IDS = range(300, 8000)
 class Shape:
     """One run: a long prompt each `period_s` seconds, and short calls as a Poisson process over the same time.
 
-    Short calls have 512 prompt tokens: with fewer, the tiny model's TTFT is mostly HTTP and hand-overs between
-    processes, which no scheduler shortens.
+    The period is measured before the first run. Short calls are not shorter, because a tiny model's TTFT would then be
+    mostly HTTP and hand-overs between processes, which no scheduler shortens.
     """
 
-    period_s: float
+    period_s: float = 0.0
     longs: int = 10
     long_tokens: int = 6000
     long_output_tokens: int = 32

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from benchmarks.vllm_slo_parts.workload import BenchCall
+from benchmarks.engine_slo_parts.workload import BenchCall
 from e2e.real_engines.engine import MODEL
 from plait.backends.http.client import HttpClient
 from plait.backends.profiling.timed_stream import TimedStream, read_stream
@@ -38,10 +38,14 @@ class Served:
 
 
 class Load:
-    """Load on the server at `url`; a client has to be closed on the event loop that used it."""
+    """Load on the server at `url`; a client has to be closed on the event loop that used it.
 
-    def __init__(self, url: str) -> None:
+    `annotations_field` is the field of a body that the engine takes annotations in.
+    """
+
+    def __init__(self, url: str, annotations_field: str) -> None:
         self._client = HttpClient(url)
+        self._annotations_field = annotations_field
 
     async def close(self) -> None:
         """Close the connections."""
@@ -64,7 +68,8 @@ class Load:
         return [task.result() for task in tasks]
 
     async def _send(self, call: BenchCall, ttft_s: float | None) -> Served:
-        body = msgspec.json.encode(_request(call, ttft_s))
+        annotations = {} if ttft_s is None else {"plait_ttft_ms": ttft_s * 1e3}
+        body = msgspec.json.encode(_request(call) | {self._annotations_field: annotations})
         sent_s = time.perf_counter()
         response = await self._client.post("/v1/completions", _HEADERS, body)
         if response.status != 200:
@@ -72,9 +77,8 @@ class Load:
         return _served(call, await read_stream(response, sent_s, time.perf_counter))
 
 
-def _request(call: BenchCall, ttft_s: float | None) -> dict[str, object]:
-    """A stock server has no use for the annotation and ignores it."""
-    annotations = {} if ttft_s is None else {"plait_ttft_ms": ttft_s * 1e3}
+def _request(call: BenchCall) -> dict[str, object]:
+    """A call without annotations. A stock server has no use for them and ignores them."""
     return {
         "model": MODEL,
         "prompt": call.prompt,
@@ -83,7 +87,6 @@ def _request(call: BenchCall, ttft_s: float | None) -> dict[str, object]:
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "vllm_xargs": annotations,
     }
 
 

@@ -1,1 +1,0 @@
-"""What `python -m benchmarks vllm_slo` is made of: servers, workload, load, figures."""

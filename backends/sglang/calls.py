@@ -150,7 +150,7 @@ class SchedulerFacts:
             return -(-(held_tokens + new_tokens) // page) - -(-held_tokens // page)
         blocks, users, cached_tokens = call.tree_blocks, self._users, self.cached_tokens(call)
         hit = cached_tokens // self._granularity
-        in_use = cached_blocks(hit, hit, lambda index: blocks[index] in users)
+        in_use = cached_blocks(hit, hit, lambda index: blocks[index] in users) if hit and blocks[0] in users else 0
         return -(-(cached_tokens + new_tokens) // page) - in_use * self._granularity // page
 
     def blocks_freed(self, call: LocalCall) -> int:

@@ -45,7 +45,7 @@ class ChunkedKeptPlace(ChunkedObjectives, KeptPlace):
 def sort_keeping_place(moment: Moment, batch: Batch, long_slots: int) -> Sorted:
     """In ascending T_r, also calls that miss their SLO."""
     timed = time_waiting(moment, batch, near_s=-inf)
-    timed.entries.sort()
+    timed.sort()
     return divide(timed, moment, batch, long_slots, moment.pace.longest_s)
 
 

@@ -35,6 +35,10 @@ class Leaders:
         """The call does not compute in this iteration after all."""
         self._by_key = {key: leader for key, leader in self._by_key.items() if leader[0] is not call}
 
+    def compute_for(self, call: LocalCall, cached_tokens: int) -> bool:
+        """Whether one of them computes the block that a waiting call needs next."""
+        return self._facts.block_key(call, cached_tokens) in self._by_key
+
     def cached_tokens(self, call: LocalCall, cached_tokens: int) -> tuple[int, int]:
         """How many tokens of a waiting call are cached, as (in this iteration, in the next iteration).
 

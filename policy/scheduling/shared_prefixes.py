@@ -30,8 +30,10 @@ def startable(moment: Moment, batch: Batch, candidates: Iterable[Candidate]) -> 
 
 def startable_calls(moment: Moment, batch: Batch, waiting: Iterable[LocalCall]) -> Iterator[LocalCall]:
     """The waiting calls without those that wait for a leader."""
+    leaders, cached_tokens = batch.leaders, moment.facts.cached_tokens
     for call in waiting:
-        if not (batch.leaders and _waits(moment, batch, waiting_candidate(moment, call))):
+        led = bool(leaders) and (call in leaders.followers or leaders.compute_for(call, cached_tokens(call)))
+        if not (led and _waits(moment, batch, waiting_candidate(moment, call))):
             yield call
 
 
@@ -48,6 +50,8 @@ def follows(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
 def _waits(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
     if candidate.call in batch.leaders.followers:
         return True
+    if not batch.leaders.compute_for(candidate.call, candidate.context_tokens):
+        return False
     now_tokens, next_tokens = batch.leaders.cached_tokens(candidate.call, candidate.context_tokens)
     candidate.tokens -= now_tokens - candidate.context_tokens
     candidate.context_tokens = now_tokens

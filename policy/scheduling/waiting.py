@@ -19,8 +19,8 @@ from plait.policy.scheduling.selection import MISFITS, WINDOW_CALLS
 LEAST_OUTPUT_TOKENS = 32
 """Ours: a call is expected to generate at least this many more tokens, even beyond the mean output."""
 
-Entry = tuple[float, int, int, int, int, float | None]
-"""(T_r, priority, position, uncached tokens, cached tokens, time until the first token is due)."""
+Entry = tuple[float, int, LocalCall, int, int, float | None]
+"""(T_r, priority, call, uncached tokens, cached tokens, time until the first token is due)."""
 _REMAINING, _PRIORITY = itemgetter(0), itemgetter(1)
 
 Missed = tuple[LocalCall, int, int]
@@ -40,6 +40,12 @@ class TimedCalls:
     entries: list[Entry] = field(default_factory=list)
     missed: list[Missed] = field(default_factory=list)
     best_effort: list[LocalCall] = field(default_factory=list)
+
+    def sort(self) -> None:
+        """Sort the `entries` by T_r, then priority, then arrival."""
+        if any(map(_PRIORITY, self.entries)):
+            self.entries.sort(key=_PRIORITY)
+        self.entries.sort(key=_REMAINING)
 
 
 @dataclass(slots=True)
@@ -61,9 +67,7 @@ def sort_waiting(moment: Moment, batch: Batch, long_slots: int) -> Sorted:
     """Sort the waiting calls by T_r, then priority, then arrival. At most `long_slots` long prompts may start."""
     near_s = max(moment.pace.longest_s, batch.budget.time_s())
     timed = time_waiting(moment, batch, near_s)
-    if any(map(_PRIORITY, timed.entries)):
-        timed.entries.sort(key=_PRIORITY)
-    timed.entries.sort(key=_REMAINING)  # equal calls stay in their order
+    timed.sort()
     return divide(timed, moment, batch, long_slots, moment.pace.longest_s)
 
 
@@ -76,7 +80,7 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
     entries, missed, best_effort = timed.entries, timed.missed, timed.best_effort
     now_s, objectives, cached_tokens = moment.now_s, moment.objectives, moment.facts.cached_tokens
     timing, execution_s = objectives.timer(now_s, moment.pace), objectives.execution(moment.pace)
-    for position, call in enumerate(moment.waiting):
+    for call in moment.waiting:
         slo = call.slo or objectives.of(call)
         if slo is None:
             best_effort.append(call)
@@ -96,7 +100,7 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
             if late or objectives.misses(call, slo, now_s, _soonest_s(moment, batch, tokens, cached)):
                 missed.append((call, tokens, cached))
                 continue
-        entries.append((remaining_s, call.priority, position, tokens, cached, due_s))
+        entries.append((remaining_s, call.priority, call, tokens, cached, due_s))
     return timed
 
 
@@ -115,10 +119,10 @@ def divide(timed: TimedCalls, moment: Moment, batch: Batch, long_slots: int, urg
     if timed.missed:
         found.missed = _by_response_ratio(timed.missed, moment, batch)
     most = max(0, batch.free_slots) + MISFITS + WINDOW_CALLS
-    waiting, long_tokens = moment.waiting, moment.settings.long_tokens
-    for remaining_s, _, position, tokens, cached, due_s in timed.entries:
+    long_tokens = moment.settings.long_tokens
+    for remaining_s, _, call, tokens, cached, due_s in timed.entries:
         is_long = tokens >= long_tokens
-        candidate = Candidate(waiting[position], tokens, cached, True, remaining_s, due_s, is_long)
+        candidate = Candidate(call, tokens, cached, True, remaining_s, due_s, is_long)
         if remaining_s <= urgent_s:
             found.urgent.append(candidate)
         elif is_long and long_slots <= 0:

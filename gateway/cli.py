@@ -13,11 +13,12 @@ from importlib.metadata import version
 
 COMMANDS = {
     "serve": "run the gateway",
+    "check-config": "say whether a configuration file can be used",
     "engine": "run an embedded engine: an OpenAI server over an emulated GPU",
     "demo": "run the gateway over four embedded engines, or compare placement policies on them",
     "profile": "fit a cost profile from a live engine",
 }
-"""Modules of `plait.gateway.commands`, each with `add_arguments(parser)` and `run(arguments)`."""
+"""Modules of `plait.gateway.commands` (with `_` for `-`), each with `add_arguments(parser)` and `run(arguments)`."""
 
 LAUNCHERS = {
     "vllm": "start vLLM with Plait's scheduler and cache-state route: plait vllm -- <vllm serve arguments>",
@@ -51,7 +52,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name, summary in (COMMANDS | LAUNCHERS).items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name in argv[:1]:
-            module = import_module(f"plait.gateway.commands.{name}")
+            module = import_module(f"plait.gateway.commands.{name.replace('-', '_')}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser.parse_args(argv)

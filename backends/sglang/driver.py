@@ -145,11 +145,7 @@ class Driver:
 
     def begins(self, batch: Any) -> None:
         """A batch begins to run."""
-        if batch.forward_mode.is_decode():
-            work = [(1, request.plait_call.computed_tokens) for request in batch.reqs]
-        else:
-            work = list(zip(batch.extend_lens or (), batch.prefix_lens or (), strict=True))
-        number = next(self._batches)
+        work, number = _work(batch), next(self._batches)
         self._begun.append((number, work))
         self._iterations.begin(number, self.clock.present_s)
         self._iterations.computes([tokens for tokens, _ in work])
@@ -234,14 +230,25 @@ class Driver:
     def _observe(self, plan: Plan, shown: Sequence[SglangCall], batch: Any) -> None:
         """Count the picks that were not scheduled as planned, and note the admitted calls."""
         extends = dict(zip(map(id, batch.reqs), batch.extend_lens, strict=True)) if batch is not None else {}
-        for call, tokens in cast("Sequence[tuple[SglangCall, int]]", plan.picks):
-            if call.waits or call.uncomputed_tokens > 1:
-                self.diverged_picks += extends.get(id(self._requests.of(call))) != tokens
+        prompts = [pick for pick in cast("Sequence[tuple[SglangCall, int]]", plan.picks) if _is_prompt(pick[0])]
+        self.diverged_picks += sum(extends.get(id(self._requests.of(call))) != tokens for call, tokens in prompts)
         for call in [call for call in shown if id(self._requests.of(call)) in extends]:
             self._requests.admitted(call)
             if not call.admitted:
                 call.admitted = True
                 self._iterations.admitted(self.clock.now_s - call.received_s)
+
+
+def _work(batch: Any) -> Work:
+    """What a batch computes."""
+    if batch.forward_mode.is_decode():
+        return [(1, request.plait_call.computed_tokens) for request in batch.reqs]
+    return list(zip(batch.extend_lens or (), batch.prefix_lens or (), strict=True))
+
+
+def _is_prompt(call: SglangCall) -> bool:
+    """Whether a part of the call's prompt is to be computed, rather than a token to be decoded."""
+    return call.waits or call.uncomputed_tokens > 1
 
 
 def _reporter(settings: Settings, observer: CacheObserver, epoch: str) -> StateReporter:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from plait.gateway.commands.draining_server import DrainingServer, Stops
 from plait.gateway.commands.http_protocol import ANY_CLIENT, BoundedProtocol, ClientBounds
+from plait.gateway.commands.listening import bound_sockets
 from plait.gateway.open_requests import OpenRequests
 
 KEEP_ALIVE_S = 75
@@ -22,8 +23,9 @@ AFTER_CUT_S = 2
 
 
 def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
-    """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end."""
-    _run(uvicorn.Server(_config(OpenRequests(app), host, port, max(1, round(grace_s)))))
+    """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end. Raises ValueError as they are bound."""
+    sockets = bound_sockets(host, port)
+    _run(uvicorn.Server(_config(OpenRequests(app), host, port, max(1, round(grace_s)))), sockets)
 
 
 def run_draining_server(
@@ -31,16 +33,16 @@ def run_draining_server(
 ) -> None:
     """Serve until SIGINT or SIGTERM, which end as `stops` says. With an `admin_port`, listen there too.
 
-    `app` has its own `OpenRequests`.
+    `app` has its own `OpenRequests`. Raises ValueError for a port in use.
     """
     config = _config(app, host, port, ceil(stops.grace_s) + AFTER_CUT_S, bounds)
-    sockets = None
+    sockets = bound_sockets(host, port)
     if admin_port is not None:
-        sockets = [config.bind_socket(), _config(app, host, admin_port, 1).bind_socket()]
+        sockets += bound_sockets(host, admin_port)
     _run(DrainingServer(config, stops), sockets)
 
 
-def _run(server: uvicorn.Server, sockets: list[socket] | None = None) -> None:
+def _run(server: uvicorn.Server, sockets: list[socket]) -> None:
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has stopped
         server.run(sockets)
 

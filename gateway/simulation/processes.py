@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ def running_fleet(plan: FleetPlan) -> Iterator[None]:
     Raises ValueError if a server ends early, for example because its port is in use, or is not ready in time. The
     server's own message is on stderr.
     """
+    _check_ports([plan.port, *plan.engine_ports])
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-"))
         config = Path(folder, "config.toml")
@@ -97,6 +99,18 @@ def _process(arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _check_ports(ports: Iterable[int]) -> None:
+    """Raise ValueError for a port on which another process listens."""
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                message = f"port {port} is in use. Stop what listens there, or choose others: --port, --engine-port"
+                raise ValueError(message) from error
 
 
 def _await_ready(plan: FleetPlan, servers: Sequence[subprocess.Popen[bytes]]) -> None:

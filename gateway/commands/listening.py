@@ -1,0 +1,46 @@
+"""The sockets that servers listen on, bound before anything else starts, so that a port in use is said at once."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+_REASONS = {
+    errno.EADDRINUSE: "another process listens there. Stop it, or choose another port",
+    errno.EACCES: "ports below 1024 need more rights. Choose another port",
+    errno.EADDRNOTAVAIL: "this machine does not have that address",
+}
+
+
+def bound_sockets(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of `host`, bound to `port` (0: any free one) and not listening yet.
+
+    Raises ValueError, which says why it cannot be.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise ValueError(f"cannot listen on {host}: {error.strerror}") from error
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sockets.append(_bound(family, kind, protocol, address))
+    except OSError as error:
+        for opened in sockets:
+            opened.close()
+        reason = _REASONS.get(error.errno or 0, error.strerror)
+        raise ValueError(f"cannot listen on {host}:{port}: {reason}") from error
+    return sockets
+
+
+def _bound(family: int, kind: int, protocol: int, address: object) -> socket.socket:
+    opened = socket.socket(family, kind, protocol)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
+        opened.bind(address)  # type: ignore[arg-type]
+    except OSError:
+        opened.close()
+        raise
+    return opened

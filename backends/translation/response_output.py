@@ -26,7 +26,7 @@ class Item(Protocol):
         ...
 
     def close(self, status: str) -> Iterable[Event]:
-        """The item's last events. No events if it has been closed."""
+        """The item's last events. Only the last item of the output is open."""
         ...
 
     def body(self) -> Json:
@@ -48,8 +48,6 @@ class _ContentItem:
         ]
 
     def close(self, status: str) -> Iterable[Event]:
-        if self._status != "in_progress":
-            return
         self._status = status
         if self._content:
             yield from self._content[-1].close()
@@ -143,9 +141,7 @@ class CallItem:
         return [self._event("delta", {"delta": part.arguments})] if part.arguments else []
 
     def close(self, status: str) -> Iterable[Event]:
-        """The item's last events. No events if it has been closed."""
-        if self._status != "in_progress":
-            return []
+        """The item's last events."""
         self._status = status
         return [
             self._event("done", {"arguments": self._arguments, "name": self._name}),

@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from plait.backends.embedded.prompts import PICTURE_TOKENS
-from plait.backends.embedded.vectors import DIMENSIONS
+from plait.backends.embedded.vectors import DIMENSIONS, embedding
 from tests.backends.embedded.served_engine import Served, sdk_transport, serving
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -112,6 +112,11 @@ async def test_the_model_is_that_which_is_served(served: Served, path: str, body
     assert (await served.post(path, **body, model="default")).status_code == 200
 
 
+def test_a_vector_has_a_length_in_few_dimensions_too() -> None:
+    for token in range(200):
+        assert isclose(sum(value**2 for value in embedding([token], 1)), 1)
+
+
 # Tokens.
 
 
@@ -181,6 +186,11 @@ async def test_a_picture_takes_its_tokens_and_shares_no_prefix_with_another(serv
     other = await usage({"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}})
     assert other["prompt_tokens"] == first["prompt_tokens"]
     assert other["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_a_schema_that_is_no_json_is_refused(served: Served) -> None:
+    response = await served.post("/v1/completions", prompt="x", structured_outputs={"json": "{"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "structured_outputs")
 
 
 async def test_what_is_neither_text_nor_picture_is_refused(served: Served) -> None:

@@ -99,6 +99,21 @@ def test_a_tool_without_a_result_and_a_message_with_results_only() -> None:
     assert message == {"role": "tool", "tool_call_id": "t", "content": ""}
 
 
+def test_a_picture_of_a_tool_that_failed() -> None:
+    source = {"type": "url", "url": "https://example.org/cat.png"}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t",
+        "is_error": True,
+        "content": [{"type": "image", "source": source}],
+    }
+    [message] = chat(messages=[{"role": "user", "content": [result]}])["messages"]
+    assert message["content"] == [
+        {"type": "text", "text": "Error:"},
+        {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}},
+    ]
+
+
 def test_the_model_continues_its_own_last_message() -> None:
     translated = chat(messages=[HI, {"role": "assistant", "content": "It is"}])
     assert (translated["add_generation_prompt"], translated["continue_final_message"]) == (False, True)

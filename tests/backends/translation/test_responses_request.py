@@ -26,8 +26,13 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 def messages(*items: Any, **fields: Any) -> list[Any]:
     made: list[Any] = chat(input=list(items), **fields)["messages"]
-    MESSAGES.validate_python(made)
+    # OpenAI's own models take only text from tools; vLLM's take pictures too.
+    MESSAGES.validate_python([message for message in made if not has_picture_of_tool(message)])
     return made
+
+
+def has_picture_of_tool(message: dict[str, Any]) -> bool:
+    return message["role"] == "tool" and isinstance(message["content"], list)
 
 
 def test_a_text_is_the_users() -> None:
@@ -62,6 +67,16 @@ def test_parts_of_messages() -> None:
         {"role": "assistant", "content": "a cat"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
     ]  # fmt: skip
+
+
+def test_sound_and_the_pictures_of_a_tool() -> None:
+    sound = {"data": "AA==", "format": "wav"}
+    made = messages(
+        {"role": "user", "content": [{"type": "input_audio", "input_audio": sound}]},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "data:,"}]},
+    )
+    assert made[0]["content"] == [{"type": "input_audio", "input_audio": sound}]
+    assert made[1]["content"] == [{"type": "image_url", "image_url": {"url": "data:,"}}]
 
 
 def test_what_the_assistant_did_in_a_row_is_one_message() -> None:

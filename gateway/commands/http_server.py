@@ -23,7 +23,7 @@ AFTER_CUT_S = 2
 
 
 def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
-    """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end. Raises ValueError as they are bound."""
+    """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end. Raises ValueError for its port."""
     sockets = bound_sockets(host, port)
     _run(uvicorn.Server(_config(OpenRequests(app), host, port, max(1, round(grace_s)))), sockets)
 

@@ -44,6 +44,7 @@ from plait.gateway.calls.routes import ROUTES
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config
+from plait.gateway.discovery import Discovery
 from plait.gateway.fleet.metrics import FleetCollector, HealthMetrics
 from plait.gateway.fleet.model_names import ModelNames
 from plait.gateway.fleet.monitor import Monitor
@@ -87,6 +88,7 @@ class Gateway:
         self.engines = EngineSet(
             config, self.router, self._links, self._monitor, self._recovery, supervisor=self._supervisor
         )
+        self._discovery = Discovery(config.services, self.engines, self._supervisor)
         self._reloading = Reloading(
             config, self.engines, self._keys, self._admin_keys, self._terms, registry=self._registry
         )
@@ -202,6 +204,7 @@ class Gateway:
         self._prompts.open()
         self._monitor.open()
         self._recovery.open()
+        self._discovery.open()
         self._supervisor.start("sessions-expire", self._chained.expire)
         yield
         await self._chained.close()
@@ -212,7 +215,7 @@ class Gateway:
 
 def build_router(config: Config) -> Router:
     """The router for a configuration. Its engines are untried."""
-    placement = config.placement
+    placement, engines = config.placement, (*config.engines, *config.services)
     router = Router(
         rebalanced_e2(placement.rebalance, MIN_TREE_BLOCK_TOKENS) if placement.rebalance else placement.policy,
         window_s=placement.window_s,
@@ -220,7 +223,10 @@ def build_router(config: Config) -> Router:
         jitter=random.random,
         engine_backlog_s=config.admission.engine_backlog_s,
         names=ModelNames(
-            expected=[*(model.name for model in config.models), *(m for e in config.engines for m in e.models)],
+            expected=[
+                *(model.name for model in config.models),
+                *(m for e in (*config.engines, *config.services) for m in e.models),
+            ],
             aliases={alias: model.name for model in config.models for alias in model.aliases},
             fallbacks={model.name: model.fallbacks for model in config.models},
         ),

@@ -20,6 +20,7 @@ from plait.gateway.config_values import (
     Token,
     Weight,
     base_url,
+    shown,
 )
 from plait.gateway.server_config import LogConfig, Section, ServerConfig
 
@@ -191,6 +192,21 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "name", self.name or authority)
 
 
+class ServiceConfig(EngineConfig, frozen=True, kw_only=True):
+    """`[[services]]`: an engine for each address that a DNS name has. The keys of `[[engines]]`, and one more.
+
+    url: http only; its host is looked up (required). name: the engines are called NAME-ADDRESS. interval_s: seconds
+    between lookups (default 5).
+    """
+
+    interval_s: Seconds = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.url.startswith("http:"):
+            raise ValueError(f"url = {shown(self.url)}: expected http, since a certificate is for a name")
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole file. A missing section has its defaults."""
 
@@ -203,6 +219,7 @@ class Config(Section, frozen=True, kw_only=True):
     sessions: SessionsConfig = SessionsConfig()
     models: tuple[ModelConfig, ...] = ()
     engines: tuple[EngineConfig, ...] = ()
+    services: tuple[ServiceConfig, ...] = ()
 
     @property
     def is_open(self) -> bool:

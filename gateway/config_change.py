@@ -60,7 +60,7 @@ def config_change(before: Config, after: Config) -> ConfigChange:
             *_differing("admission", before.admission, after.admission, LIMITS),
             *_differing("log", before.log, after.log, {"level"}),
             *(name for name in ("placement", "upstream", "sessions") for name in _section(name, before, after)),
-            *(["models"] if before.models != after.models else []),
+            *(name for name in ("models", "services") if getattr(before, name) != getattr(after, name)),
             *(f"engines.{was.name}.kv_tokens" for was, engine in both if was.kv_tokens != engine.kv_tokens),
         ),
     )

@@ -115,8 +115,8 @@ class _Reader:
 
 def _conflicts(config: Config) -> Iterator[str]:
     """Conflicts between values that are each valid."""
-    if not config.engines:
-        yield "engines: none is configured; add [[engines]] with a url"
+    if not config.engines and not config.services:
+        yield "engines: none is configured; add [[engines]] with a url, or [[services]]"
     if config.server.isolate_tenants and config.is_open:
         yield "server.isolate_tenants = true: expected server.api_keys or [[tenants]], which tell tenants apart"
     yield from _repeated_keys(config)
@@ -125,6 +125,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from _names_in_use(config)
     yield from _repeated("engines", "url", [engine.url for engine in config.engines])
     yield from _repeated("engines", "name", [engine.name for engine in config.engines])
+    yield from _repeated("services", "name", [service.name for service in config.services])
 
 
 def _repeated_keys(config: Config) -> Iterator[str]:

@@ -25,7 +25,7 @@ ROOMS = {
         {"cli"},
         {"commands"},
         {"app", "simulation"},
-        {"open_requests", "reloading"},
+        {"discovery", "open_requests", "reloading"},
         {"api"},
         {"programs"},
         {"calls"},

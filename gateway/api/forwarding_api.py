@@ -11,6 +11,7 @@ from starlette.types import Receive, Send
 
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
+from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import Translation
 from plait.gateway.api.completion_api import CompletionApi
 from plait.gateway.api.kept_response import KeptResponse, continued, input_items
@@ -23,6 +24,7 @@ from plait.gateway.calls.stored_responses import StoredResponses
 
 Fields = dict[str, Any]
 
+_MESSAGES = MessagesTranslation()
 _FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
 
 
@@ -65,18 +67,18 @@ class ForwardingApi:
         self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, send: Send
     ) -> None:
         if incoming.path == COUNT_PATH:
-            await self._count(incoming, translation, fields, send)
+            await self._count(incoming, fields, send)
             return
         body = msgspec.json.encode(translation.to_chat(fields))
         answer = TranslatedAnswer(send, translation, translation.answer(fields))
         await self.completions.serve(replace(incoming, path=CHAT_PATH, body=body), receive, answer.send)
 
-    async def _count(self, incoming: Incoming, translation: Translation, fields: Fields, send: Send) -> None:
+    async def _count(self, incoming: Incoming, fields: Fields, send: Send) -> None:
         """Count a message's tokens here, with the model's tokenizer."""
-        body = msgspec.json.encode(translation.to_chat({**fields, "max_tokens": 1}))
-        tokens = await self.completions.calls.count(incoming, parse_request(body, ChatRequest))
+        chat = parse_request(msgspec.json.encode(_MESSAGES.to_count(fields)), ChatRequest)
+        answer = _MESSAGES.counted(await self.completions.calls.count(incoming, chat))
         headers = [(b"content-type", b"application/json"), (b"x-request-id", incoming.request_id.encode("latin-1"))]
-        await send_whole(send, 200, headers, msgspec.json.encode({"input_tokens": tokens}))
+        await send_whole(send, 200, headers, answer)
 
 
 def _chat(translation: Translation, fields: Mapping[str, Any]) -> ChatRequest | None:

@@ -140,7 +140,7 @@ def test_tables_and_arrays_are_told_apart() -> None:
 
 
 def test_a_fleet_without_engines_is_refused() -> None:
-    message = "config.toml: engines: none is configured; add [[engines]] with a url"
+    message = "config.toml: engines: none is configured; add [[engines]] with a url, or [[services]]"
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         parse_config({}, "config.toml")
 

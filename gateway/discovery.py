@@ -1,0 +1,110 @@
+"""Engines found by name: one for each address of a DNS name, such as a headless service of Kubernetes.
+
+The name is looked up again and again. An address that is new becomes an engine; the engine of one that is gone leaves
+once it has no calls. If a lookup fails, or finds nothing, what there is stays: losing all engines at once is more often
+a fault of the DNS than the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+
+from plait.backends.errors import ConflictError
+from plait.gateway.calls.engine_set import EngineSet
+from plait.gateway.config import EngineConfig, ServiceConfig
+from plait.gateway.supervision import Supervisor
+
+Lookup = Callable[[str, int], Awaitable[set[str]]]
+"""The addresses of a host. Raises OSError."""
+
+log = structlog.get_logger(__name__)
+
+
+class Discovery:
+    """Keeps the engines of `services` what their names say, until its tasks are cancelled."""
+
+    def __init__(
+        self,
+        services: Collection[ServiceConfig],
+        engines: EngineSet,
+        supervisor: Supervisor,
+        lookup: Lookup | None = None,
+    ) -> None:
+        self._services = services
+        self._engines = engines
+        self._supervisor = supervisor
+        self._lookup = lookup or addresses
+        self._found: dict[str, dict[str, EngineConfig]] = {service.name: {} for service in services}
+        self._said: dict[str, str] = {}
+
+    def open(self) -> None:
+        """Start to look the names up."""
+        for service in self._services:
+            self._supervisor.start(f"discovery:{service.name}", partial(self._follow, service))
+
+    async def _follow(self, service: ServiceConfig) -> None:
+        while True:
+            await self.look_up(service)
+            await asyncio.sleep(service.interval_s)
+
+    async def look_up(self, service: ServiceConfig) -> None:
+        """Look a name up once, and take the change over."""
+        parts = urlsplit(service.url)
+        assert parts.hostname is not None
+        try:
+            found = await self._lookup(parts.hostname, parts.port or 80)
+        except OSError as error:
+            self._say(service, str(error.strerror or error))
+            return
+        if not found:
+            self._say(service, "the name has no address")
+            return
+        self._said.pop(service.name, None)
+        known = self._found[service.name]
+        coming = [engine_at(service, address) for address in sorted(found - known.keys())]
+        going = [known.pop(address) for address in sorted(known.keys() - found)]
+        for address, engine in zip(sorted(found - known.keys()), coming, strict=True):
+            self._add(engine)
+            known[address] = engine
+        for engine in going:
+            if engine.name in self._engines:
+                self._engines.leave(engine.name, [other.name for other in coming])
+
+    def _add(self, engine: EngineConfig) -> None:
+        try:
+            self._engines.put(engine)
+        except (ConflictError, ValueError) as error:
+            log.error("engine not taken over", engine=engine.name, problem=str(error))  # noqa: TRY400 - not a defect
+
+    def _say(self, service: ServiceConfig, problem: str) -> None:
+        """Log a problem once, until the name is found again or the problem is another one."""
+        if self._said.get(service.name) != problem:
+            self._said[service.name] = problem
+            log.warning("name not found, its engines stay", service=service.name, url=service.url, problem=problem)
+
+
+async def addresses(host: str, port: int) -> set[str]:
+    """The addresses of a host, by the system's resolver. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return {str(address[0]) for *_, address in found}
+
+
+def at_address(url: str, address: str) -> str:
+    """A url with its host replaced by an address."""
+    parts = urlsplit(url)
+    host = f"[{address}]" if ":" in address else address
+    return parts._replace(netloc=host if parts.port is None else f"{host}:{parts.port}").geturl()
+
+
+def engine_at(service: ServiceConfig, address: str) -> EngineConfig:
+    """The engine of a service at an address."""
+    fields = {name: getattr(service, name) for name in EngineConfig.__struct_fields__}
+    fields |= {"url": at_address(service.url, address), "name": f"{service.name}-{address}"}
+    return msgspec.convert(fields, EngineConfig)

@@ -1,0 +1,109 @@
+"""Engines that come and go with the addresses of a name."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from plait.gateway.calls.engine_set import EngineSet
+from plait.gateway.config import EngineConfig, ServiceConfig
+from plait.gateway.config_file import ConfigError, parse_config
+from plait.gateway.discovery import Discovery, addresses, engine_at
+from plait.gateway.metrics import new_registry
+from plait.gateway.supervision import Supervisor
+
+SERVICE = ServiceConfig(url="http://engines:8000", name="vllm", models=("m",), api_key="k", interval_s=0.01)
+
+
+class FakeSet:
+    """The engines by url; those that leave are gone at once."""
+
+    def __init__(self) -> None:
+        self.urls: dict[str, str] = {}
+        self.successors: list[str] = []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.urls
+
+    def put(self, engine: EngineConfig) -> None:
+        self.urls[engine.name] = engine.url
+
+    def leave(self, name: str, successors: list[str]) -> None:
+        del self.urls[name]
+        self.successors = sorted(successors)
+
+
+class Named:
+    """A name with addresses, which may not be found."""
+
+    def __init__(self) -> None:
+        self.addresses: set[str] = set()
+        self.fails = False
+        self.lookups = 0
+
+    async def lookup(self, host: str, port: int) -> set[str]:
+        assert (host, port) == ("engines", 8000)
+        self.lookups += 1
+        if self.fails:
+            raise OSError(-2, "Name or service not known")
+        return set(self.addresses)
+
+
+@pytest.fixture
+async def parts() -> AsyncIterator[tuple[Named, FakeSet, Discovery]]:
+    named, engines, supervisor = Named(), FakeSet(), Supervisor(new_registry())
+    yield named, engines, Discovery([SERVICE], cast("EngineSet", engines), supervisor, named.lookup)
+    await supervisor.close()
+
+
+async def test_engines_follow_the_addresses(parts: tuple[Named, FakeSet, Discovery]) -> None:
+    named, engines, discovery = parts
+    dice = random.Random(7)
+    for _ in range(200):
+        named.addresses = {f"10.0.0.{number}" for number in range(6) if dice.random() < 0.5}
+        named.fails = dice.random() < 0.2
+        before = dict(engines.urls)
+        await discovery.look_up(SERVICE)
+        expected = {f"vllm-{one}": f"http://{one}:8000" for one in named.addresses}
+        assert engines.urls == (before if named.fails or not named.addresses else expected)
+
+
+async def test_engines_that_leave_wait_for_those_that_come(parts: tuple[Named, FakeSet, Discovery]) -> None:
+    named, engines, discovery = parts
+    for found in ({"10.0.0.1"}, {"10.0.0.2", "fd00::2"}):
+        named.addresses = found
+        await discovery.look_up(SERVICE)
+    assert engines.urls == {"vllm-10.0.0.2": "http://10.0.0.2:8000", "vllm-fd00::2": "http://[fd00::2]:8000"}
+    assert engines.successors == ["vllm-10.0.0.2", "vllm-fd00::2"]
+
+
+async def test_the_name_is_looked_up_again_and_again(parts: tuple[Named, FakeSet, Discovery]) -> None:
+    named, _, discovery = parts
+    discovery.open()
+    async with asyncio.timeout(5):
+        while named.lookups < 3:  # noqa: ASYNC110 - of the discovery's own task
+            await asyncio.sleep(0.005)
+
+
+async def test_the_systems_resolver_is_asked() -> None:
+    assert "127.0.0.1" in await addresses("localhost", 8000)
+    with pytest.raises(OSError, match=r"."):
+        await addresses("no-such-host.invalid", 8000)
+
+
+def test_an_engine_has_the_keys_of_its_service() -> None:
+    engine = engine_at(SERVICE, "10.0.0.1")
+    assert (engine.url, engine.name, engine.models, engine.api_key) == (
+        "http://10.0.0.1:8000", "vllm-10.0.0.1", ("m",), "k",
+    )  # fmt: skip
+
+
+def test_a_service_is_enough_and_has_no_certificate() -> None:
+    config = parse_config({"services": [{"url": "http://engines:8000"}]}, "test")
+    assert config.services[0].name == "engines:8000"
+    with pytest.raises(ConfigError, match="expected http"):
+        parse_config({"services": [{"url": "https://engines"}]}, "test")

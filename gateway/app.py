@@ -223,10 +223,7 @@ def build_router(config: Config) -> Router:
         jitter=random.random,
         engine_backlog_s=config.admission.engine_backlog_s,
         names=ModelNames(
-            expected=[
-                *(model.name for model in config.models),
-                *(m for e in (*config.engines, *config.services) for m in e.models),
-            ],
+            expected=[*(model.name for model in config.models), *(m for engine in engines for m in engine.models)],
             aliases={alias: model.name for model in config.models for alias in model.aliases},
             fallbacks={model.name: model.fallbacks for model in config.models},
         ),

@@ -15,6 +15,7 @@ import structlog
 import uvicorn
 
 from plait.gateway.commands.full_collections import FullCollections
+from plait.gateway.commands.listening import ListeningServer
 
 LINGER_S = 0.5
 """Between the listener's end and that of idle connections: the request of one accepted last may be on its way."""
@@ -45,7 +46,7 @@ class Stops:
     on_hangup: Callable[[], None]
 
 
-class DrainingServer(uvicorn.Server):
+class DrainingServer(ListeningServer):
     """At SIGTERM it listens for `drain_delay_s` more. Then running requests have `grace_s` to end.
 
     SIGINT, which comes from a person, skips the delay. A second signal ends the process at once.

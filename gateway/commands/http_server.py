@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from plait.gateway.commands.draining_server import DrainingServer, Stops
 from plait.gateway.commands.http_protocol import ANY_CLIENT, BoundedProtocol, ClientBounds
-from plait.gateway.commands.listening import bound_sockets
+from plait.gateway.commands.listening import ListeningServer, bound_sockets
 from plait.gateway.open_requests import OpenRequests
 
 KEEP_ALIVE_S = 75
@@ -25,7 +25,7 @@ AFTER_CUT_S = 2
 def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
     """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end. Raises ValueError for its port."""
     sockets = bound_sockets(host, port)
-    _run(uvicorn.Server(_config(OpenRequests(app), host, port, max(1, round(grace_s)))), sockets)
+    _run(ListeningServer(_config(OpenRequests(app), host, port, max(1, round(grace_s)))), sockets)
 
 
 def run_draining_server(

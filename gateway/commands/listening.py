@@ -5,6 +5,11 @@ from __future__ import annotations
 import errno
 import socket
 
+import structlog
+import uvicorn
+
+log = structlog.get_logger(__name__)
+
 _REASONS = {
     errno.EADDRINUSE: "another process listens there. Stop it, or choose another port",
     errno.EACCES: "ports below 1024 need more rights. Choose another port",
@@ -31,6 +36,21 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
         reason = _REASONS.get(error.errno or 0, error.strerror)
         raise ValueError(f"cannot listen on {host}:{port}: {reason}") from error
     return sockets
+
+
+def url_of(bound: socket.socket) -> str:
+    """The url of a server that listens on a socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class ListeningServer(uvicorn.Server):
+    """uvicorn's server, which says where it listens."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        log.info("listening", urls=[url_of(bound) for bound in sockets or ()])
 
 
 def _bound(family: int, kind: int, protocol: int, address: object) -> socket.socket:

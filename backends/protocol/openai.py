@@ -51,6 +51,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     plait: dict[str, Any] | None = None
     prompt_cache_key: Any = None
+    priority: Any = None
     safety_identifier: Any = None
     user: Any = None
 

@@ -14,7 +14,7 @@ import msgspec
 
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.call_annotations import EngineAnnotations, is_annotation, to_parameters
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions, whole_number
 from plait.policy.types import Call, Placement
 
 Fields = dict[str, msgspec.Raw]
@@ -141,6 +141,8 @@ class OutgoingBody:
             parameters = _PARAMETERS[kind]
             fields[parameters] = _merged(fields.get(parameters), annotations)
             fields |= self._ids(kind, fields)
+            if kind == "sglang" and (priority := whole_number(request.priority)) is not None:
+                fields["priority"] = _raw(-priority)  # SGLang serves higher ones first, vLLM lower ones
         return msgspec.json.encode(fields)
 
     def _ids(self, kind: EngineKind, fields: Fields) -> Fields:

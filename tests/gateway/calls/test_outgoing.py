@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -131,3 +132,11 @@ def test_a_request_becomes_a_stream_with_its_usage() -> None:
 def test_what_engines_do_not_stream_stays_whole(field: str) -> None:
     body = b'{"model": "m", "prompt": "one", %b}' % field.encode()
     assert as_stream(body, parse_request(body, CompletionRequest)) is None
+
+
+@pytest.mark.parametrize(("kind", "priority"), [("vllm", 5), ("embedded", 5), (None, 5), ("sglang", -5)])
+def test_a_priority_means_the_same_on_every_engine(kind: EngineKind | None, priority: int) -> None:
+    """Lower first, as vLLM has it."""
+    body = b'{"model": "m", "prompt": "x", "priority": 5}'
+    sent = OutgoingBody(body, parse_request(body, CompletionRequest)).for_engine(kind, CALL, PLACEMENT, 0.0)
+    assert json.loads(sent)["priority"] == priority

@@ -129,4 +129,5 @@ KIND: Final = EngineKind(
     placed_documents=_DOCUMENTS,
     agent_examples=2,
     kept_blocks=1,
+    embedding=("--runner", "pooling", "--convert", "embed"),
 )

@@ -37,31 +37,41 @@ class ForwardingApi:
 
     async def serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
         """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
-        route, chat = ROUTES[incoming.path], None
+        route = ROUTES[incoming.path]
         request = parse_request(incoming.body, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait)
-        is_plain = annotations == Annotations(session=annotations.session)
-        if route.translation is None:
-            if not is_plain:
-                raise CallerError(f"{route.path} takes no annotations but 'plait-session'.", param="plait")
-        else:
+        is_plain, chat = annotations == Annotations(session=annotations.session), None
+        if route.translation is not None:
             given = decode_body(incoming.body, _FIELDS)
-            fields = continued(self.stored, incoming.tenant, given) if route.path == RESPONSES_PATH else given
-            if route.path == RESPONSES_PATH and given.get("store") is not False:
-                previous, items = given.get("previous_response_id"), input_items(given)
-                send = KeptResponse(self.stored, incoming.tenant, previous, items, send).send
-            if fields is not given or not is_plain or not self._may_forward(route, request):
+            fields, send = self._conversation(incoming, given, send)
+            if fields is not given or not is_plain or not self._may_forward(route, request, fields):
                 await self._translate(incoming, route.translation, fields, receive, send)
                 return
             chat = _chat(route.translation, fields) if route.computes else None
+        elif not is_plain:
+            raise CallerError(f"{route.path} takes no annotations but 'plait-session'.", param="plait")
         delivery = await self.completions.calls.forwarded(incoming, request, route, annotations.session, chat)
         await self.completions.relay.deliver(delivery, receive, send)
 
-    def _may_forward(self, route: CallRoute, request: ForwardedRequest) -> bool:
-        """Whether the gateway has nothing to do to the request, and each engine has its route."""
+    def _conversation(self, incoming: Incoming, given: Fields, send: Send) -> tuple[Fields, Send]:
+        """The fields of a response with what was said before it, and a `send` that stores it."""
+        if incoming.path != RESPONSES_PATH:
+            return given, send
+        fields = continued(self.stored, incoming.tenant, given)
+        if given.get("store") is False:
+            return fields, send
+        previous = given.get("previous_response_id")
+        return fields, KeptResponse(self.stored, incoming.tenant, previous, input_items(given), send).send
+
+    def _may_forward(self, route: CallRoute, request: ForwardedRequest, fields: Fields) -> bool:
+        """Whether each engine has the route, and the gateway has nothing to do to the request.
+
+        A response in the background could only be asked of the engine that has it, so it is left to be refused.
+        """
         calls = self.completions.calls
         models = calls.router.models
-        return not calls.isolate_tenants and models.all_have(models.check(request.model), route.path)
+        has_work = calls.isolate_tenants or fields.get("background")
+        return not has_work and models.all_have(models.check(request.model), route.path)
 
     async def _translate(
         self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, send: Send

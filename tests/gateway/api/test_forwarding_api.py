@@ -151,3 +151,9 @@ async def test_without_store_nothing_is_stored_and_unknown_ones_are_refused(api:
     first = (await api.post(RESPONSES, {"input": "the sky is", "store": False})).json()
     response = await api.post(RESPONSES, {"input": "x", "previous_response_id": first["id"]})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_a_response_in_the_background_is_refused(api: Api) -> None:
+    has(api, RESPONSES)
+    response = await api.post(RESPONSES, {"input": "x", "background": True})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "background")

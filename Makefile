@@ -46,9 +46,10 @@ e2e-vllm: setup
 	.venv-vllm/bin/python -m pytest -c e2e/vllm/unit/pytest.ini e2e/vllm/unit
 	PLAIT_ENGINE_KIND=vllm PLAIT_ENGINE_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest e2e/real_engines
 
-# The same suite on two real SGLang servers.
+# The same suites on real SGLang.
 e2e-sglang: setup
 	$(BIN)/python -m e2e.sglang.environment
+	.venv-sglang/bin/python -m pytest -c e2e/sglang/unit/pytest.ini e2e/sglang/unit
 	PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest e2e/real_engines
 
 test: lint types setup

@@ -34,7 +34,7 @@ def register() -> None:
         from plait.backends.sglang.scheduler import scheduler_class  # noqa: PLC0415 - only after the check
 
         _hook(f"{SCHEDULER}.Scheduler", scheduler_class(load(f"{SCHEDULER}.Scheduler")), "REPLACE")
-        _hook(KV_CACHE, _with_events, "AROUND")
+        _hook(KV_CACHE, with_events, "AROUND")
 
 
 def check() -> None:
@@ -63,6 +63,6 @@ def _problem() -> str | None:
     return None
 
 
-def _with_events(build: Any, *args: Any, **kwargs: Any) -> Any:
+def with_events(build: Any, *args: Any, **kwargs: Any) -> Any:
     """Make the KV cache record its events on every rank, even if SGLang publishes none."""
     return build(*args, **{**kwargs, "enable_kv_cache_events": True})

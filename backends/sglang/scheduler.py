@@ -15,7 +15,7 @@ from plait.backends.sglang.event_tap import EventTap
 from plait.backends.sglang.news import NewsSender
 from plait.backends.sglang.prefill_pass import limited
 from plait.backends.sglang.scheduler_query import STATE_KEY, ReportSince, parse_query
-from plait.backends.sglang.settings import read_settings
+from plait.backends.sglang.settings import Settings, read_settings
 from plait.backends.sglang.step_clock import Tick
 
 if TYPE_CHECKING:
@@ -52,9 +52,13 @@ class PlannedScheduler(_SglangScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.attach(read_settings())
+
+    def attach(self, settings: Settings) -> None:
+        """Begin to plan for this scheduler. Raises UnsupportedSglangError if that is not possible."""
         check_attributes(self)
         _check_options(self)
-        self.plait = _driver(self)
+        self.plait = _driver(self, settings)
 
     def _poll_timeout_aborts(self) -> list[Any]:
         """Add the leading rank's tick to the requests of a step, which all ranks get."""
@@ -137,10 +141,10 @@ def _check_options(scheduler: Any) -> None:
         )
 
 
-def _driver(scheduler: Any) -> Driver:
+def _driver(scheduler: Any, settings: Settings) -> Driver:
     model = load("sglang.srt.runtime_context.get_serving")().served_model_name
     observer = CacheObserver(page_tokens=scheduler.page_size, model=model)
     published = scheduler.kv_events_publisher.enable_kv_cache_events
     events = EventTap(scheduler.tree_cache, observer, published=published)
     release = load("sglang.srt.managers.schedule_batch.release_req")
-    return Driver(scheduler, observer, events, read_settings(), release=release, news=NewsSender())
+    return Driver(scheduler, observer, events, settings, release=release, news=NewsSender())

@@ -1,0 +1,249 @@
+"""A real SGLang scheduler with its own event loops, step by step. The model's forward pass is made up.
+
+Building a scheduler takes seconds and sets up the process. So there is only one, and each `Engine` takes it over: as it
+comes, or with our hooks and a driver of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers import scheduler as sglang_scheduler
+from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import PortArgs, prepare_server_args
+
+from plait.backends.sglang import plugin
+from plait.backends.sglang.driver import Driver
+from plait.backends.sglang.scheduler import scheduler_class
+from plait.backends.sglang.settings import Settings
+from plait.policy.scheduling.local_scheduler import LocalScheduler
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 1024,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+    "dtype": "float32",
+}
+PAGE_TOKENS = 16
+KV_TOKENS = 3200
+CHUNK_TOKENS = 256
+STEP_DEADLINE_S = 20.0
+_FLAGS = (
+    *("--load-format", "dummy", "--skip-tokenizer-init", "--served-model-name", "tiny"),
+    *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32", "--grammar-backend", "none"),
+    *("--context-length", "2048", "--max-running-requests", "16", "--mem-fraction-static", "0.3"),
+    *("--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(KV_TOKENS)),
+    *("--chunked-prefill-size", str(CHUNK_TOKENS), "--enable-mixed-chunk"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How an engine runs. `plait` are the plugin's settings, None for stock SGLang."""
+
+    overlaps: bool = False
+    plait: Settings | None = field(default_factory=Settings)
+
+
+class Build(Protocol):
+    """Builds an engine on the one scheduler. `changes` are fields of `Setup`. The engine before it is ended."""
+
+    def __call__(self, policy: LocalScheduler | None = None, **changes: Any) -> Engine: ...
+
+
+def build_scheduler(folder: Path) -> Any:
+    """SGLang's scheduler with a model of random weights, whose configuration is written to `folder`."""
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    arguments = prepare_server_args(["--model-path", str(folder), *_FLAGS])
+    ports = PortArgs.init_new(arguments)
+    ranks = sglang_scheduler.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
+    sglang_scheduler.publish(arguments, role="scheduler", ranks=ranks)
+    builder = sglang_scheduler.kv_cache_builder
+    builder.build_kv_cache = partial(plugin.with_events, builder.build_kv_cache)
+    scheduler = sglang_scheduler.Scheduler(arguments, ports)
+    for channel in (scheduler.ipc_channels.send_to_tokenizer, scheduler.ipc_channels.send_to_detokenizer):
+        channel.socket = None  # nobody receives
+    scheduler.model_worker.forward_batch_generation = _forward
+    return scheduler
+
+
+class Engine:
+    """Runs SGLang's own event loop in a thread, which stops before each step. `tokens` are the outputs so far."""
+
+    def __init__(self, scheduler: Any, setup: Setup, policy: LocalScheduler | None = None) -> None:
+        self.scheduler = scheduler
+        self.requests: dict[str, Any] = {}
+        self._names = itertools.count()
+        self._sent: list[Any] = []
+        self._scheduled: list[dict[str, int]] = []
+        self._error: BaseException | None = None
+        self._arrived, self._go = threading.Semaphore(0), threading.Semaphore(0)
+        _become(scheduler, setup)
+        if policy is not None:
+            self.driver._policy = policy
+        scheduler.enable_overlap = setup.overlaps
+        scheduler.gracefully_exit = False
+        scheduler.request_receiver = SimpleNamespace(recv_requests=self._receive)
+        scheduler.run_batch = self._run_batch
+        scheduler._add_request_to_queue = self._add_request_to_queue
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread.start()
+        self._wait()
+
+    @property
+    def driver(self) -> Driver:
+        driver: Driver = self.scheduler.plait
+        return driver
+
+    @property
+    def tokens(self) -> dict[str, list[int]]:
+        return {name: list(request.output_ids) for name, request in self.requests.items()}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sent) or not self.scheduler.is_fully_idle()
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        output_tokens: int = 4,
+        *,
+        name: str | None = None,
+        salt: str | None = None,
+        **annotations: Any,
+    ) -> str:
+        """Send a request, which arrives with the next step."""
+        name = name or f"call-{next(self._names)}"
+        sampling = SamplingParams(
+            max_new_tokens=output_tokens, temperature=0, ignore_eos=True, custom_params=annotations or None
+        )
+        sampling.normalize(None)
+        self._sent.append(
+            TokenizedGenerateReqInput(
+                rid=name,
+                input_text="",
+                input_ids=array("q", prompt),
+                input_embeds=None,
+                mm_inputs=None,
+                token_type_ids=None,
+                sampling_params=sampling,
+                return_logprob=False,
+                logprob_start_len=-1,
+                top_logprobs_num=0,
+                token_ids_logprob=None,
+                stream=False,
+                cache_salt=salt,
+            )
+        )
+        return name
+
+    def abort(self, name: str) -> None:
+        """Abort a request with the next step."""
+        self._sent.append(AbortReq(rid=name))
+
+    def step(self) -> dict[str, int]:
+        """Run one step. Returns the tokens computed for each request."""
+        self._scheduled = []
+        self._go.release()
+        self._wait()
+        return {name: tokens for step in self._scheduled for name, tokens in step.items()}
+
+    def run(self, limit: int = 3000) -> list[dict[str, int]]:
+        """Step until nothing is left to do."""
+        steps = []
+        while self.busy:
+            steps.append(self.step())
+            assert len(steps) < limit, "the engine makes no progress"
+        return steps
+
+    def end(self) -> None:
+        """Abort what is left, empty the cache, and end the event loop. If the loop has failed, nothing can be ended."""
+        if self._error is not None:
+            return
+        self._sent.append(AbortReq(rid="", abort_all=True))
+        self.run()
+        assert self.scheduler.flush_cache(empty_cache=False)
+        self.scheduler.gracefully_exit = True
+        self._go.release()
+        self._thread.join(STEP_DEADLINE_S)
+
+    def _loop(self) -> None:
+        try:
+            self.scheduler.run_event_loop()
+        except BaseException as error:  # noqa: BLE001 - the thread that waits for the step raises it
+            self._error = error
+        self._arrived.release()
+
+    def _wait(self) -> None:
+        assert self._arrived.acquire(timeout=STEP_DEADLINE_S), "the step does not end"
+        if self._error is not None:
+            raise self._error
+
+    def _receive(self, local_reqs: Sequence[Any] | None = None) -> list[Any]:
+        self._arrived.release()
+        self._go.acquire()
+        sent, self._sent = self._sent, []
+        return [*(local_reqs or ()), *sent]
+
+    def _run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths = [1] * len(batch.reqs) if batch.forward_mode.is_decode() else batch.extend_lens
+        self._scheduled.append({one.rid: tokens for one, tokens in zip(batch.reqs, lengths, strict=True)})
+        return type(self.scheduler).run_batch(self.scheduler, batch, *args, **kwargs)
+
+    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+        self.requests[req.rid] = req
+        type(self.scheduler)._add_request_to_queue(self.scheduler, req, is_retracted)
+
+
+def expected(prompt_tokens: int, output_tokens: int) -> list[int]:
+    """What the made-up model answers."""
+    return [_token(prompt_tokens + position) for position in range(output_tokens)]
+
+
+def _token(sequence_tokens: int) -> int:
+    """The token after so many tokens; never SGLang's end of a sequence."""
+    return 3 + 7 * sequence_tokens % 1000
+
+
+def _forward(batch: Any, *_: Any, **__: Any) -> GenerationBatchResult:
+    lengths = batch.seq_lens.tolist()
+    return GenerationBatchResult(
+        logits_output=LogitsProcessorOutput(next_token_logits=None),
+        next_token_ids=torch.tensor([_token(length) for length in lengths], dtype=torch.int64),
+        can_run_cuda_graph=False,
+    )
+
+
+def _become(scheduler: Any, setup: Setup) -> None:
+    """Make the scheduler a stock one, or one with our hooks, as if it had just been built."""
+    base = sglang_scheduler.Scheduler
+    scheduler.tree_cache.__dict__.pop("take_events", None)
+    scheduler.tree_cache.take_events()
+    scheduler.__dict__.pop("plait", None)
+    scheduler.__class__ = base
+    if setup.plait is not None:
+        scheduler.__class__ = scheduler_class(base)
+        scheduler.attach(setup.plait)
+    scheduler.init_request_dispatcher()  # it has the methods of the class before

@@ -1,0 +1,54 @@
+"""Schedulers whose plans tests make up, and prompts for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, Plan
+
+
+def prompt(tokens: int, seed: int) -> list[int]:
+    """No two of these share a page."""
+    return [(seed * 37 + position * 11) % 1000 for position in range(tokens)]
+
+
+def everything(waiting: list[LocalCall], running: list[LocalCall]) -> Plan:
+    """A plan in which the engine chooses."""
+    return Plan((), (), (*running, *waiting))
+
+
+@dataclass
+class Scripted:
+    """Plans as a test says, and keeps what it was asked with."""
+
+    script: Callable[[list[LocalCall], list[LocalCall], EngineFacts], Plan]
+    seen: list[tuple[list[LocalCall], list[LocalCall]]] = field(default_factory=list)
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        del now_s
+        self.seen.append((list(waiting), list(running)))
+        return self.script(list(waiting), list(running), facts)
+
+
+class Chaos:
+    """Plans that no sane policy makes: any order, any chunks, any calls held back or preempted."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        del now_s
+        dice, calls = self._dice, [*running, *waiting]
+        dice.shuffle(calls)
+        victims = [call for call in running if dice.random() < 0.05]
+        named = [call for call in calls if call not in victims and dice.random() < 0.8]
+        cut = dice.randrange(len(named) + 1)
+        picks = tuple((call, dice.randrange(1, facts.max_batch_tokens)) for call in named[:cut])
+        budget = dice.choice((None, None, 40, 10_000))
+        return Plan(tuple(victims), picks, tuple(named[cut:]), budget)

@@ -1,0 +1,77 @@
+"""A SGLang that is not known, or not set up for it, is refused at the start, with what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy, PrefillAdder
+from sglang.srt.managers.scheduler import Scheduler
+
+from plait.backends.adapter.required_names import missing_names
+from plait.backends.adapter.scheduler_settings import SettingsError
+from plait.backends.sglang import compatibility, plugin
+from plait.backends.sglang.compatibility import UnsupportedSglangError
+from plait.backends.sglang.scheduler import scheduler_class
+from plait.backends.sglang.settings import Settings, read_settings
+
+
+def _other_release_req(self: ScheduleBatch, request: object) -> None:
+    """Takes a request, as no version does."""
+
+
+@pytest.fixture
+def planned(scheduler: Any) -> Iterator[Any]:
+    """The scheduler with our hooks, which are not attached yet."""
+    scheduler.__class__ = scheduler_class(Scheduler)
+    yield scheduler
+    scheduler.__class__ = Scheduler
+
+
+def test_the_installed_version_has_every_name() -> None:
+    assert list(missing_names(compatibility.METHODS)) == []
+
+
+def test_missing_names_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(PrefillAdder, "add_chunked_req")
+    monkeypatch.setattr(ScheduleBatch, "release_req", _other_release_req)
+    with pytest.raises(UnsupportedSglangError) as refusal:
+        plugin.check()
+    message = str(refusal.value)
+    assert "0.5.23" in message
+    assert "PrefillAdder.add_chunked_req" in message
+    assert "ScheduleBatch.release_req(idx, remaing_req_count)" in message
+    assert "PrefillAdder.add_one_req" not in message
+
+
+def test_missing_attributes_are_listed(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(planned, "chunked_req")
+    monkeypatch.delattr(planned.policy, "policy")
+    with pytest.raises(UnsupportedSglangError, match=r"Scheduler\.chunked_req.*policy\.policy"):
+        planned.attach(Settings())
+
+
+def test_what_plait_does_itself_is_refused(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned.policy, "policy", CacheAgnosticPolicy.LOF)
+    monkeypatch.setattr(planned, "enable_priority_scheduling", True)
+    monkeypatch.setattr(planned, "chunked_prefill_size", None)
+    with pytest.raises(UnsupportedSglangError) as refusal:
+        planned.attach(Settings())
+    for option in ("--schedule-policy", "--enable-priority-scheduling", "--chunked-prefill-size -1"):
+        assert option in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [("{", "not JSON"), ('{"scheduler": "sjf"}', "sjf"), ('{"schedular": "slo"}', "schedular")],
+)
+def test_settings_that_are_wrong_are_refused(given: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        read_settings({"PLAIT_SGLANG": given})
+
+
+def test_a_missing_profile_is_refused(planned: Any) -> None:
+    with pytest.raises(SettingsError, match=r"profile: .*nowhere"):
+        planned.attach(Settings(profile="nowhere"))

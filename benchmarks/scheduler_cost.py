@@ -1,0 +1,139 @@
+"""What `vllm_scheduler_cost` and `sglang_scheduler_cost` share: the load, the figures and the claims.
+
+Every step is one of an engine under load: 64 calls decode, the rest of the budget prefills, and the waiting calls
+(2,000 prompt tokens each, the first half of most of them cached) are looked through for admission. For `slo` every call
+has a TTFT and a TPOT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+RUNNING = 64
+PROMPT_TOKENS = 2000
+SHARED_TOKENS = 1024
+PREFIXES = 32
+BATCH_TOKENS = 2048
+BLOCK_TOKENS = 16
+KV_TOKENS = 960_000
+WARM_UP_STEPS = 20
+TARGETS_MS = {256: 0.5, 2000: 10.0}
+"""The most that may be added to a step, in milliseconds, by number of waiting calls."""
+POLICIES = ("fcfs", "hit_ratio", "longest_prefix", "slo")
+TTFTS_S = (1.0, 60.0)
+TPOT_MS = 187.5
+"""Objectives as those of `plan_cost`."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Medians over the measured steps, in milliseconds of process CPU time. `stock_ms` is the step without Plait."""
+
+    policy: str
+    waiting: int
+    running: int
+    stock_ms: float
+    added_ms: float
+    added_p95_ms: float
+
+    @classmethod
+    def of(cls, policy: str, waiting: int, running: int, stock_ms: Sequence[float], added_ms: Sequence[float]) -> Cost:
+        """The figures of the times of each step."""
+        p95_ms = sorted(added_ms)[int(0.95 * len(added_ms))]
+        figures = [round(ms, 4) for ms in (statistics.median(stock_ms), statistics.median(added_ms), p95_ms)]
+        return cls(policy, waiting, running, stock_ms=figures[0], added_ms=figures[1], added_p95_ms=figures[2])
+
+
+class LoadedEngine(ABC):
+    """An engine whose waiting calls are made up again after each step. Its calls are the same for the same `policy`."""
+
+    def __init__(self, policy: str, waiting: int) -> None:
+        self._policy, self._waiting = policy, waiting
+        self._dice = random.Random(1)
+        self._prefixes = [self._tokens(SHARED_TOKENS) for _ in range(PREFIXES)]
+
+    @property
+    @abstractmethod
+    def running(self) -> int:
+        """How many calls run."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many calls wait."""
+
+    @abstractmethod
+    def _add(self, prompt: list[int], output_tokens: int, annotations: dict[str, float], cached_tokens: int) -> None:
+        """Send a call. The first `cached_tokens` of its prompt are in the cache."""
+
+    def _send(self, prompt: list[int], output_tokens: int, cached_tokens: int = 0) -> None:
+        objectives = {"plait_ttft_ms": self._dice.uniform(*TTFTS_S) * 1e3, "plait_tpot_ms": TPOT_MS}
+        self._add(prompt, output_tokens, objectives if self._policy == "slo" else {}, cached_tokens)
+
+    def _send_running(self) -> None:
+        for _ in range(RUNNING):
+            self._send(self._tokens(100), 4000)
+
+    def _refill(self) -> None:
+        while self.waiting < self._waiting:
+            prefix = self._dice.choice(self._prefixes) if self._dice.random() < 0.8 else []
+            self._send([*prefix, *self._tokens(PROMPT_TOKENS - len(prefix))], 1, len(prefix))
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._dice.randrange(1000) for _ in range(count)]
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The arguments that both benchmarks take."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--json", type=Path, help="write the report here")
+    arguments.add_argument("--steps", type=int, default=200, help="steps measured for each row")
+    return arguments
+
+
+def measured(step: Callable[[int], tuple[float, float]], steps: int) -> tuple[list[float], list[float]]:
+    """(stock, added) milliseconds of each step. `step` takes the step's number. The first steps are not measured."""
+    gc.disable()
+    times = [step(number) for number in range(steps + WARM_UP_STEPS)][WARM_UP_STEPS:]
+    gc.enable()
+    return [stock_ms for stock_ms, _ in times], [added_ms for _, added_ms in times]
+
+
+def report(measure: Callable[[str, int], Cost], path: Path | None) -> None:
+    """Measure, print a table, write the report and exit. The status says whether the claims hold."""
+    costs = []
+    print(f"{'policy':<16}{'waiting':>8}{'running':>8}{'stock':>10}{'added':>10}{'p95':>10}   ms a step")
+    for policy in POLICIES:
+        for waiting in TARGETS_MS:
+            cost = measure(policy, waiting)
+            costs.append(cost)
+            print(
+                f"{policy:<16}{waiting:>8}{cost.running:>8}{cost.stock_ms:>10.3f}{cost.added_ms:>10.3f}"
+                f"{cost.added_p95_ms:>10.3f}"
+            )
+    claims = [_claim(cost) for cost in costs]
+    for claim in claims:
+        print(f"{'holds' if claim['holds'] else 'FAILS'}: {claim['name']}: {claim['value']} (target {claim['target']})")
+    if path is not None:
+        path.write_text(json.dumps({"costs": [asdict(cost) for cost in costs], "claims": claims}, indent=2))
+    sys.exit(not all(claim["holds"] for claim in claims))
+
+
+def _claim(cost: Cost) -> dict[str, Any]:
+    target_ms = TARGETS_MS[cost.waiting]
+    return {
+        "name": f"{cost.policy}: CPU time added to a step with {cost.waiting} waiting and {cost.running} running calls",
+        "value": f"{cost.added_ms} ms",
+        "target": f"<= {target_ms} ms",
+        "holds": cost.added_ms <= target_ms,
+    }

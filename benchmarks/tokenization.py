@@ -20,7 +20,8 @@ from typing import Final
 
 from benchmarks.train_tokenizer import corpus
 from plait.backends.protocol.openai import ChatRequest
-from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
+from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
 from plait.gateway.config import Config, ModelConfig
 from plait.gateway.server_config import ServerConfig

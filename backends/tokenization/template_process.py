@@ -19,7 +19,9 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from plait.backends.errors import PlaitError
-from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
+from plait.backends.tokenization.late_transformers import import_transformers
+from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.tokenizer import Tokenizer
 
 CPU_S: Final = 0.5
 """Of one rendering. A template of 16 KiB renders 100 messages in 5 ms."""
@@ -136,6 +138,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     specification, *template = sys.argv[1:]
+    import_transformers()  # now, as the children have no time for it
     tokenizer = load_tokenizer(specification, chat_template=template[0] if template else None)
     serve(tokenizer, sys.stdin.buffer, answers)
 

@@ -20,7 +20,8 @@ from e2e.real_engines.calls import Answer
 from e2e.real_engines.engine import BLOCK_TOKENS, MODEL
 from e2e.sdk import sync_client
 from e2e.servers import Server
-from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
+from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.policy.prefix.block_hash import HashChain
 
 TRACE: Final = "hotpotqa_100.jsonl"

@@ -15,7 +15,7 @@ from e2e.real_engines.engine import MODEL, DocumentSizes
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS
 from e2e.sdk import sync_client
 from e2e.servers import Server
-from plait.backends.tokenization.tokenizer import load_tokenizer
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.simulation.workload import (
     SharedPrefix,
     WorkloadCall,

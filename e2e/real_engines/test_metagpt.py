@@ -24,7 +24,7 @@ from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.sdk import async_client
 from e2e.servers import Server
-from plait.backends.tokenization.tokenizer import load_tokenizer
+from plait.backends.tokenization.loading import load_tokenizer
 
 pytestmark = pytest.mark.skipif(not METAGPT.is_file(), reason="the recorded run (../shared/traces/metagpt) is not here")
 

@@ -11,7 +11,7 @@ from openai import BadRequestError, OpenAI
 from e2e.real_engines.engine import MODEL
 from e2e.real_engines.fleet import EngineFleet
 from e2e.sdk import content
-from plait.backends.tokenization.tokenizer import load_tokenizer
+from plait.backends.tokenization.loading import load_tokenizer
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "You are brief."},

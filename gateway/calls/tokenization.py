@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.part_cache import PartCache
 from plait.backends.tokenization.prompt_encoder import PromptEncoder
 from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.template_worker import TemplateWorker
-from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
+from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.turns import Steps
 from plait.gateway.config import Config, ModelConfig
 from plait.policy.prefix.block_hash import extend_chain, root_hash

@@ -8,7 +8,7 @@ from plait.backends.embedded.completion import ServedModel
 from plait.backends.embedded.engine import EngineSettings
 from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile, shipped_profiles
-from plait.backends.tokenization.tokenizer import load_tokenizer
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.commands import positive, positive_number
 from plait.gateway.commands.http_server import run_server
 from plait.gateway.log import configure_logging

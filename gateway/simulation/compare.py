@@ -14,7 +14,8 @@ from pathlib import Path
 
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
-from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
+from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
 from plait.gateway.simulation.workload import (

@@ -17,7 +17,7 @@ from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import EngineAnnotations
-from plait.backends.tokenization.tokenizer import load_tokenizer
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.types import Objective, Slo

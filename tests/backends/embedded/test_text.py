@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.embedded.text import OPENING, TextSource
-from plait.backends.tokenization.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.plain_tokenizers import ByteTokenizer
+from plait.backends.tokenization.tokenizer import Tokenizer
 
 SHIPPED = load_tokenizer("embedded")
 BYTES = load_tokenizer("bytes")

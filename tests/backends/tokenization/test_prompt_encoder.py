@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from plait.backends.errors import CallerError
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.part_cache import PartCache
 from plait.backends.tokenization.prompt_encoder import (
     MAX_PART_CHARACTERS,
@@ -25,7 +26,7 @@ from plait.backends.tokenization.prompt_encoder import (
     EncodedPrompt,
     PromptEncoder,
 )
-from plait.backends.tokenization.tokenizer import Tokenizer, load_tokenizer
+from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.policy.prefix.block_hash import chain, extend_chain, root_hash
 from tests.backends.tokenization.test_cuts import PARTS
 from tests.backends.tokenization.trained import VARIANTS, files_of, rank_file, raw

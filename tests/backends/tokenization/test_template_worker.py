@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from plait.backends.errors import CallerError, UnsupportedError
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.template_process import TOO_MUCH, Job
 from plait.backends.tokenization.template_worker import TemplateWorker
-from plait.backends.tokenization.tokenizer import load_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Is it raining in Ålesund? ☔"}]
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% if style %}!{% endif %}\n{% endfor %}"

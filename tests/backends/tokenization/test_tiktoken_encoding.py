@@ -5,8 +5,8 @@ import pytest
 import tiktoken
 from tiktoken_ext import openai_public  # type: ignore[import-untyped]
 
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tiktoken_encoding import SPLITS, load_encoding
-from plait.backends.tokenization.tokenizer import load_tokenizer
 
 # Every byte, and what makes "the" and " the" one token each.
 RANKS = {bytes([byte]): byte for byte in range(256)} | {b"th": 256, b"the": 257, b" the": 258}

@@ -12,7 +12,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from plait.backends.errors import CallerError, UnsupportedError
-from plait.backends.tokenization.tokenizer import EMBEDDED_FOLDER, Tokenizer, load_tokenizer
+from plait.backends.tokenization.chatml import EMBEDDED_FOLDER
+from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.tokenizer import Tokenizer
 
 SHIPPED = load_tokenizer("embedded")
 REPOSITORY = Path(__file__).parents[3]
@@ -291,10 +293,39 @@ def test_a_template_file_is_checked_when_it_is_loaded(tmp_path: Path) -> None:
 
 def test_loading_and_encoding_print_nothing() -> None:
     code = (
-        "from plait.backends.tokenization.tokenizer import load_tokenizer; t = load_tokenizer('embedded');"
+        "from plait.backends.tokenization.loading import load_tokenizer; t = load_tokenizer('embedded');"
         "t.encode_chat([{'role': 'user', 'content': 'hi'}]); t.decode(t.encode('x' * 200_000))"
     )
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert (run.stdout, run.stderr) == ("", "")
+
+
+ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
+ODD_TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "title": "\u00e9<>&'"}}}]
+
+
+@given(
+    st.lists(st.fixed_dictionaries({"role": ROLES, "content": st.text(max_size=20)}), min_size=1, max_size=4),
+    st.booleans(),
+    st.sampled_from([None, ODD_TOOLS]),
+)
+def test_the_embedded_tokenizer_is_the_one_of_its_files(messages: Any, prompts: bool, tools: Any) -> None:
+    """With transformers, as an engine would load them, and without."""
+    options = {"add_generation_prompt": prompts, "tools": tools}
+    own, loaded = load_tokenizer("embedded"), load_tokenizer(str(EMBEDDED_FOLDER))
+    assert own.encode_chat(messages, **options) == loaded.encode_chat(messages, **options)
+    assert (own.special_ids, own.longest_token_bytes, own.ids_around) == (
+        loaded.special_ids,
+        loaded.longest_token_bytes,
+        loaded.ids_around,
+    )
+
+
+def test_an_embedded_fleet_starts_without_transformers() -> None:
+    code = (
+        "import sys; from plait.backends.tokenization.loading import load_tokenizer; t = load_tokenizer('embedded');"
+        "t.encode_chat([{'role': 'user', 'content': 'hi'}]); sys.exit('transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
-from plait.backends.tokenization.tokenizer import load_tokenizer
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.routes import CHAT_PATH, TEXT_PATH

@@ -8,7 +8,9 @@ import pytest
 
 from plait.backends.errors import CallerError, ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
-from plait.backends.tokenization.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
+from plait.backends.tokenization.file_tokenizer import FileTokenizer
+from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config, ModelConfig
 from plait.gateway.server_config import ServerConfig
@@ -43,13 +45,13 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the parts that were tokenized."""
     lengths: list[int] = []
-    encode_parts = HuggingFaceTokenizer.encode_parts
+    encode_parts = FileTokenizer.encode_parts
 
-    def counting(tokenizer: HuggingFaceTokenizer, parts: Sequence[str]) -> list[list[int]]:
+    def counting(tokenizer: FileTokenizer, parts: Sequence[str]) -> list[list[int]]:
         lengths.extend(map(len, parts))
         return encode_parts(tokenizer, parts)
 
-    monkeypatch.setattr(HuggingFaceTokenizer, "encode_parts", counting)
+    monkeypatch.setattr(FileTokenizer, "encode_parts", counting)
     return lengths
 
 

@@ -16,7 +16,7 @@ from plait.backends.embedded.completion import ServedModel
 from plait.backends.embedded.engine import EngineSettings
 from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile
-from plait.backends.tokenization.tokenizer import load_tokenizer
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.programs.assembled_completion import AssembledCompletion
 
 Json = dict[str, Any]

@@ -1,0 +1,50 @@
+"""Tokenizers of a tokenizer.json, encoded by `tokenizers`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer as Backend
+
+from plait.backends.tokenization.cuts import find_cuts
+from plait.backends.tokenization.tokenizer import ChatTokenizer, not_unicode
+from plait.backends.tokenization.vocabulary import ids_around, longest_token_bytes
+
+# Parts are encoded in batches, for which `tokenizers` would take all cores. A turn has one.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+class FileTokenizer(ChatTokenizer):
+    """A tokenizer.json. How chats are rendered is left to its kinds."""
+
+    def __init__(self, name: str, backend: Backend, special_ids: frozenset[int]) -> None:
+        self.name = name
+        self.special_ids = special_ids
+        self._backend = backend
+        files = json.loads(backend.to_str())
+        self.longest_token_bytes = longest_token_bytes(files)
+        around = ids_around(files)
+        if around is not None and [*around[0], *around[1]] == backend.encode("").ids:
+            self.cuts, self.ids_around = find_cuts(files), around
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a plain prompt, with the BOS and other tokens that the files require."""
+        return self._ids_of([text], add_special_tokens)[0]
+
+    def encode_parts(self, parts: Sequence[str]) -> list[list[int]]:
+        """The ids of each part, without other tokens."""
+        return self._ids_of(parts, add_special_tokens=False)
+
+    def _ids_of(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        try:
+            # The same ids as `encode`, 10 to 25 % faster, because it keeps no offsets. Both release the GIL.
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except TypeError as error:  # `tokenizers` raises this for a lone surrogate
+            raise not_unicode() from error
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the ids; ids that the vocabulary lacks are left out."""
+        return str(self._backend.decode(token_ids, skip_special_tokens=False))

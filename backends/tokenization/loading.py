@@ -1,0 +1,43 @@
+"""Tokenizers by the names that configurations give them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from plait.backends.tokenization.chat_template import read_template
+from plait.backends.tokenization.embedded_tokenizer import EmbeddedTokenizer
+from plait.backends.tokenization.huggingface import HuggingFaceTokenizer
+from plait.backends.tokenization.plain_tokenizers import ByteTokenizer, TiktokenTokenizer
+from plait.backends.tokenization.tokenizer import Tokenizer
+
+ACCEPTED_SPECS: Final = (
+    "a directory with Hugging Face files (tokenizer.json, tokenizer_config.json, ...), 'tiktoken:NAME', "
+    "'tiktoken:/path/to/cl100k_base.tiktoken', 'embedded', 'bytes'"
+)
+
+log = structlog.get_logger(__name__)
+
+
+def load_tokenizer(spec: str, *, chat_template: str | None = None) -> Tokenizer:
+    """The tokenizer that `spec` names (see ACCEPTED_SPECS). The Jinja file `chat_template` replaces its chat template.
+
+    Reads local files only, but tiktoken downloads a `tiktoken:NAME` once. Raises ValueError that says what to provide.
+    """
+    template = None if chat_template is None else read_template(Path(chat_template).expanduser())
+    if spec == "bytes":
+        log.warning("tokens are counted as bytes: cached-token predictions will be wrong for real engines")
+        return ByteTokenizer(template)
+    if spec == "embedded":
+        return EmbeddedTokenizer(template)
+    kind, _, name = spec.partition(":")
+    if kind == "tiktoken" and name:
+        from plait.backends.tokenization.tiktoken_encoding import load_encoding  # noqa: PLC0415 - tiktoken brings its own HTTP client
+
+        return TiktokenTokenizer(spec, load_encoding(name), template)
+    folder = Path(spec).expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"tokenizer {spec!r} is not a directory on this machine; give {ACCEPTED_SPECS}")
+    return HuggingFaceTokenizer(spec, folder, template)

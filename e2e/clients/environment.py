@@ -1,0 +1,112 @@
+"""The environments that the clients run in: `python -m e2e.clients.environment` builds what is not up to date.
+
+The Python clients share an environment wherever their dependencies agree. Their versions are in `constraints-NAME.txt`.
+To take newer versions, write one anew with `uv pip compile` from `requirements` below. The clients for Node are in
+`node/`, and `npm ci` installs what its lock file says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from e2e.real_engines.environment import Environment
+
+HERE: Final = Path(__file__).parent
+NODE: Final = HERE / "node"
+NODE_MODULES: Final = NODE / "node_modules"
+NODE_FILES: Final = (NODE / "package.json", NODE / "package-lock.json")
+
+
+@dataclass(frozen=True)
+class ClientEnvironment:
+    """An environment of Python clients. `replaced` gives other versions of packages than the clients ask for."""
+
+    name: str
+    requirements: Sequence[str]
+    replaced: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> Environment:
+        """Where it is, and how packages get into it."""
+        return Environment(f"clients-{self.name}", [Path(__file__), self.constraints])
+
+    @property
+    def constraints(self) -> Path:
+        """The file with the version of each package."""
+        return HERE / f"constraints-{self.name}.txt"
+
+    def build(self) -> None:
+        """Build it, unless it is there and up to date."""
+        environment = self.environment
+        stamp, digest = environment.folder / ".clients-installed", _digest(environment.inputs)
+        if stamp.is_file() and stamp.read_text() == digest:
+            return
+        shutil.rmtree(environment.folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", str(environment.folder)], check=True)
+        environment.install_engine(self.requirements, self.constraints, replaced=self.replaced, kept_out=())
+        stamp.write_text(digest)
+
+
+OPENAI_3: Final = ClientEnvironment(
+    "openai-3",
+    (
+        "openai",
+        "openai-agents",
+        "anthropic",
+        "langchain-openai",
+        "pydantic-ai-slim[openai,anthropic]",
+        "haystack-ai",
+        "schemathesis",
+    ),
+)
+OPENAI_2: Final = ClientEnvironment(
+    "openai-2",
+    ("openai", "instructor", "litellm[mcp]", "llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
+)
+"""The major before, and the clients that have not moved on from it."""
+BENCHMARKS: Final = ClientEnvironment("benchmarks", ("aiperf", "guidellm"), replaced={"torch": "2.13.0+cpu"})
+"""guidellm loads its data with torch. For GPUs it takes 3 GB, and this build a fifth of that."""
+
+ENVIRONMENTS: Final = (OPENAI_3, OPENAI_2, BENCHMARKS)
+
+
+def build() -> None:
+    """Build all of them."""
+    for environment in ENVIRONMENTS:
+        environment.build()
+        _share_uv(environment.environment.python)
+    if shutil.which("npm") is not None:
+        _build_node()
+
+
+def _share_uv(python: Path) -> None:
+    """One environment's own uv serves the others too."""
+    if shutil.which("uv") is None and python.with_name("uv").exists():
+        os.environ["PATH"] += f"{os.pathsep}{python.parent}"
+
+
+def _build_node() -> None:
+    stamp, digest = NODE_MODULES / ".clients-installed", _digest(NODE_FILES)
+    if not (stamp.is_file() and stamp.read_text() == digest):
+        quiet = ("--no-audit", "--no-fund", "--loglevel", "error")
+        subprocess.run(["npm", "ci", "--ignore-scripts", "--prefer-offline", *quiet], cwd=NODE, check=True)
+        stamp.write_text(digest)
+
+
+def _digest(files: Sequence[Path]) -> str:
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+if __name__ == "__main__":
+    started_s = time.monotonic()
+    build()
+    sys.stderr.write(f"clients' environments: {time.monotonic() - started_s:.0f} s\n")

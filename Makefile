@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo compare lint types test unit e2e e2e-faults soak e2e-vllm e2e-sglang clean
+.PHONY: setup demo compare lint types test unit e2e e2e-faults e2e-clients soak e2e-vllm e2e-sglang clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,11 +30,16 @@ unit: setup
 	$(BIN)/python -m pytest tests -n auto
 
 e2e: setup
-	$(BIN)/python -m pytest e2e --ignore e2e/faults
+	$(BIN)/python -m pytest e2e --ignore e2e/faults --ignore e2e/clients
 
 # Engines that fail, and clients that misbehave, in every known way: four minutes, because hangs take their time.
 e2e-faults: setup
 	$(BIN)/python -m pytest e2e/faults
+
+# Released clients, each in an environment of its kind, which is built when it is not there yet.
+e2e-clients: setup
+	$(BIN)/python -m e2e.clients.environment
+	$(BIN)/python -m pytest e2e/clients
 
 # Five minutes of engines that fail and clients that misbehave, all at the same time, beside well-behaved ones.
 soak: setup
@@ -54,7 +59,7 @@ e2e-sglang: setup
 
 test: lint types setup
 	$(BIN)/python -m pytest tests -n auto --cov
-	$(BIN)/python -m pytest benchmarks e2e --ignore e2e/faults
+	$(BIN)/python -m pytest benchmarks e2e --ignore e2e/faults --ignore e2e/clients
 
 clean:
-	rm -rf $(VENV) .venv-* .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-* e2e/clients/node/node_modules .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

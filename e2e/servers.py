@@ -163,11 +163,11 @@ class Launcher:
         name: str = "gateway",
         *,
         models: Sequence[str] = ("demo",),
-        **sections: Mapping[str, Any],
+        **sections: Mapping[str, Any] | list[Mapping[str, Any]],
     ) -> Server:
         """A gateway over engines (servers, or entries of the configuration), not started yet.
 
-        `sections` add to the configuration, or replace keys of it.
+        `sections` add to the configuration, or replace keys of it. A list is an array of tables, such as `tenants`.
         """
         port = free_port()
         path = self._folder / f"{name}.toml"
@@ -180,7 +180,7 @@ class Launcher:
             ],
         }
         for section, values in sections.items():
-            config[section] = {**config.get(section, {}), **values}
+            config[section] = values if isinstance(values, list) else {**config.get(section, {}), **values}
         path.write_text(toml(config))
         return self._server(name, port, ["serve", "--config", str(path)], "/ready")
 

@@ -1,0 +1,73 @@
+"""The servers that clients are run against, and the matrix of what works: `make e2e-clients`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from e2e.clients.matrix import Matrix
+from e2e.clients.program_run import KEY, LIMITED_CALLS_PER_S, LIMITED_KEY
+from e2e.servers import Fleet, Launcher
+from plait.backends.tokenization.tokenizer import EMBEDDED_FOLDER
+
+_MATRIX: Final = pytest.StashKey[Matrix]()
+
+TIME_SCALE: Final = 200
+"""Answers take hardly any time here: it is the clients that are tested."""
+HOLD_TIMEOUT_S: Final = 2
+"""After that a get of a variable that nobody produces fails, so that no generated request waits for longer."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_MATRIX] = Matrix()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    matrix = config.stash[_MATRIX]
+    matrix.write()
+    if matrix.rows:
+        terminalreporter.section("clients")
+        for line in matrix.lines():
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def matrix(pytestconfig: pytest.Config) -> Matrix:
+    """Takes what works."""
+    return pytestconfig.stash[_MATRIX]
+
+
+@pytest.fixture(scope="session")
+def fleets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fleet]]:
+    """Two gateways over the same engines: one forwards Responses and Messages, one translates them to chats."""
+    with Launcher(tmp_path_factory.mktemp("clients-fleet")) as launch:
+        engines = {name: launch.engine(name, time_scale=TIME_SCALE) for name in ("demo-1", "demo-2")}
+        limited = {"name": "limited", "api_keys": [LIMITED_KEY], "calls_per_s": LIMITED_CALLS_PER_S}
+        fleets = {}
+        for name, isolates in (("forwarding", False), ("translating", True)):
+            gateway = launch.gateway(
+                engines.values(),
+                name,
+                server={"api_keys": [KEY], "isolate_tenants": isolates},
+                sessions={"hold_timeout_s": HOLD_TIMEOUT_S},
+                tenants=[limited],
+            )
+            fleets[name] = Fleet(gateway, engines)
+        for server in (*engines.values(), *(fleet.gateway for fleet in fleets.values())):
+            server.start()
+        for server in (*engines.values(), *(fleet.gateway for fleet in fleets.values())):
+            server.wait_until_ready()
+        yield fleets
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded engine's tokenizer, in a folder that looks like a model's."""
+    folder = tmp_path_factory.mktemp("tokenizer") / "demo"
+    shutil.copytree(EMBEDDED_FOLDER, folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder

@@ -1,0 +1,87 @@
+"""What released clients send, up to the relay: `tests/corpus/clients` has the requests, recorded by `e2e/clients`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, ROUTES
+from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.config import Config, ModelConfig
+from plait.gateway.timer import loop_time_s
+from tests.gateway.api.test_call_api import Api
+from tests.gateway.api.test_forwarding_api import CHAT_ANSWER
+from tests.source_tree import ROOT
+
+CORPUS = ROOT / "tests" / "corpus" / "clients"
+RECORDED_MODEL = "demo"
+CONTEXT_TOKENS = 100_000
+
+Sent = dict[str, Any]
+
+
+def recorded() -> Iterator[tuple[Path, Sent]]:
+    """Each request that becomes a call if its model is served, with its client's file."""
+    for path in sorted(CORPUS.glob("*.json")):
+        for sent in json.loads(path.read_bytes()):
+            if sent["path"] in ROUTES and sent["body"]["model"] == RECORDED_MODEL:
+                yield path, sent
+
+
+REQUESTS = [
+    (f"{path.stem}-{number}-{sent['feature'].replace(' ', '-')}", sent)
+    for number, (path, sent) in enumerate(recorded())
+]
+EACH = [pytest.param(sent, id=name) for name, sent in REQUESTS]
+TRANSLATED = [pytest.param(sent, id=name) for name, sent in REQUESTS if ROUTES[sent["path"]].translation is not None]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> PromptReader:
+    return PromptReader(Config(models=(ModelConfig(name="m", tokenizer="embedded"),)), 64)
+
+
+@pytest.fixture
+async def api(prompts: PromptReader) -> AsyncIterator[Api]:
+    api = Api(prompts)
+    yield api
+    await api.http.aclose()
+
+
+def body_of(sent: Sent, api: Api) -> Sent:
+    """The body for the model m; the response that it continues is stored."""
+    body = {**sent["body"], "model": "m"}
+    if previous := body.get("previous_response_id"):
+        answer = b'{"id": "resp_0", "output": []}'
+        items = b'[{"role": "user", "content": "hi"}]'
+        api.stored.put("", previous, previous=None, items=items, answer=answer, now_s=loop_time_s())
+    return body
+
+
+def test_every_client_is_in_the_corpus() -> None:
+    assert len({path for path, _ in recorded()}) >= 12
+    assert {sent["path"] for _, sent in recorded()} >= {*KINDS, "/v1/responses", "/v1/messages", "/v1/embeddings"}
+
+
+@pytest.mark.parametrize("sent", EACH)
+async def test_a_request_is_relayed_to_engines_that_have_its_route(api: Api, sent: Sent) -> None:
+    api.router.health.answered("a", {"m": CONTEXT_TOKENS}, routes=frozenset(ROUTES))
+    api.relay.answer = json.dumps(CHAT_ANSWER).encode()
+    response = await api.post(sent["path"], body_of(sent, api), **sent["headers"])
+    assert response.status_code == 200, response.text
+    (delivery,) = api.relay.deliveries
+    assert delivery.call.model == "m"
+    assert delivery.call.streamed == bool(sent["body"].get("stream"))
+
+
+@pytest.mark.parametrize("sent", TRANSLATED)
+async def test_a_request_is_translated_for_engines_that_have_chats_only(api: Api, sent: Sent) -> None:
+    api.router.health.answered("a", {"m": CONTEXT_TOKENS}, routes=frozenset({CHAT_PATH}))
+    api.relay.answer = json.dumps(CHAT_ANSWER).encode()
+    response = await api.post(sent["path"], body_of(sent, api), **sent["headers"])
+    assert response.status_code == 200, response.text
+    assert [delivery.path for delivery in api.relay.deliveries] == ([] if sent["path"] == COUNT_PATH else [CHAT_PATH])

@@ -25,7 +25,6 @@ from plait.backends.sglang.cache_state import CacheObserver
 from plait.backends.sglang.calls import SchedulerFacts, SglangCall, sglang_call
 from plait.backends.sglang.event_tap import EventTap
 from plait.backends.sglang.levers import Levers, levers_of
-from plait.backends.sglang.news import NewsSender
 from plait.backends.sglang.preemption import preempt
 from plait.backends.sglang.prefill_pass import NO_LIMITS
 from plait.backends.sglang.requests import Requests
@@ -51,7 +50,6 @@ class Driver:
         settings: Settings,
         *,
         release: Callable[..., Any],
-        news: NewsSender | None = None,
         policy: LocalScheduler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,7 +64,6 @@ class Driver:
         self._scheduler = scheduler
         self._events = events
         self._release = release
-        self._news = news or NewsSender({})
         self._policy = policy or local_scheduler(settings)
         self._measuring = measuring(self._policy, cost_model(settings, VARIABLE))
         self._facts = SchedulerFacts(scheduler, observer)
@@ -86,12 +83,8 @@ class Driver:
     # Called by SGLang's scheduler.
 
     def tick(self) -> Tick | None:
-        """The tick that the leading rank sends with the next step's requests; None while idle.
-
-        Between steps, the leading rank also tells the API server how the cache has changed.
-        """
-        self._events.drain()
-        self._news.tell(self.observer.journal.cursor, self.report)
+        """The tick that the leading rank sends with the next step's requests; None while idle."""
+        self._events.tell(self.report)
         scheduler = self._scheduler
         busy = scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.last_batch or scheduler.chunked_req
         return self.clock.tick(idle=not busy)

@@ -34,6 +34,10 @@ MAX_BYTES: Final = 2**18
 """Of a message. Linux takes 200 KB."""
 
 
+Report = Callable[[int, str | None], CacheState]
+"""Makes the report since a cursor of an epoch, for None the current one."""
+
+
 class News(msgspec.Struct, frozen=True, array_like=True):
     """The report at one time, as msgpack, with the changes after the cursor `since` up to `cursor`."""
 
@@ -107,7 +111,7 @@ class NewsSender:
             self._address = f"\0{environment[VARIABLE]}"
         self._told = deque([0], maxlen=COVERED)
 
-    def tell(self, cursor: int, report: Callable[[int, str | None], CacheState]) -> None:
+    def tell(self, cursor: int, report: Report) -> None:
         """Tell what `report` says since a cursor, if the journal's `cursor` has changed."""
         if self._socket is None or cursor == self._told[-1]:
             return

@@ -145,6 +145,6 @@ def _driver(scheduler: Any, settings: Settings) -> Driver:
     model = load("sglang.srt.runtime_context.get_serving")().served_model_name
     observer = CacheObserver(page_tokens=scheduler.page_size, model=model)
     published = scheduler.kv_events_publisher.enable_kv_cache_events
-    events = EventTap(scheduler.tree_cache, observer, published=published)
+    events = EventTap(scheduler.tree_cache, observer, published=published, news=NewsSender())
     release = load("sglang.srt.managers.schedule_batch.release_req")
-    return Driver(scheduler, observer, events, settings, release=release, news=NewsSender())
+    return Driver(scheduler, observer, events, settings, release=release)

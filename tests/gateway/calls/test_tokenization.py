@@ -123,3 +123,16 @@ def test_a_template_of_the_requests_own_needs_trust() -> None:
         assert list(trusting.read(request, None).prompts[0]) == load_tokenizer("embedded").encode("hello")
     finally:
         trusting.close()
+
+
+def test_an_adapter_has_the_tokenizer_of_its_base_model_and_prefixes_of_its_own() -> None:
+    reader = PromptReader(Config(models=MODELS), 64, lambda name: "m" if name == "adapter" else name)
+    ids = list(range(64))
+    text = "a word " * 40
+    base, adapted = (reader.read(CompletionRequest(model=name, prompt=text), None) for name in ("m", "adapter"))
+    assert adapted.exact
+    assert (adapted.prompts, adapted.tokens) == (base.prompts, base.tokens)
+    assert list(adapted.block_hashes) != list(base.block_hashes)
+    assert list(reader.read(CompletionRequest(model="adapter", prompt=ids), None).block_hashes) == list(
+        chain(ids, 64, root_hash("adapter"))
+    )

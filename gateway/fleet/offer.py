@@ -18,5 +18,8 @@ class Offer:
     routes: Collection[str] | None = None
 
     def has(self, route: str) -> bool | None:
-        """Whether the engine has a route; None if that is not known."""
-        return None if self.routes is None else route in self.routes
+        """Whether the engine has a route; None if that is not known.
+
+        Engines have some routes with and without `/v1`, and do not always list both.
+        """
+        return None if self.routes is None else route in self.routes or f"/v1{route}" in self.routes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,11 +41,13 @@ def test_an_address_of_another_machine_cannot_be_bound(host: str) -> None:
     [["serve", "--config", str(CONFIG), "--port"], ["engine", "--port"], ["demo", "--port"], ["demo", "--engine-port"]],
     ids=" ".join,
 )
-def test_a_port_in_use_is_one_line(command: list[str], taken: int, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main([*command, str(taken)]) == 2
-    message = capfd.readouterr().err
-    assert message.count("\n") == 1
-    assert str(taken) in message
+def test_a_port_in_use_is_one_line(command: list[str], taken: int) -> None:
+    """In a process of its own: the commands set up logging and signals."""
+    plait = [sys.executable, "-m", "plait.gateway.cli", *command, str(taken)]
+    run = subprocess.run(plait, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    assert str(taken) in run.stderr
 
 
 def test_a_configuration_can_be_checked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -306,12 +306,13 @@ async def test_an_engine_that_misses_two_probes_is_down_and_one_that_streams_is_
 
 async def test_routes_and_adapters_of_an_engine_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeEngine()
-    fake.openapi = {"paths": {"/v1/models": {}, "/v1/responses": {}}}
+    fake.openapi = {"paths": {"/v1/models": {}, "/v1/responses": {}, "/v1/tokenize": {}}}
     fake.models = {"data": [{"id": "m"}, {"id": "adapter", "parent": "m"}]}
     async with watching(monkeypatch, fake) as router:
         await until(lambda: router.models.serving("m") == 1)
         assert router.models.base("adapter") == "m"
         assert router.models.all_have("m", "/v1/responses")
+        assert router.models.all_have("m", "/tokenize"), "some routes are listed with /v1 only"
         assert not router.models.all_have("m", "/v1/messages")
         with pytest.raises(NotFoundError, match="/v1/messages"):
             router.models.eligible("m", "/v1/messages")

@@ -53,9 +53,10 @@ ENGINES: Final = {
         sglang.KIND,
         SGLANG_ENVIRONMENT,
         f"SGLang {SGLANG}",
-        # A chunk costs the square of the tokens up to its end there: long prompts are shorter, and so are chunks.
-        flags=("--chunked-prefill-size", "512", "--max-total-tokens", str(_KV_TOKENS)),
-        shape=Shape(long_tokens=3000, short_tokens=256),
+        # A chunk takes the square of the tokens up to its end there, and so does each decode in a step with prompts.
+        # So long prompts are shorter and have one token of output, and short calls have few.
+        flags=("--chunked-prefill-size", "256", "--max-total-tokens", str(_KV_TOKENS)),
+        shape=Shape(long_tokens=1500, long_output_tokens=1, short_output_tokens=4),
     ),
 }
 

@@ -17,7 +17,7 @@ PICTURE_TOKENS: Final = 256
 # A picture's digest in words of one letter, each of which is a token in the usual vocabularies. Another picture has
 # other words, so that no call finds its prompt cached behind another's picture.
 _WORDS: Final = str.maketrans("0123456789abcdef", "ABCDEFGHIJKLMNOP")
-_PICTURES: Final = frozenset({"image_url", "input_image"})
+_PICTURES: Final = ("image_url", "input_image")
 
 
 def chat_tokens(request: ChatRequest, tokenizer: Tokenizer) -> list[int]:

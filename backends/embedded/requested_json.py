@@ -38,7 +38,7 @@ def requested_json(body: bytes) -> str | None:
 
 def _of_format(wanted: object) -> str | None:
     kind = wanted.get("type") if isinstance(wanted, Mapping) else None
-    if kind in {"text", "structural_tag"}:
+    if kind in ("text", "structural_tag"):
         return None
     if kind == "json_object":
         return ANY_OBJECT

@@ -43,6 +43,11 @@ def a_list(value: object, where: str) -> list[Any]:
     return value
 
 
+def texts(value: object, where: str) -> list[str]:
+    """The strings of a list."""
+    return [a_text(item, f"{where}[{index}]") for index, item in enumerate(a_list(value, where))]
+
+
 def objects(value: object, where: str) -> Iterator[tuple[Mapping[str, Any], str]]:
     """The objects of a list, each with its place. None is an empty list."""
     for index, item in enumerate([] if value is None else a_list(value, where)):

@@ -8,12 +8,12 @@ from typing import Any, Final
 from plait.backends.translation.fields import (
     Json,
     a_limit,
-    a_list,
     a_text,
     an_object,
     an_object_or_none,
     objects,
     streamed,
+    texts,
     unsupported,
     without_nones,
     wrong,
@@ -52,6 +52,8 @@ def prompt_request(fields: Mapping[str, Any]) -> Json:
             raise unsupported(name, what)
     chat = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
     messages = [*system_messages(fields.get("system")), *chat_messages(fields.get("messages"))]
+    if not messages:  # system messages without a text are left out
+        raise wrong("messages", "has no content")
     return {**chat, "messages": messages, **_prefill(messages), **_thinking(fields), **_tools(fields)}
 
 
@@ -104,7 +106,7 @@ def _choice(choice: Mapping[str, Any]) -> str | Json | None:
         return None
     if kind == "tool":
         return {"type": "function", "function": {"name": a_text(choice.get("name"), "tool_choice.name")}}
-    if kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise wrong("tool_choice.type", "must be 'auto', 'any', 'tool' or 'none'")
     return _CHOICES[kind]
 
@@ -113,7 +115,7 @@ def _sampling(fields: Mapping[str, Any]) -> Json:
     stop = fields.get("stop_sequences")
     user = an_object_or_none(fields.get("metadata"), "metadata").get("user_id")
     return without_nones(
-        stop=a_list(stop, "stop_sequences") if stop else None, user=user, response_format=_format(fields)
+        stop=texts(stop, "stop_sequences") if stop else None, user=user, response_format=_format(fields)
     )
 
 

@@ -61,7 +61,7 @@ class _Messages:
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise wrong(f"{where}.role", f"must be one of {', '.join(sorted(ROLES))}")
         message = {"role": role, "content": _content(item.get("content"), f"{where}.content")}
         if role == "assistant":
@@ -101,7 +101,7 @@ def _content(content: object, where: str) -> str | list[Json]:
 
 def _parts(part: Mapping[str, Any], where: str) -> Iterator[Json]:
     kind = part.get("type")
-    if kind in {"input_text", "output_text", "text"}:
+    if kind in ("input_text", "output_text", "text"):
         yield {"type": "text", "text": a_text(part.get("text"), f"{where}.text")}
     elif kind == "refusal":
         yield {"type": "refusal", "refusal": a_text(part.get("refusal"), f"{where}.refusal")}

@@ -8,6 +8,7 @@ from typing import Any, Final
 from plait.backends.translation.fields import (
     Json,
     a_limit,
+    a_list,
     a_text,
     an_object,
     an_object_or_none,
@@ -37,7 +38,7 @@ LOGPROBS: Final = "message.output_text.logprobs"
 
 def wants_logprobs(fields: Mapping[str, Any]) -> bool:
     """Whether the answer has logprobs."""
-    return bool(fields.get("top_logprobs")) or LOGPROBS in (fields.get("include") or ())
+    return bool(fields.get("top_logprobs")) or LOGPROBS in a_list(fields.get("include") or [], "include")
 
 
 def chat_request(fields: Mapping[str, Any]) -> Json:
@@ -68,7 +69,7 @@ def _tools(fields: Mapping[str, Any]) -> Json:
     if not tools:
         return {} if choice in (None, "auto", "none") else {"tool_choice": _choice(choice)}
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        allowed = {tool.get("name") for tool, _ in objects(choice.get("tools"), "tool_choice.tools")}
+        allowed = [tool.get("name") for tool, _ in objects(choice.get("tools"), "tool_choice.tools")]
         tools = [tool for tool in tools if tool["function"]["name"] in allowed]
         choice = choice.get("mode", "auto")
         if not tools:

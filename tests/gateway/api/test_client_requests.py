@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,28 +11,14 @@ from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, ROUTES
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config, ModelConfig
 from plait.gateway.timer import loop_time_s
+from tests.client_requests import Sent, odd, recorded
 from tests.gateway.api.test_call_api import Api
 from tests.gateway.api.test_forwarding_api import CHAT_ANSWER
-from tests.source_tree import ROOT
 
-CORPUS = ROOT / "tests" / "corpus" / "clients"
-RECORDED_MODEL = "demo"
 CONTEXT_TOKENS = 100_000
 
-Sent = dict[str, Any]
-
-
-def recorded() -> Iterator[tuple[Path, Sent]]:
-    """Each request that becomes a call if its model is served, with its client's file."""
-    for path in sorted(CORPUS.glob("*.json")):
-        for sent in json.loads(path.read_bytes()):
-            if sent["path"] in ROUTES and sent["body"]["model"] == RECORDED_MODEL:
-                yield path, sent
-
-
 REQUESTS = [
-    (f"{path.stem}-{number}-{sent['feature'].replace(' ', '-')}", sent)
-    for number, (path, sent) in enumerate(recorded())
+    (f"{client}-{number}-{sent['feature'].replace(' ', '-')}", sent) for number, (client, sent) in enumerate(recorded())
 ]
 EACH = [pytest.param(sent, id=name) for name, sent in REQUESTS]
 TRANSLATED = [pytest.param(sent, id=name) for name, sent in REQUESTS if ROUTES[sent["path"]].translation is not None]
@@ -63,7 +47,7 @@ def body_of(sent: Sent, api: Api) -> Sent:
 
 
 def test_every_client_is_in_the_corpus() -> None:
-    assert len({path for path, _ in recorded()}) >= 12
+    assert len({client for client, _ in recorded()}) >= 12
     assert {sent["path"] for _, sent in recorded()} >= {*KINDS, "/v1/responses", "/v1/messages", "/v1/embeddings"}
 
 
@@ -85,3 +69,16 @@ async def test_a_request_is_translated_for_engines_that_have_chats_only(api: Api
     response = await api.post(sent["path"], body_of(sent, api), **sent["headers"])
     assert response.status_code == 200, response.text
     assert [delivery.path for delivery in api.relay.deliveries] == ([] if sent["path"] == COUNT_PATH else [CHAT_PATH])
+
+
+@pytest.mark.parametrize("routes", [frozenset(ROUTES), frozenset({CHAT_PATH})], ids=["forwarded", "translated"])
+async def test_an_odd_value_anywhere_is_taken_or_refused(api: Api, routes: frozenset[str]) -> None:
+    """A failure is an exception of another kind than `PlaitError`, which nothing here catches."""
+    api.router.health.answered("a", {"m": CONTEXT_TOKENS}, routes=routes)
+    api.relay.answer = json.dumps(CHAT_ANSWER).encode()
+    places: set[tuple[str, ...]] = set()
+    bodies = [(sent["path"], body) for _, sent in REQUESTS for body in odd(sent, places)]
+    assert len(bodies) > 1_000
+    for path, body in bodies:
+        response = await api.post(path, {**body, "model": "m"})
+        assert response.status_code < 500, (path, body, response.text)

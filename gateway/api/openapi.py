@@ -66,6 +66,9 @@ _DELETES: Final = {
 def document(version: str) -> bytes:
     """The document, as JSON."""
     _, schemas = msgspec.json.schema_components(set(_BODIES.values()), ref_template="#/components/schemas/{name}")
+    for schema in schemas.values():
+        if schema.get("type") == "object":
+            schema.setdefault("additionalProperties", True)  # the default, but tools for clients want it said
     paths: dict[str, Json] = {}
     for path, body in _BODIES.items():
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
@@ -77,7 +80,7 @@ def document(version: str) -> bytes:
         for path, summary in summaries.items():
             paths.setdefault(path, {})[method] = _operation(path, summary)
     bearer = {"type": "http", "scheme": "bearer"}
-    return msgspec.json.encode(
+    encoded = msgspec.json.encode(
         {
             "openapi": "3.1.0",
             "info": {"title": "Plait", "version": version, "summary": "An OpenAI-compatible gateway"},
@@ -86,6 +89,7 @@ def document(version: str) -> bytes:
             "security": [{}, {"key": []}],
         }
     )
+    return encoded.replace(rb"\\Z", b"$")  # the end of a text in JSON Schema's patterns, which are not Python's
 
 
 def _operation(path: str, summary: str) -> Json:

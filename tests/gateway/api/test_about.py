@@ -41,8 +41,17 @@ async def test_the_document_has_every_route_of_a_call_and_leaves_its_body_open()
     for path in ROUTES:
         reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         schema = document["components"]["schemas"][reference.rpartition("/")[2]]
-        assert schema.get("additionalProperties", True) is not False
+        assert schema["additionalProperties"] is True
     assert json.dumps(document).count("$ref") >= len(ROUTES)
+    assert document["components"]["schemas"]["GetBody"]["additionalProperties"] is False
+
+
+async def test_the_documents_patterns_are_those_of_json_schema() -> None:
+    async with client() as http:
+        document = (await http.get("/openapi.json")).json()
+    name = document["components"]["schemas"]["GetBody"]["properties"]["semantic_var_id"]
+    assert name == {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}$"}
+    assert "\\\\Z" not in json.dumps(document)
 
 
 async def test_metrics_may_need_a_key_of_their_own() -> None:

@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     matrix = config.stash[_MATRIX]
     matrix.write()
-    if matrix.rows:
+    if matrix.rows or matrix.notes:
         terminalreporter.section("clients")
         for line in matrix.lines():
             terminalreporter.write_line(line)

@@ -40,6 +40,7 @@ class Matrix:
 
     rows: dict[str, dict[str, Outcome]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def enter(self, client: str, outcomes: Iterable[Outcome]) -> None:
         """Enter what a client's program said. Raises `KeyError` for a feature without a column."""
@@ -53,25 +54,34 @@ class Matrix:
         self.rows.setdefault(client, {})
         self.skipped[client] = why
 
+    def note(self, line: str) -> None:
+        """Add a line below the table."""
+        self.notes.append(line)
+
     def write(self) -> None:
         """Write the report, if anything ran."""
-        if self.rows:
+        if self.rows or self.notes:
             REPORTS.mkdir(exist_ok=True)
             (REPORTS / "e2e-clients.md").write_text("\n".join(self.lines()) + "\n")
 
     def lines(self) -> Iterator[str]:
         """A table, `+` for what works, `-` for what the client lacks, and the reasons below it."""
-        width = max(map(len, self.rows), default=0)
+        if self.rows:
+            yield from self._table()
+        for client, why in self.skipped.items():
+            yield f"{client} did not run: {why}."
+        yield from self.notes
+        for client, row in self.rows.items():
+            yield from (f"{client}, {o.feature}: {o.detail}" for o in row.values() if not o.ok)
+
+    def _table(self) -> Iterator[str]:
+        width = max(map(len, self.rows))
         yield f"| {'':{width}} | {' | '.join(FEATURES.values())} |"
         yield f"|{'-' * (width + 2)}|{'|'.join('-' * (len(heading) + 2) for heading in FEATURES.values())}|"
         for client, row in self.rows.items():
             cells = (f"{_shown(row.get(name)):^{len(heading)}}" for name, heading in FEATURES.items())
             yield f"| {client:{width}} | {' | '.join(cells)} |"
         yield ""
-        for client, why in self.skipped.items():
-            yield f"{client} did not run: {why}."
-        for client, row in self.rows.items():
-            yield from (f"{client}, {o.feature}: {o.detail}" for o in row.values() if not o.ok)
 
 
 def _shown(outcome: Outcome | None) -> str:

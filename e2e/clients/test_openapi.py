@@ -1,0 +1,50 @@
+"""Requests that are generated from `/openapi.json` find no defect: nothing is answered with a server error."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+
+from e2e.clients.client import pinned
+from e2e.clients.deep_schemas import deepened
+from e2e.clients.environment import OPENAI_3
+from e2e.clients.matrix import Matrix
+from e2e.clients.program_run import KEY, run_tool
+from e2e.servers import Fleet, Server
+
+BUDGET_S: Final = 20
+"""For each of the three runs, beside a second or two at its start."""
+LEAST_CASES: Final = 300
+
+
+@pytest.mark.parametrize("at", ["forwarding", "translating", "engine"])
+def test_no_generated_request_finds_a_defect(at: str, fleets: dict[str, Fleet], matrix: Matrix, tmp_path: Path) -> None:
+    fleet = fleets["forwarding" if at == "engine" else at]
+    server = fleet.engines["demo-1"] if at == "engine" else fleet.gateway
+    cases = generated(server, tmp_path)
+    assert cases >= LEAST_CASES, "too few to say anything"
+    matrix.note(f"schemathesis {pinned(OPENAI_3, 'schemathesis')}, {at}: {cases} cases, no server error.")
+
+
+def generated(server: Server, folder: Path) -> int:
+    """How many requests were generated and sent. Raises `ProgramError` if one is answered with 5xx or not at all."""
+    command = OPENAI_3.environment.python.with_name("st")
+    document = folder / "openapi.json"
+    document.write_bytes(msgspec.json.encode(deepened(server.get("/openapi.json").json(), "demo")))
+    options = {
+        "--url": server.url,
+        "--header": f"Authorization: Bearer {KEY}",
+        "--checks": "not_a_server_error",
+        "--max-time": str(BUDGET_S),
+        "--request-timeout": "15",
+        "--seed": "1",
+    }
+    flat = [part for option in options.items() for part in option]
+    done = run_tool([str(command), "run", str(document), *flat, "--continue-on-failure", "--no-color"], folder)
+    found = re.search(r"(\d+) generated", done.stdout)
+    assert found, done.stdout
+    return int(found[1])

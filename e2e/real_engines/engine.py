@@ -213,8 +213,8 @@ class EngineKind:
     """How many recorded trajectories are in all prompts of agents, as ReAct's prompts have some."""
     kept_blocks: int
     """KV blocks that it keeps for itself."""
-    embedding: Sequence[str]
-    """The flags with which it serves a model's vectors instead of its text."""
+    embedding: Sequence[str] = ()
+    """The flags with which it serves a model's vectors instead of its text, if the tests ask it to."""
 
 
 def _rests(state: CacheState) -> bool:

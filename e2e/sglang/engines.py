@@ -125,5 +125,4 @@ KIND: Final = EngineKind(
     placed_documents=DocumentSizes(characters=6_000, of_a_text=1, shared_tokens=2_500, output_tokens=2),
     agent_examples=0,
     kept_blocks=0,
-    embedding=("--is-embedding",),
 )

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo compare lint types test unit e2e e2e-faults e2e-clients soak e2e-vllm e2e-sglang clean
+.PHONY: setup demo compare lint types test unit coverage e2e e2e-faults e2e-clients soak e2e-vllm e2e-sglang clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -57,8 +57,11 @@ e2e-sglang: setup
 	.venv-sglang/bin/python -m pytest -c e2e/sglang/unit/pytest.ini e2e/sglang/unit
 	PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest e2e/real_engines
 
-test: lint types setup
+# The fast tests with their branch coverage, which has a floor.
+coverage: setup
 	$(BIN)/python -m pytest tests -n auto --cov
+
+test: lint types unit
 	$(BIN)/python -m pytest benchmarks e2e --ignore e2e/faults --ignore e2e/clients
 
 clean:

@@ -18,7 +18,7 @@ _MATRIX: Final = pytest.StashKey[Matrix]()
 
 TIME_SCALE: Final = 200
 """Answers take hardly any time here: it is the clients that are tested."""
-HOLD_TIMEOUT_S: Final = 2
+HOLD_TIMEOUT_S: Final = 0.2
 """After that a get of a variable that nobody produces fails, so that no generated request waits for longer."""
 
 

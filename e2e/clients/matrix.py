@@ -65,7 +65,7 @@ class Matrix:
             (REPORTS / "e2e-clients.md").write_text("\n".join(self.lines()) + "\n")
 
     def lines(self) -> Iterator[str]:
-        """A table, `+` for what works, `-` for what the client lacks, and the reasons below it."""
+        """A table, `+` for what works, `-` for a client that did not run, and the reasons below it."""
         if self.rows:
             yield from self._table()
         for client, why in self.skipped.items():
@@ -79,12 +79,13 @@ class Matrix:
         yield f"| {'':{width}} | {' | '.join(FEATURES.values())} |"
         yield f"|{'-' * (width + 2)}|{'|'.join('-' * (len(heading) + 2) for heading in FEATURES.values())}|"
         for client, row in self.rows.items():
-            cells = (f"{_shown(row.get(name)):^{len(heading)}}" for name, heading in FEATURES.items())
+            absent = "-" if client in self.skipped else ""
+            cells = (f"{_shown(row.get(name), absent):^{len(heading)}}" for name, heading in FEATURES.items())
             yield f"| {client:{width}} | {' | '.join(cells)} |"
         yield ""
 
 
-def _shown(outcome: Outcome | None) -> str:
+def _shown(outcome: Outcome | None, absent: str) -> str:
     if outcome is None:
-        return ""
-    return "+" if outcome.ok else "-" if outcome.lacks else "FAILS"
+        return absent
+    return "+" if outcome.ok else "FAILS"

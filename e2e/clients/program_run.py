@@ -34,12 +34,11 @@ HIDDEN: Final = ("OPENAI", "ANTHROPIC", "PYTHON", "HTTP_PROXY", "HTTPS_PROXY", "
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether a feature works. `lacks`: the client does not have it. `detail` says what is wrong or missing."""
+    """Whether a feature works. `detail` says what is wrong."""
 
     feature: str
     ok: bool
     detail: str = ""
-    lacks: bool = False
     ended_unix_s: float = 0.0
 
 

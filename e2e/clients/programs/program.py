@@ -52,19 +52,6 @@ def feature(name: str) -> Callable[[Feature], Feature]:
     return enter
 
 
-def lacking(name: str, why: str) -> None:
-    """Enter a feature that this client does not have with any server."""
-
-    def use() -> None:
-        raise Lacking(why)
-
-    _features.append((name, use))
-
-
-class Lacking(Exception):  # noqa: N818 -- not an error
-    """The client does not have the feature."""
-
-
 def refused(kind: type[BaseException], ask: Callable[[], object]) -> BaseException:
     """The error of this kind that `ask` raises; raises `AssertionError` if it does not."""
     try:
@@ -107,8 +94,6 @@ def _outcome(use: Feature, runner: asyncio.Runner) -> dict[str, object]:
         returned = use()
         if inspect.iscoroutine(returned):
             runner.run(returned)
-    except Lacking as reason:
-        return {"ok": False, "lacks": True, "detail": str(reason)}
     except Exception as error:  # noqa: BLE001 -- whatever a client raises is why the feature does not work
         return {"ok": False, "detail": f"{type(error).__name__}: {error}"[:2_000]}
     return {"ok": True, "detail": ""}

@@ -140,3 +140,12 @@ def test_a_priority_means_the_same_on_every_engine(kind: EngineKind | None, prio
     body = b'{"model": "m", "prompt": "x", "priority": 5}'
     sent = OutgoingBody(body, parse_request(body, CompletionRequest)).for_engine(kind, CALL, PLACEMENT, 0.0)
     assert json.loads(sent)["priority"] == priority
+
+
+def test_usage_that_goes_with_each_event_is_left_out_where_the_client_gets_none() -> None:
+    """The client did not ask for the last usage, so it is not to get it with each event either."""
+    body = b'{"model":"m","prompt":"x","stream":true,"stream_options":{"continuous_usage_stats":true}}'
+    withheld = OutgoingBody(body, parse_request(body, CompletionRequest)).for_engine(None, CALL, PLACEMENT, 0.0)
+    assert json.loads(withheld)["stream_options"] == {"include_usage": True}
+    asked = body.replace(b"true}}", b'true,"include_usage":true}}')
+    assert OutgoingBody(asked, parse_request(asked, CompletionRequest)).for_engine(None, CALL, PLACEMENT, 0.0) == asked

@@ -80,6 +80,8 @@ class SchedulerFacts:
         self.max_batch_tokens: int = scheduler.max_num_scheduled_tokens
         self.silent_calls = 0
         """Running calls that have nothing to compute now. They are in no plan."""
+        self.ending_blocks = 0
+        """Blocks that vLLM takes from calls in no plan before it takes one from a call in the plan."""
         self._scheduler = scheduler
         self._observer = observer
         self._copies = observer.blocks.copies
@@ -97,8 +99,8 @@ class SchedulerFacts:
 
     @property
     def free_blocks(self) -> int:
-        """KV blocks that no running call uses."""
-        return int(self._pool.get_num_free_blocks())
+        """KV blocks that no call of a plan uses."""
+        return int(self._pool.get_num_free_blocks()) + self.ending_blocks
 
     def cached_tokens(self, call: LocalCall) -> int:
         """How many tokens of a waiting call are cached now. Two look-ups check whether the known hit still holds.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
-from itertools import count
+from itertools import count, takewhile
 from operator import attrgetter
 from typing import Any, cast
 
@@ -163,9 +163,12 @@ class Driver:
         for request in scheduler.running:
             call: VllmCall = request.plait_call
             call.follow_running(request)
-            if call.uncomputed_tokens > 0 and not (request.num_output_placeholders and _is_ending(request)):
+            if call.uncomputed_tokens > 0 and not _is_ending(request):
                 running.append(call)
         self._facts.silent_calls = len(scheduler.running) - len(running)
+        # vLLM preempts from the end of its list. A call whose last token is in flight loses nothing by it.
+        ending = takewhile(_is_ending, reversed(scheduler.running))
+        self._facts.ending_blocks = sum(self._facts.blocks_freed(request.plait_call) for request in ending)
         waiting: list[VllmCall] = []
         blocked = []
         for request in scheduler.waiting:
@@ -220,5 +223,7 @@ def served_model(vllm_config: Any) -> str:
 
 def _is_ending(request: Any) -> bool:
     """Whether the step in flight computes a request's last token under asynchronous scheduling, by vLLM's formula."""
-    sure = request.num_computed_tokens + 2 - request.num_output_placeholders
-    return bool(sure >= request.num_prompt_tokens + request.max_tokens)
+    in_flight = request.num_output_placeholders
+    if not in_flight:
+        return False
+    return bool(request.num_computed_tokens + 2 - in_flight >= request.num_prompt_tokens + request.max_tokens)

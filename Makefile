@@ -48,13 +48,13 @@ soak: setup
 # Two real vLLM servers on the CPU; builds their environment when it is not there yet.
 e2e-vllm: setup
 	$(BIN)/python -m e2e.vllm.environment
-	.venv-vllm/bin/python -m pytest -c e2e/vllm/unit/pytest.ini e2e/vllm/unit
+	.venv-vllm/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
 	PLAIT_ENGINE_KIND=vllm PLAIT_ENGINE_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest e2e/real_engines
 
 # The same suites on real SGLang, without MetaGPT's 25 prompts: its CPU path takes four minutes for them.
 e2e-sglang: setup
 	$(BIN)/python -m e2e.sglang.environment
-	.venv-sglang/bin/python -m pytest -c e2e/sglang/unit/pytest.ini e2e/sglang/unit
+	.venv-sglang/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
 	PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest e2e/real_engines \
 		--ignore e2e/real_engines/test_metagpt.py
 

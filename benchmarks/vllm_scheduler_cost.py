@@ -53,7 +53,7 @@ class _Engine(LoadedEngine):
     """vLLM's scheduler, planned by the policy if it `plans`."""
 
     def __init__(self, policy: str, waiting: int, *, plans: bool, asynchronous: bool) -> None:
-        from e2e.vllm.unit.engine import Engine, Setup  # noqa: PLC0415 - only where vLLM is
+        from e2e.real_schedulers.on_vllm.engine import Engine, Setup  # noqa: PLC0415 - only where vLLM is
 
         super().__init__(policy, waiting)
         setup = Setup(

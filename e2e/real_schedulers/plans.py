@@ -1,4 +1,4 @@
-"""Schedulers whose plans tests make up, and prompts for them."""
+"""Schedulers whose plans tests make up."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, Plan
-
-
-def prompt(tokens: int, seed: int) -> list[int]:
-    """No two of these share a page."""
-    return [(seed * 37 + position * 11) % 1000 for position in range(tokens)]
 
 
 def everything(waiting: list[LocalCall], running: list[LocalCall]) -> Plan:
@@ -50,5 +45,5 @@ class Chaos:
         named = [call for call in calls if call not in victims and dice.random() < 0.8]
         cut = dice.randrange(len(named) + 1)
         picks = tuple((call, dice.randrange(1, facts.max_batch_tokens)) for call in named[:cut])
-        budget = dice.choice((None, None, 40, 10_000))
+        budget = dice.choice((None, None, 1, 40, 10_000))
         return Plan(tuple(victims), picks, tuple(named[cut:]), budget)

@@ -10,45 +10,34 @@ import itertools
 import json
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers import scheduler as sglang_scheduler
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, prepare_server_args
 
+from e2e.real_schedulers.built_engine import KV_TOKENS, MODEL, PAGE_TOKENS, token_after
+from plait.backends.protocol.cache_state import CacheState
 from plait.backends.sglang import plugin
 from plait.backends.sglang.driver import Driver
 from plait.backends.sglang.scheduler import scheduler_class
-from plait.backends.sglang.settings import Settings
+from plait.backends.sglang.settings import VARIABLE, read_settings
+from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.scheduling.local_scheduler import LocalScheduler
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "vocab_size": 1024,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "eos_token_id": 2,
-    "dtype": "float32",
-}
-PAGE_TOKENS = 16
-KV_TOKENS = 3200
 CHUNK_TOKENS = 256
+TREE_BLOCK_TOKENS = 64
 STEP_DEADLINE_S = 20.0
 _FLAGS = (
     *("--load-format", "dummy", "--skip-tokenizer-init", "--served-model-name", "tiny"),
@@ -61,21 +50,15 @@ _FLAGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How an engine runs. `plait` are the plugin's settings, None for stock SGLang."""
+    """How an engine runs. `plait` is what PLAIT_SGLANG says, None for stock SGLang."""
 
     overlaps: bool = False
-    plait: Settings | None = field(default_factory=Settings)
-
-
-class Build(Protocol):
-    """Builds an engine on the one scheduler. `changes` are fields of `Setup`. The engine before it is ended."""
-
-    def __call__(self, policy: LocalScheduler | None = None, **changes: Any) -> Engine: ...
+    plait: Mapping[str, Any] | None = field(default_factory=dict)
 
 
 def build_scheduler(folder: Path) -> Any:
     """SGLang's scheduler with a model of random weights, whose configuration is written to `folder`."""
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "config.json").write_text(json.dumps({**MODEL, "dtype": "float32"}))
     arguments = prepare_server_args(["--model-path", str(folder), *_FLAGS])
     ports = PortArgs.init_new(arguments)
     ranks = sglang_scheduler.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
@@ -120,6 +103,18 @@ class Engine:
     @property
     def tokens(self) -> dict[str, list[int]]:
         return {name: list(request.output_ids) for name, request in self.requests.items()}
+
+    @property
+    def prompts(self) -> dict[str, int]:
+        return {name: len(request.origin_input_ids) for name, request in self.requests.items()}
+
+    @property
+    def batch_tokens(self) -> int:
+        return int(self.scheduler.chunked_prefill_size)
+
+    @property
+    def waiting(self) -> list[str]:
+        return [request.rid for request in self.scheduler.waiting_queue]
 
     @property
     def busy(self) -> bool:
@@ -178,13 +173,34 @@ class Engine:
             assert len(steps) < limit, "the engine makes no progress"
         return steps
 
+    def report(self, since: int | None, epoch: str | None) -> CacheState:
+        return self.driver.report(since, epoch)
+
+    def held(self) -> dict[int, int | None]:
+        found: dict[int, int | None] = {}
+        for request in self.requests.values():
+            tokens = [*request.origin_input_ids, *request.output_ids]
+            tree_blocks = chain(tokens, TREE_BLOCK_TOKENS, root_hash("tiny", request.cache_salt or ""))
+            key = RadixKey(token_ids=array("q", tokens), extra_key=request.extra_key, cache_salt=request.cache_salt)
+            hit = self.scheduler.tree_cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
+            found.update(zip(tree_blocks[: hit // TREE_BLOCK_TOKENS], [None, *tree_blocks], strict=False))
+        return found
+
+    def pages(self) -> tuple[int, int, int]:
+        free = self.scheduler.token_to_kv_pool_allocator.available_size()
+        cached = self.scheduler.tree_cache.evictable_size()
+        return KV_TOKENS // PAGE_TOKENS, free // PAGE_TOKENS, cached // PAGE_TOKENS
+
+    def empty_cache(self) -> bool:
+        return bool(self.scheduler.flush_cache(empty_cache=False))
+
     def end(self) -> None:
         """Abort what is left, empty the cache, and end the event loop. If the loop has failed, nothing can be ended."""
         if self._error is not None:
             return
         self._sent.append(AbortReq(rid="", abort_all=True))
         self.run()
-        assert self.scheduler.flush_cache(empty_cache=False)
+        assert self.empty_cache()
         self.scheduler.gracefully_exit = True
         self._go.release()
         self._thread.join(STEP_DEADLINE_S)
@@ -217,21 +233,11 @@ class Engine:
         type(self.scheduler)._add_request_to_queue(self.scheduler, req, is_retracted)
 
 
-def expected(prompt_tokens: int, output_tokens: int) -> list[int]:
-    """What the made-up model answers."""
-    return [_token(prompt_tokens + position) for position in range(output_tokens)]
-
-
-def _token(sequence_tokens: int) -> int:
-    """The token after so many tokens; never SGLang's end of a sequence."""
-    return 3 + 7 * sequence_tokens % 1000
-
-
 def _forward(batch: Any, *_: Any, **__: Any) -> GenerationBatchResult:
     lengths = batch.seq_lens.tolist()
     return GenerationBatchResult(
         logits_output=LogitsProcessorOutput(next_token_logits=None),
-        next_token_ids=torch.tensor([_token(length) for length in lengths], dtype=torch.int64),
+        next_token_ids=torch.tensor([token_after(length) for length in lengths], dtype=torch.int64),
         can_run_cuda_graph=False,
     )
 
@@ -245,5 +251,5 @@ def _become(scheduler: Any, setup: Setup) -> None:
     scheduler.__class__ = base
     if setup.plait is not None:
         scheduler.__class__ = scheduler_class(base)
-        scheduler.attach(setup.plait)
+        scheduler.attach(read_settings({VARIABLE: json.dumps(dict(setup.plait))}))
     scheduler.init_request_dispatcher()  # it has the methods of the class before

@@ -1,39 +1,38 @@
-"""The plugin on SGLang's own classes, without a server: collected only by a Python that has SGLang."""
+"""Builds engines on SGLang's event loops without and with overlap."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import pytest
 
-if find_spec("sglang") is None:
-    collect_ignore_glob = ["test_*.py"]
-else:
-    os.environ.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-    import sglang
+from plait.policy.scheduling.local_scheduler import LocalScheduler
 
-    from e2e.sglang.unit.engine import Build, Engine, Setup, build_scheduler
+os.environ.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+
+from e2e.real_schedulers.on_sglang.engine import Engine, Setup, build_scheduler
 
 
-def pytest_report_header() -> str:
-    return f"SGLang {sglang.__version__} from {Path(sglang.__file__).parent}"
+class Build(Protocol):
+    """Builds an engine, which ends the one before it."""
+
+    def __call__(self, policy: LocalScheduler | None = None, *, plait: Mapping[str, Any] | None = ...) -> Engine: ...
 
 
 @pytest.fixture(scope="session")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """SGLang's scheduler, the only one of the process."""
     return build_scheduler(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "overlap"])
 def build(request: pytest.FixtureRequest, scheduler: Any) -> Iterator[Build]:
-    """Builds engines on SGLang's event loops without and with overlap."""
+    """Engines on one of the two event loops."""
     engines: list[Engine] = []
 
-    def build_engine(policy: Any = None, **changes: Any) -> Engine:
+    def build_engine(policy: LocalScheduler | None = None, **changes: Any) -> Engine:
         while engines:
             engines.pop().end()
         engines.append(Engine(scheduler, Setup(overlaps=request.param, **changes), policy))

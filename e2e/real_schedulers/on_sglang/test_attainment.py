@@ -1,18 +1,15 @@
-"""What the driver reports of the promises that the engine kept, and what it tells a scheduler that measures."""
+"""What the driver reports of the promises that the engine kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from e2e.sglang.unit.engine import CHUNK_TOKENS, Build, Engine
-from plait.backends.adapter.scheduler_settings import LeverSettings
-from plait.backends.profiles import load_profile
-from plait.backends.sglang.settings import Settings
+from e2e.real_schedulers.on_sglang.engine import CHUNK_TOKENS, Engine
+from e2e.real_schedulers.on_sglang.fixtures import Build
 from plait.backends.sglang.step_clock import StepClock
-from plait.policy.scheduling.local_scheduler import SloScheduler
 
 
 class Clock:
@@ -32,7 +29,7 @@ def clock() -> Clock:
 @pytest.fixture
 def promising(build: Build, clock: Clock) -> Callable[[], Engine]:
     def build_with_clock() -> Engine:
-        engine = build(plait=Settings(scheduler="fcfs"))
+        engine = build(plait={"scheduler": "fcfs"})
         engine.driver.clock = StepClock(clock)
         return engine
 
@@ -94,19 +91,3 @@ def test_a_call_that_is_given_up_counts_if_it_was_late(promising: Callable[[], E
     for _ in range(3):
         engine.step()
     assert attainment(engine) == 0.5, "it had its first token"
-
-
-def test_a_profile_is_expected_from_the_start(build: Build) -> None:
-    engine = build(plait=Settings(profile="a6000-mistral-7b"))
-    policy = engine.driver._policy
-    assert isinstance(policy, SloScheduler)
-    assert policy.model.costs == load_profile("a6000-mistral-7b").cost_model()
-
-
-def test_a_scheduler_behind_levers_measures(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Sequence[tuple[int, int]]] = []
-    monkeypatch.setattr(SloScheduler, "observe", lambda _self, _duration_s, work: seen.append(work))
-    engine = build(plait=Settings(levers=LeverSettings(chunk_tokens=32)))
-    engine.add(list(range(50)), 3, name="a")
-    engine.run()
-    assert seen[:2] == [[(32, 0)], [(18, 32)]]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
@@ -21,36 +21,25 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from e2e.real_schedulers.built_engine import KV_TOKENS, MODEL, PAGE_TOKENS, token_after
+from plait.backends.protocol.cache_state import CacheState
 from plait.backends.vllm.driver import Driver
 from plait.backends.vllm.scheduler import create_scheduler
+from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.scheduling.local_scheduler import LocalScheduler
-
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "vocab_size": 1024,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How the scheduler is to be built; `plait` is the plugin's part of --additional-config, None the stock one."""
+    """How an engine is built. `plait` is the plugin's part of --additional-config, None for stock vLLM."""
 
     folder: Path
     asynchronous: bool = False
-    blocks: int = 200
-    block_tokens: int = 16
+    blocks: int = KV_TOKENS // PAGE_TOKENS
+    block_tokens: int = PAGE_TOKENS
     max_batch_tokens: int = 512
     max_running: int = 16
-    plait: dict[str, Any] | None = field(default_factory=dict)
+    plait: Mapping[str, Any] | None = field(default_factory=dict)
 
 
 class Engine:
@@ -76,6 +65,7 @@ class Engine:
             self.driver._policy = policy
         self.setup = setup
         self.tokens: dict[str, list[int]] = {}
+        self.requests: dict[str, Request] = {}
         self._hasher = get_request_block_hasher(setup.block_tokens, sha256)
         self._in_flight: list[Any] = []
         self._names = itertools.count()
@@ -89,21 +79,33 @@ class Engine:
     def pool(self) -> Any:
         return self.scheduler.kv_cache_manager.block_pool
 
+    @property
+    def batch_tokens(self) -> int:
+        return int(self.scheduler.max_num_scheduled_tokens)
+
+    @property
+    def prompts(self) -> dict[str, int]:
+        return {name: request.num_prompt_tokens for name, request in self.requests.items()}
+
+    @property
+    def waiting(self) -> list[str]:
+        return [request.request_id for request in self.scheduler.waiting]
+
     def add(
         self,
-        prompt: list[int],
+        prompt: Sequence[int],
         output_tokens: int = 4,
         *,
         name: str | None = None,
         salt: str | None = None,
         arrival_time: float | None = None,
-        **xargs: Any,
+        **annotations: Any,
     ) -> str:
         name = name or f"call-{next(self._names)}"
-        sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=xargs or None)
+        sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=annotations or None)
         request = Request(
             request_id=name,
-            prompt_token_ids=prompt,
+            prompt_token_ids=list(prompt),
             arrival_time=arrival_time,
             sampling_params=sampling,
             pooling_params=None,
@@ -111,7 +113,7 @@ class Engine:
             block_hasher=self._hasher,
         )
         self.scheduler.add_request(request)
-        self.tokens[name] = []
+        self.tokens[name], self.requests[name] = [], request
         return name
 
     def abort(self, name: str) -> None:
@@ -129,7 +131,7 @@ class Engine:
         if len(self._in_flight) > (1 if self.setup.asynchronous else 0):
             self._finish(self._in_flight.pop(0))
 
-    def run(self, limit: int = 2000) -> list[dict[str, int]]:
+    def run(self, limit: int = 3000) -> list[dict[str, int]]:
         """Step until nothing is left to do."""
         steps = []
         while self.scheduler.has_unfinished_requests() or self._in_flight:
@@ -139,6 +141,30 @@ class Engine:
                     self._finish(self._in_flight.pop(0))
             assert len(steps) < limit, "the engine makes no progress"
         return steps
+
+    def report(self, since: int | None, epoch: str | None) -> CacheState:
+        return self.driver.report(since, epoch)
+
+    def held(self) -> dict[int, int | None]:
+        """By vLLM's own hashes, in vLLM's own map."""
+        granularity = self.driver.observer.granularity_tokens
+        width, found = granularity // self.setup.block_tokens, {}
+        for request in self.requests.values():
+            tree_blocks = chain(list(request.all_token_ids), granularity, root_hash("tiny", request.cache_salt or ""))
+            for index, tree_block in enumerate(tree_blocks):
+                parts = request.block_hashes[index * width : (index + 1) * width]
+                if len(parts) == width and all(self.pool.get_cached_block(part, [0]) for part in parts):
+                    found[tree_block] = tree_blocks[index - 1] if index else None
+        return found
+
+    def pages(self) -> tuple[int, int, int]:
+        """Without vLLM's null block."""
+        free = [block for block in self.pool.blocks if block.ref_cnt == 0 and not block.is_null]
+        cached = sum(block.block_hash is not None for block in free)
+        return self.pool.num_gpu_blocks - 1, len(free) - cached, cached
+
+    def empty_cache(self) -> bool:
+        return bool(self.scheduler.reset_prefix_cache())
 
     def _finish(self, output: Any) -> None:
         names = list(output.num_scheduled_tokens)
@@ -160,17 +186,11 @@ class Engine:
         request = self.scheduler.requests.get(name)
         if request is None or self._ends_before(request, output, name):
             return []
-        return [(7 * (request.num_prompt_tokens + len(self.tokens[name])) + len(name)) % 1000]
+        return [token_after(request.num_prompt_tokens + len(self.tokens[name]))]
 
     def _ends_before(self, request: Any, output: Any, name: str) -> bool:
         computed = _computed_before(output, name) + output.num_scheduled_tokens[name]
         return bool(computed < request.num_prompt_tokens + len(self.tokens[name]))
-
-
-class Build(Protocol):
-    """Builds an engine; `changes` are fields of `Setup`."""
-
-    def __call__(self, policy: LocalScheduler | None = None, **changes: Any) -> Engine: ...
 
 
 def _computed_before(output: Any, name: str) -> int:
@@ -182,7 +202,7 @@ def _computed_before(output: Any, name: str) -> int:
 
 
 def _config(setup: Setup) -> VllmConfig:
-    (setup.folder / "config.json").write_text(json.dumps(MODEL))
+    (setup.folder / "config.json").write_text(json.dumps({**MODEL, "torch_dtype": "bfloat16"}))
     model = ModelConfig(
         model=str(setup.folder), skip_tokenizer_init=True, dtype="bfloat16", served_model_name="tiny", seed=0
     )
@@ -199,7 +219,7 @@ def _config(setup: Setup) -> VllmConfig:
         model_config=model,
         cache_config=cache,
         scheduler_config=scheduling,
-        additional_config={} if setup.plait is None else {"plait": setup.plait},
+        additional_config={} if setup.plait is None else {"plait": dict(setup.plait)},
     )
     config.cache_config.num_gpu_blocks = setup.blocks
     config.scheduler_config.async_scheduling = setup.asynchronous  # which the CPU platform turns off

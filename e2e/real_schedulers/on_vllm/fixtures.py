@@ -1,27 +1,30 @@
-"""The plugin on vLLM's own classes, without a model: collected only by a Python that has vLLM."""
+"""Builds engines on vLLM's synchronous and on its asynchronous scheduler."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from importlib.util import find_spec
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
-if find_spec("vllm") is None:
-    collect_ignore_glob = ["test_*.py"]
-else:
-    import vllm
-
-    from e2e.vllm.unit.engine import Build, Engine, Setup
+from e2e.real_schedulers.on_vllm.engine import Engine, Setup
+from plait.policy.scheduling.local_scheduler import LocalScheduler
 
 
-def pytest_report_header() -> str:
-    return f"vLLM {vllm.__version__} from {Path(vllm.__file__).parent}"
+class Build(Protocol):
+    """Builds an engine. `changes` are fields of `Setup`."""
+
+    def __call__(
+        self, policy: LocalScheduler | None = None, *, plait: Mapping[str, Any] | None = ..., **changes: Any
+    ) -> Engine: ...
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def build(request: pytest.FixtureRequest, tmp_path: Path) -> Build:
-    """Builds engines on vLLM's synchronous and on its asynchronous scheduler."""
-    base = Setup(folder=tmp_path, asynchronous=request.param)
-    return lambda policy=None, **changes: Engine(replace(base, **changes), policy)
+    """Engines on one of the two schedulers."""
+
+    def build_engine(policy: LocalScheduler | None = None, **changes: Any) -> Engine:
+        return Engine(Setup(folder=tmp_path, asynchronous=request.param, **changes), policy)
+
+    return build_engine

@@ -1,6 +1,6 @@
-"""Runs this folder's tests on the sources of the newest vLLM on the package index, in the installed one's environment.
+"""Runs these tests on the sources of the newest vLLM on the package index, in the installed one's environment.
 
-    PYTHON e2e/vllm/unit/newest.py
+    PYTHON e2e/real_schedulers/on_vllm/newest.py
 
 What is tested are the scheduler's and block pool's Python files; compiled parts and dependencies stay those of the
 installed version, so that a newest version whose sources do not import beside them cannot be tested: then it says so.
@@ -38,7 +38,7 @@ def main() -> int:
             f"vLLM {newest} does not import beside what {installed} needs, so it is not tested: {reason}\n"
         )
         return 0
-    command = [sys.executable, "-m", "pytest", "-c", str(HERE / "pytest.ini"), str(HERE)]
+    command = [sys.executable, "-m", "pytest", "-c", str(HERE.parent / "pytest.ini"), str(HERE.parent)]
     return subprocess.run(command, env=environment, check=False).returncode
 
 

@@ -1,16 +1,14 @@
-"""What the driver reports of the promises that the engine kept, and what it tells a scheduler that measures."""
+"""What the driver reports of the promises that the engine kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from e2e.vllm.unit.engine import Build, Engine
-from plait.backends.adapter.scheduler_settings import SettingsError
-from plait.backends.profiles import load_profile
-from plait.policy.scheduling.local_scheduler import SloScheduler
+from e2e.real_schedulers.on_vllm.engine import Engine
+from e2e.real_schedulers.on_vllm.fixtures import Build
 
 TIME_OF_DAY = 1_000_000.0
 """When every request is sent."""
@@ -106,25 +104,3 @@ def test_a_request_was_received_when_the_api_server_had_it(
     ask(engine, "b")
     request = engine.scheduler.requests["b"]
     assert clock.now_s - request.plait_call.received_s == pytest.approx(waited_s)
-
-
-def test_a_profile_is_expected_from_the_start(build: Build) -> None:
-    engine = build(plait={"scheduler": "slo", "profile": "a6000-mistral-7b"})
-    policy = engine.driver._policy
-    assert isinstance(policy, SloScheduler)
-    assert policy.model.costs == load_profile("a6000-mistral-7b").cost_model()
-
-
-@pytest.mark.parametrize("scheduler", ["slo", "fcfs"])
-def test_a_missing_profile_is_refused(build: Build, scheduler: str) -> None:
-    with pytest.raises(SettingsError, match=r"plait\.profile: .*nowhere"):
-        build(plait={"scheduler": scheduler, "profile": "nowhere"})
-
-
-def test_a_scheduler_behind_levers_measures(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Sequence[tuple[int, int]]] = []
-    monkeypatch.setattr(SloScheduler, "observe", lambda _self, _duration_s, work: seen.append(work))
-    engine = build(plait={"scheduler": "slo", "levers": {"chunk_tokens": 30}})
-    engine.add(list(range(50)), 2, name="a")
-    engine.run()
-    assert seen[:2] == [[(30, 0)], [(20, 30)]]

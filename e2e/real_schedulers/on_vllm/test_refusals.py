@@ -9,9 +9,8 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from e2e.vllm.unit.engine import Build
+from e2e.real_schedulers.on_vllm.fixtures import Build
 from plait.backends.adapter.required_names import missing_names
-from plait.backends.adapter.scheduler_settings import SettingsError
 from plait.backends.vllm import compatibility
 from plait.backends.vllm.compatibility import UnsupportedVllmError
 from plait.backends.vllm.scheduler import create_scheduler
@@ -64,12 +63,3 @@ def test_a_diffusion_model_is_refused() -> None:
     config = SimpleNamespace(diffusion_config=object())
     with pytest.raises(UnsupportedVllmError, match="diffusion"):
         create_scheduler(vllm_config=config)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"scheduler": "sjf"}, "'sjf' is none of fcfs"), ({"schedular": "fcfs"}, "schedular"), ({"levers": 3}, "levers")],
-)
-def test_wrong_settings_are_refused(build: Build, settings: dict[str, object], named: str) -> None:
-    with pytest.raises(SettingsError, match=named):
-        build(plait=settings)

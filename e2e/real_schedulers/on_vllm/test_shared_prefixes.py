@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from e2e.vllm.unit.engine import Build
+from e2e.real_schedulers.on_vllm.fixtures import Build
 
 PREFIX = [(7 + position * 13) % 1000 for position in range(1200)]
 CALLS, OWN_TOKENS = 6, 100

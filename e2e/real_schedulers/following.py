@@ -1,0 +1,60 @@
+"""A follower of an engine's reports, and its comparison with the engine's own cache."""
+
+from __future__ import annotations
+
+import random
+
+from e2e.real_schedulers.built_engine import BuiltEngine
+from plait.backends.protocol.cache_state import CacheState
+
+
+class Follower:
+    """Knows what the reports say, as a gateway does: `known` has the tree blocks with their parents."""
+
+    def __init__(self, engine: BuiltEngine) -> None:
+        self.known: dict[int, int | None] = {}
+        self._engine = engine
+        self._cursor: int | None = None
+        self._epoch: str | None = None
+
+    def follow(self) -> CacheState:
+        """Take the next report."""
+        state = self._engine.report(self._cursor, self._epoch)
+        if state.snapshot:
+            self.known.clear()
+        for gone in state.removed:
+            self.known.pop(gone, None)
+        for run in state.stored:
+            for parent, block in zip([run.parent, *run.hashes], run.hashes, strict=False):
+                self.known[block] = parent
+        self._cursor, self._epoch = state.cursor, state.epoch
+        return state
+
+    def check(self) -> None:
+        """Compare the next report with the engine's own cache."""
+        state = self.follow()
+        assert self.known == self._engine.held()
+        kv = state.kv
+        assert (kv.total_blocks, kv.free_blocks, kv.cached_blocks) == self._engine.pages()
+
+
+def follow_a_workload(engine: BuiltEngine, seed: int) -> None:
+    """Check the reports through arrivals, aborts, ends and evictions."""
+    dice, follower = random.Random(seed), Follower(engine)
+    shared = [[dice.randrange(1000) for _ in range(dice.randrange(400))] for _ in range(3)]
+    names: list[str] = []
+    ever: set[int] = set()
+    for _ in range(120):
+        for _ in range(dice.choice((0, 0, 1, 2))):
+            own = [dice.randrange(1000) for _ in range(dice.randrange(1, 150))]
+            prefix = dice.choice(shared)[: dice.randrange(400)]
+            names.append(engine.add([*prefix, *own], dice.randrange(1, 250)))
+        if names and dice.random() < 0.15:
+            engine.abort(dice.choice(names))
+        engine.step()
+        if dice.random() < 0.4:
+            follower.check()
+            ever |= follower.known.keys()
+    engine.run()
+    follower.check()
+    assert len(ever | follower.known.keys()) > len(follower.known), "blocks were evicted"

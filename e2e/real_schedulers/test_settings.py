@@ -1,0 +1,44 @@
+"""What the plugin's settings choose, and which it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from e2e.real_schedulers.built_engine import Build
+from plait.backends.adapter.scheduler_settings import SettingsError
+from plait.backends.profiles import load_profile
+from plait.policy.scheduling.local_scheduler import SloScheduler
+
+
+def test_a_profile_is_expected_from_the_start(build: Build) -> None:
+    engine = build(plait={"scheduler": "slo", "profile": "a6000-mistral-7b"})
+    policy = engine.driver._policy
+    assert isinstance(policy, SloScheduler)
+    assert policy.model.costs == load_profile("a6000-mistral-7b").cost_model()
+
+
+def test_a_scheduler_behind_levers_measures(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Sequence[tuple[int, int]]] = []
+    monkeypatch.setattr(SloScheduler, "observe", lambda _self, _duration_s, work: seen.append(work))
+    engine = build(plait={"scheduler": "slo", "levers": {"chunk_tokens": 32}})
+    engine.add(list(range(50)), 3, name="a")
+    engine.run()
+    assert seen[:2] == [[(32, 0)], [(18, 32)]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"scheduler": "sjf"}, "'sjf' is none of fcfs"),
+        ({"schedular": "fcfs"}, "schedular"),
+        ({"levers": 3}, "levers"),
+        ({"scheduler": "slo", "profile": "nowhere"}, r"profile: .*nowhere"),
+        ({"scheduler": "fcfs", "profile": "nowhere"}, r"profile: .*nowhere"),
+    ],
+)
+def test_wrong_settings_are_refused(build: Build, settings: Mapping[str, Any], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        build(plait=settings)

@@ -7,7 +7,7 @@ from plait.gateway.fleet.router import Router
 from plait.policy.prefix.answered_prompts import whole_hash
 from plait.policy.prefix.block_hash import chain
 from plait.policy.types import Call
-from tests.gateway.fleet.test_router import new_router, report
+from tests.gateway.fleet.lettered_prompts import new_router, report
 
 ROOT = 3
 PROMPT = [*range(100)]

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 
 from e2e.sdk import Sdk, async_client, sync_client
 from e2e.servers import STARTED, Fleet, Launcher, Server
+from e2e.tenants import KEYS
 
 CONTEXT_TOKENS = 512
 """Of the model `small`; that of `demo` is the engine's whole KV cache."""
@@ -66,6 +67,24 @@ def launch(tmp_path: Path) -> Iterator[Launcher]:
 def client(fleet: Fleet) -> Iterator[OpenAI]:
     """The SDK on the gateway."""
     with sync_client(fleet.gateway) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two engines behind a gateway with two tenants, which shows held streams that it lives at once."""
+    with Launcher(tmp_path_factory.mktemp("team")) as launch:
+        engines = [launch.engine(name, time_scale=50) for name in ("demo-1", "demo-2")]
+        gateway = launch.gateway(engines, server={"api_keys": KEYS}, sessions={"keep_alive_s": 0.05})
+        fleet = Fleet(gateway, {engine.name: engine for engine in engines})
+        fleet.start()
+        yield fleet
+
+
+@pytest.fixture
+async def tenant(team: Fleet) -> AsyncIterator[AsyncOpenAI]:
+    """The SDK's async client of the team's first tenant."""
+    async with async_client(team.gateway, api_key=KEYS[0]) as client:
         yield client
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
+from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
 from e2e.servers import NO_TLS, Server
 
@@ -66,3 +66,9 @@ def content(chunks: list[Any], index: int = 0) -> str:
     """The text of one choice of a streamed chat completion."""
     choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
     return "".join(choice.delta.content or "" for choice in choices)
+
+
+def refusal(error: object) -> tuple[int, str | None]:
+    """The status and the code of an error that the SDK raised."""
+    assert isinstance(error, APIStatusError)
+    return error.status_code, error.code

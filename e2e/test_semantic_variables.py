@@ -8,9 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,41 +29,9 @@ from e2e.programs import (
     metagpt,
     whole,
 )
-from e2e.sdk import asking, async_client, content, sync_client
+from e2e.sdk import asking, async_client, content, refusal, sync_client
 from e2e.servers import Fleet, Launcher, eventually
-
-KEYS = ["tenant-one", "tenant-two"]
-
-
-@pytest.fixture(scope="module")
-def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two engines behind a gateway with two tenants, which shows held streams that it lives at once."""
-    with Launcher(tmp_path_factory.mktemp("team")) as launch:
-        engines = [launch.engine(name, time_scale=50) for name in ("demo-1", "demo-2")]
-        gateway = launch.gateway(engines, server={"api_keys": KEYS}, sessions={"keep_alive_s": 0.05})
-        fleet = Fleet(gateway, {engine.name: engine for engine in engines})
-        fleet.start()
-        yield fleet
-
-
-@pytest.fixture
-async def client(team: Fleet) -> AsyncIterator[AsyncOpenAI]:
-    async with async_client(team.gateway, api_key=KEYS[0]) as client:
-        yield client
-
-
-def post(fleet: Fleet, path: str, body: dict[str, Any], key: str = KEYS[0]) -> httpx.Response:
-    return fleet.gateway.post(path, json=body, headers={"authorization": f"Bearer {key}"})
-
-
-def get(fleet: Fleet, session: str, variable: str, **more: Any) -> httpx.Response:
-    return post(fleet, "/v1/get", {"session_id": session, "semantic_var_id": variable, **more})
-
-
-def refusal(error: object) -> tuple[int, str | None]:
-    assert isinstance(error, openai.APIStatusError)
-    return error.status_code, error.code
-
+from e2e.tenants import KEYS, get, post
 
 # Programs.
 
@@ -74,32 +39,32 @@ def refusal(error: object) -> tuple[int, str | None]:
 @pytest.mark.parametrize(
     "program", [chain(20), map_reduce(16), diamond()], ids=["chain of 20", "map-reduce of 16", "diamond"]
 )
-async def test_a_program_gives_the_texts_that_it_gives_by_hand(client: AsyncOpenAI, program: Program) -> None:
-    expected = await by_hand(client, program)
-    assert await at_once(client, f"forwards-{len(program)}", program) == expected
-    assert await at_once(client, f"backwards-{len(program)}", program[::-1]) == expected
+async def test_a_program_gives_the_texts_that_it_gives_by_hand(tenant: AsyncOpenAI, program: Program) -> None:
+    expected = await by_hand(tenant, program)
+    assert await at_once(tenant, f"forwards-{len(program)}", program) == expected
+    assert await at_once(tenant, f"backwards-{len(program)}", program[::-1]) == expected
 
 
 @pytest.mark.skipif(not METAGPT.is_file(), reason="the recorded run (../shared/traces/metagpt) is not here")
-async def test_a_software_team_of_25_calls(team: Fleet, client: AsyncOpenAI) -> None:
+async def test_a_software_team_of_25_calls(team: Fleet, tenant: AsyncOpenAI) -> None:
     program = metagpt()
     assert len(program) == 25
-    expected = await by_hand(client, program)
-    assert await at_once(client, "team", program) == expected
+    expected = await by_hand(tenant, program)
+    assert await at_once(tenant, "team", program) == expected
     whole = await asyncio.to_thread(get, team, "team", "revised7")
     assert whole.json()["value"] == expected["revised7"]
 
 
 async def test_a_submitted_prompt_is_what_a_client_gets_that_goes_on_by_itself(
-    team: Fleet, client: AsyncOpenAI
+    team: Fleet, tenant: AsyncOpenAI
 ) -> None:
     fields: dict[str, Any] = {"model": "demo", "max_tokens": 12, "seed": 4}
     user: Any = {"role": "user", "content": "Do a game. Code: "}
-    first = await client.chat.completions.create(messages=[user], **fields)
+    first = await tenant.chat.completions.create(messages=[user], **fields)
     code = first.choices[0].message.content or ""
     begun: Any = {"role": "assistant", "content": f"{code} Test: "}
     going_on = {"add_generation_prompt": False, "continue_final_message": True}
-    second = await client.chat.completions.create(messages=[user, begun], extra_body=going_on, **fields)
+    second = await tenant.chat.completions.create(messages=[user, begun], extra_body=going_on, **fields)
 
     waiting = asyncio.to_thread(get, team, "submitted", "test", criteria="latency")
     body = {
@@ -119,9 +84,9 @@ async def test_a_submitted_prompt_is_what_a_client_gets_that_goes_on_by_itself(
     assert placements(team)[engine] == placed[engine] + 2, "both steps ran on one engine"
 
 
-async def test_a_whole_program_is_what_a_client_gets_that_goes_on_by_itself(team: Fleet, client: AsyncOpenAI) -> None:
+async def test_a_whole_program_is_what_a_client_gets_that_goes_on_by_itself(team: Fleet, tenant: AsyncOpenAI) -> None:
     program = map_reduce(16)
-    expected = await by_hand(client, program)
+    expected = await by_hand(tenant, program)
     gets: dict[str, Any] = {call.output: "latency" if call is program[-1] else None for call in program}
     body = {"session": "whole", "calls": whole(program), "gets": gets}
     got = await asyncio.to_thread(post, team, "/v1/programs", body)
@@ -141,10 +106,10 @@ def placements(team: Fleet) -> dict[str, float]:
     return {name: team.gateway.metric("plait_placements_total", engine=name) for name in team.engines}
 
 
-async def test_raw_prompts_are_chained_too(client: AsyncOpenAI) -> None:
+async def test_raw_prompts_are_chained_too(tenant: AsyncOpenAI) -> None:
     async def complete(prompt: str, **headers: str) -> str:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        answer = await client.completions.create(model="demo", prompt=prompt, max_tokens=9, extra_headers=named)
+        answer = await tenant.completions.create(model="demo", prompt=prompt, max_tokens=9, extra_headers=named)
         return answer.choices[0].text
 
     by_hand = await complete("After " + await complete("First") + "!")
@@ -165,35 +130,35 @@ async def test_a_chained_answer_names_its_session_once(team: Fleet) -> None:
 # Streams.
 
 
-async def test_a_held_stream_is_kept_alive_and_brings_the_same_text(team: Fleet, client: AsyncOpenAI) -> None:
+async def test_a_held_stream_is_kept_alive_and_brings_the_same_text(team: Fleet, tenant: AsyncOpenAI) -> None:
     program = diamond()
-    expected = await by_hand(client, program)
-    held = [asyncio.create_task(ask(client, "streams", call, stream=True)) for call in program[::-1]]
+    expected = await by_hand(tenant, program)
+    held = [asyncio.create_task(ask(tenant, "streams", call, stream=True)) for call in program[::-1]]
     for call, stream in zip(program[::-1], await asyncio.gather(*held), strict=True):
         assert content([chunk async for chunk in stream]) == expected[call.output]
 
-    stream = await ask(client, "comments", ProgramCall("b", "{{a}}"), stream=True)
+    stream = await ask(tenant, "comments", ProgramCall("b", "{{a}}"), stream=True)
     await asyncio.to_thread(
         post, team, "/v1/variables", {"session_id": "comments", "semantic_var_id": "a", "value": "x"}
     )
     assert content([chunk async for chunk in stream]).startswith("This is emulated text.")
 
 
-async def test_after_a_comment_a_failure_is_an_error_in_the_stream(client: AsyncOpenAI) -> None:
-    stream = await ask(client, "late", ProgramCall("b", "{{a}}"), stream=True)  # answered: a comment has come
+async def test_after_a_comment_a_failure_is_an_error_in_the_stream(tenant: AsyncOpenAI) -> None:
+    stream = await ask(tenant, "late", ProgramCall("b", "{{a}}"), stream=True)  # answered: a comment has come
     with pytest.raises(openai.BadRequestError):
-        await ask(client, "late", ProgramCall("a", "x" * 20_000, max_tokens=10**9))
+        await ask(tenant, "late", ProgramCall("a", "x" * 20_000, max_tokens=10**9))
     with pytest.raises(openai.APIError) as caught:
         async for _ in stream:
             pass
     assert caught.value.code == "input_failed"
 
 
-async def test_a_get_streams_what_is_generated(team: Fleet, client: AsyncOpenAI) -> None:
+async def test_a_get_streams_what_is_generated(team: Fleet, tenant: AsyncOpenAI) -> None:
     await asyncio.to_thread(post, team, "/v1/sessions", {"session_id": "grows"})
     waiting = asyncio.to_thread(get, team, "grows", "a", stream=True)
     call = ProgramCall("a", "Write.", max_tokens=60)
-    text, response = await asyncio.gather(at_once(client, "grows", [call]), waiting)
+    text, response = await asyncio.gather(at_once(tenant, "grows", [call]), waiting)
     lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     *deltas, whole = map(json.loads, lines[:-1])
@@ -203,7 +168,7 @@ async def test_a_get_streams_what_is_generated(team: Fleet, client: AsyncOpenAI)
 # Failures.
 
 
-async def test_a_failing_branch_takes_its_successors_and_leaves_the_others(client: AsyncOpenAI) -> None:
+async def test_a_failing_branch_takes_its_successors_and_leaves_the_others(tenant: AsyncOpenAI) -> None:
     calls = [
         ProgramCall("good", "Fine."),
         ProgramCall("bad", "Too long.", max_tokens=10**9),
@@ -211,7 +176,7 @@ async def test_a_failing_branch_takes_its_successors_and_leaves_the_others(clien
         ProgramCall("last", "{{after}} {{good}}"),
         ProgramCall("aside", "{{good}}"),
     ]
-    results = await asyncio.gather(*(ask(client, "branch", call) for call in calls), return_exceptions=True)
+    results = await asyncio.gather(*(ask(tenant, "branch", call) for call in calls), return_exceptions=True)
     good, bad, after, last, aside = (cast("Any", result) for result in results)
     assert good.choices[0].message.content
     assert aside.choices[0].message.content
@@ -240,10 +205,10 @@ async def test_an_engine_that_dies_fails_the_chain_and_the_retry_mends_it(launch
             assert (await ask(client, "s", call)).choices
 
 
-async def test_a_transform_makes_the_value_and_its_failure_fails_the_variable(team: Fleet, client: AsyncOpenAI) -> None:
+async def test_a_transform_makes_the_value_and_its_failure_fails_the_variable(team: Fleet, tenant: AsyncOpenAI) -> None:
     async def outputs(transform: str, variable: str) -> Any:
         headers = {"plait-session": "transformed", "plait-output": f"{variable}; transform={transform}"}
-        answer = await client.chat.completions.create(**asking("Write."), extra_headers=headers)
+        answer = await tenant.chat.completions.create(**asking("Write."), extra_headers=headers)
         assert answer.choices[0].message.content.startswith("This is")
         return (await asyncio.to_thread(get, team, "transformed", variable)).json()
 
@@ -253,26 +218,26 @@ async def test_a_transform_makes_the_value_and_its_failure_fails_the_variable(te
     assert "transform code_block" in failed["error"]["message"]
 
 
-async def test_cycles_and_second_producers_are_conflicts(team: Fleet, client: AsyncOpenAI) -> None:
-    held = asyncio.create_task(ask(client, "conflicts", ProgramCall("b", "{{a}}")))
+async def test_cycles_and_second_producers_are_conflicts(team: Fleet, tenant: AsyncOpenAI) -> None:
+    held = asyncio.create_task(ask(tenant, "conflicts", ProgramCall("b", "{{a}}")))
     await asyncio.to_thread(eventually, lambda: team.gateway.metric("plait_held_calls") == 1)
     with pytest.raises(openai.ConflictError) as cycle:
-        await ask(client, "conflicts", ProgramCall("a", "{{b}}"))
+        await ask(tenant, "conflicts", ProgramCall("a", "{{b}}"))
     assert cycle.value.code == "cycle"
-    first = ask(client, "conflicts", ProgramCall("a", "one"))
-    second = ask(client, "conflicts", ProgramCall("a", "two"))
+    first = ask(tenant, "conflicts", ProgramCall("a", "one"))
+    second = ask(tenant, "conflicts", ProgramCall("a", "two"))
     results = await asyncio.gather(first, second, return_exceptions=True)
     (conflict,) = [result for result in results if isinstance(result, openai.ConflictError)]
     assert conflict.code == "double_producer"
     assert (await held).choices[0].message.content
 
 
-async def test_a_client_that_retries_gets_the_same_answer(team: Fleet, client: AsyncOpenAI) -> None:
+async def test_a_client_that_retries_gets_the_same_answer(team: Fleet, tenant: AsyncOpenAI) -> None:
     """The SDK's first attempt runs into its own time limit; its second attaches to the call."""
     calls, gone = team.gateway.metric("plait_calls_total", outcome="ok"), team.gateway.log().count("client gone")
     call = ProgramCall("a", "Wait for {{x}}.")
-    other = asyncio.create_task(ask(client, "retried", call))
-    waiting = asyncio.create_task(ask(client.with_options(timeout=0.1, max_retries=20), "retried", call))
+    other = asyncio.create_task(ask(tenant, "retried", call))
+    waiting = asyncio.create_task(ask(tenant.with_options(timeout=0.1, max_retries=20), "retried", call))
     await asyncio.to_thread(eventually, lambda: team.gateway.log().count("client gone") > gone)
     await asyncio.to_thread(
         post, team, "/v1/variables", {"session_id": "retried", "semantic_var_id": "x", "value": "it"}
@@ -284,15 +249,15 @@ async def test_a_client_that_retries_gets_the_same_answer(team: Fleet, client: A
 # Clients and tenants.
 
 
-async def test_a_client_that_goes_away_takes_only_what_is_its_own(team: Fleet, client: AsyncOpenAI) -> None:
+async def test_a_client_that_goes_away_takes_only_what_is_its_own(team: Fleet, tenant: AsyncOpenAI) -> None:
     def shown() -> dict[str, Any]:
         headers = {"authorization": f"Bearer {KEYS[0]}"}
         calls: dict[str, Any] = team.gateway.get("/v1/sessions/gone", headers=headers).json()["calls"]
         return calls
 
-    own = asyncio.create_task(ask(client, "gone", ProgramCall("own", "{{never}}")))
-    shared = asyncio.create_task(ask(client, "gone", ProgramCall("shared", "{{task}}")))
-    user = asyncio.create_task(ask(client, "gone", ProgramCall("user", "{{shared}}")))
+    own = asyncio.create_task(ask(tenant, "gone", ProgramCall("own", "{{never}}")))
+    shared = asyncio.create_task(ask(tenant, "gone", ProgramCall("shared", "{{task}}")))
+    user = asyncio.create_task(ask(tenant, "gone", ProgramCall("user", "{{shared}}")))
     await asyncio.to_thread(eventually, lambda: team.gateway.metric("plait_held_calls") == 3)
     for task in (own, shared):
         task.cancel()
@@ -319,14 +284,14 @@ def test_two_tenants_may_use_the_same_names(team: Fleet) -> None:
     assert mine.status_code == 404
 
 
-async def test_nothing_is_left_of_a_session_that_was_deleted(team: Fleet, client: AsyncOpenAI) -> None:
+async def test_nothing_is_left_of_a_session_that_was_deleted(team: Fleet, tenant: AsyncOpenAI) -> None:
     def held() -> list[float]:
         names = ("sessions", "semantic_variables", "held_calls", "held_bytes")
         return [team.gateway.metric(f"plait_{name}") for name in names]
 
     before = held()
-    await at_once(client, "freed", diamond())
-    waiting = asyncio.create_task(ask(client, "freed", ProgramCall("x", "{{never}}")))
+    await at_once(tenant, "freed", diamond())
+    waiting = asyncio.create_task(ask(tenant, "freed", ProgramCall("x", "{{never}}")))
     await asyncio.to_thread(eventually, lambda: held()[2] == before[2] + 1)
     assert held() > before
     headers = {"authorization": f"Bearer {KEYS[0]}"}
@@ -336,67 +301,6 @@ async def test_nothing_is_left_of_a_session_that_was_deleted(team: Fleet, client
         await waiting
     assert refusal(caught.value) == (410, "session_ended")
     assert held() == before
-
-
-# Native steps and conditions.
-
-
-def call_of(prompt: str, made: str, *taken: str, **more: Any) -> dict[str, Any]:
-    named = [{"name": made, "in_out": True}, *({"name": name} for name in taken)]
-    return {"model": "demo", "max_tokens": 8, "seed": 4, "prompt": prompt, "placeholders": named, **more}
-
-
-def test_a_client_computes_between_two_calls_and_one_side_is_taken(team: Fleet) -> None:
-    calls = [
-        call_of("Write {{task}} {{code}}", "code", "task"),
-        call_of("Praise {{size}} {{praise}}", "praise", "size", when='verdict == "good"'),
-        call_of("Mend {{size}} {{mended}}", "mended", "size", when='verdict != "good"'),
-        call_of("Publish {{praise}} {{end}}", "end", "praise"),
-    ]
-    natives = [{"output": "size", "inputs": ["code"]}, {"output": "verdict", "inputs": ["size"], "seconds": 0.1}]
-    program = {"session": "native", "values": {"task": "it"}, "calls": calls, "natives": natives}
-    with ThreadPoolExecutor() as pool:
-        gets = {"end": "latency", "mended": "latency"}
-        running = pool.submit(post, team, "/v1/programs", {**program, "gets": gets})
-        set_by_client = partial(post, team, "/v1/variables")
-        early = {"session_id": "native", "semantic_var_id": "verdict", "value": "good"}
-        code = get(team, "native", "code").json()["value"]
-        assert code
-        assert set_by_client(early).json()["error"]["code"] == "inputs_missing"
-        sized = {"session_id": "native", "semantic_var_id": "size", "value": str(len(code))}
-        assert set_by_client(sized).json()["state"] == "set"
-        assert get(team, "native", "size").json()["value"] == str(len(code))
-        assert set_by_client(early).json()["state"] == "set"
-        answer = running.result().json()
-    assert answer["values"]["end"]
-    assert answer["errors"]["mended"]["code"] == "skipped"
-    assert get(team, "native", "mended").status_code == 424
-
-
-async def test_the_openai_sdk_takes_one_side_and_a_failed_step_fails_what_needs_it(
-    team: Fleet, client: AsyncOpenAI
-) -> None:
-    async def when(condition: str, **headers: str) -> Any:
-        named = {"plait-session": "sides", "plait-when": condition, **headers}
-        return await client.chat.completions.create(**asking("Go on"), extra_headers=named)
-
-    good, bad = asyncio.create_task(when('verdict == "good"')), asyncio.create_task(when('verdict != "good"'))
-    value = {"session_id": "sides", "semantic_var_id": "verdict", "value": " good\n"}
-    await asyncio.to_thread(post, team, "/v1/variables", value)
-    assert (await good).choices[0].message.content
-    with pytest.raises(openai.APIStatusError) as caught:
-        await bad
-    assert refusal(caught.value) == (424, "skipped")
-
-    step = {"session_id": "sides", "semantic_var_id": "parsed", "inputs": ["verdict"]}
-    assert (await asyncio.to_thread(post, team, "/v1/variables", step)).json()["state"] == "pending"
-    held = asyncio.create_task(ask(client, "sides", ProgramCall("x", "{{parsed}}")))
-    failed = {"session_id": "sides", "semantic_var_id": "parsed", "error": "ValueError: not JSON"}
-    await asyncio.to_thread(post, team, "/v1/variables", failed)
-    with pytest.raises(openai.APIStatusError) as caught:
-        await held
-    assert refusal(caught.value) == (424, "input_failed")
-    assert "ValueError: not JSON" in str(caught.value)
 
 
 # The documentation's examples.

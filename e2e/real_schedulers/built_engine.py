@@ -32,6 +32,15 @@ KV_TOKENS: Final = 3200
 """Of such an engine, vLLM's one page for padding included."""
 
 
+class Clock:
+    """Stands still until it is set."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 class BuiltEngine(Protocol):
     """Adds calls, runs steps, and answers each with the tokens of `answer`."""
 
@@ -58,6 +67,15 @@ class BuiltEngine(Protocol):
     @property
     def waiting(self) -> list[str]:
         """The names of the calls in the engine's queue, first to last."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call has not ended."""
+        ...
+
+    def follow_clock(self, clock: Clock) -> None:
+        """Take the plugin's time from `clock`."""
         ...
 
     def add(

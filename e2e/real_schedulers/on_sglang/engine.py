@@ -27,12 +27,13 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, prepare_server_args
 
-from e2e.real_schedulers.built_engine import KV_TOKENS, MODEL, PAGE_TOKENS, token_after
+from e2e.real_schedulers.built_engine import KV_TOKENS, MODEL, PAGE_TOKENS, Clock, token_after
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.sglang import plugin
 from plait.backends.sglang.driver import Driver
 from plait.backends.sglang.scheduler import scheduler_class
 from plait.backends.sglang.settings import VARIABLE, read_settings
+from plait.backends.sglang.step_clock import StepClock
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.scheduling.local_scheduler import LocalScheduler
 
@@ -119,6 +120,9 @@ class Engine:
     @property
     def busy(self) -> bool:
         return bool(self._sent) or not self.scheduler.is_fully_idle()
+
+    def follow_clock(self, clock: Clock) -> None:
+        self.driver.clock = StepClock(clock)
 
     def add(
         self,

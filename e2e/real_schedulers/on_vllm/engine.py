@@ -21,7 +21,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from e2e.real_schedulers.built_engine import KV_TOKENS, MODEL, PAGE_TOKENS, token_after
+from e2e.real_schedulers.built_engine import KV_TOKENS, MODEL, PAGE_TOKENS, Clock, token_after
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.vllm.driver import Driver
 from plait.backends.vllm.scheduler import create_scheduler
@@ -91,6 +91,15 @@ class Engine:
     def waiting(self) -> list[str]:
         return [request.request_id for request in self.scheduler.waiting]
 
+    @property
+    def busy(self) -> bool:
+        return bool(self.scheduler.has_unfinished_requests())
+
+    def follow_clock(self, clock: Clock) -> None:
+        """Calls are received when they are added."""
+        self.driver._clock = clock
+        self.driver._wall_clock = lambda: 0.0
+
     def add(
         self,
         prompt: Sequence[int],
@@ -134,7 +143,7 @@ class Engine:
     def run(self, limit: int = 3000) -> list[dict[str, int]]:
         """Step until nothing is left to do."""
         steps = []
-        while self.scheduler.has_unfinished_requests() or self._in_flight:
+        while self.busy or self._in_flight:
             steps.append(self.step())
             if not self.scheduler.has_unfinished_requests() and not steps[-1]:
                 while self._in_flight:

@@ -3,100 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
-import httpx
 import pytest
-from starlette.types import Receive, Send
 
 from plait.backends.errors import EngineError
-from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.call_api import CallApi
-from plait.gateway.api.completion_api import CompletionApi
-from plait.gateway.api.forwarding_api import ForwardingApi
-from plait.gateway.api.metrics import RefusalMetrics
-from plait.gateway.api.open_bodies import OpenBodies
-from plait.gateway.asgi import ClientGoneError, send_whole
-from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
-from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.relay import Relay
-from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.asgi import ClientGoneError
+from plait.gateway.calls.call_reader import OFF_LOOP_BYTES
 from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.config import Config, ModelConfig, SessionsConfig
 from plait.gateway.fleet.model_names import ModelNames
-from plait.gateway.fleet.router import Router
-from plait.gateway.metrics import new_registry
-from plait.gateway.programs.chained_calls import ChainedCalls
-from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.metrics import ProgramMetrics
-from plait.gateway.timer import at_loop_time
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Objective, Placement, PlacementReason, Slo
-
-COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
-MAX_BODY_BYTES = 100_000
-MAX_OPEN_BYTES = 300_000
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-HI = [{"role": "user", "content": "hi"}]
-
-
-class FakeRelay:
-    """Takes every delivery and answers it, or fails as told."""
-
-    def __init__(self) -> None:
-        self.deliveries: list[Delivery] = []
-        self.error: Exception | None = None
-        self.answer = b"done"
-
-    async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
-        self.deliveries.append(delivery)
-        if self.error is not None:
-            raise self.error
-        await send_whole(send, 200, [], self.answer)
-
-
-class Api:
-    """The routes over a fake relay: model m (exact tokens, context 1,000), model bytes, model down without engines."""
-
-    def __init__(self, prompts: PromptReader, *keys: str, isolate_tenants: bool = False) -> None:
-        self.router = Router(names=ModelNames(["down"]))
-        self.router.add_engine("a", COSTS)
-        self.router.health.answered("a", {"m": 1_000, "bytes": 1_000})
-        self.relay = FakeRelay()
-        relay, ring = cast("Relay", self.relay), KeyRing(keys)
-        reader = CallReader(self.router, prompts, isolate_tenants)
-        self.executor = Executor(SessionsConfig(), reader.predicted_s, at_loop_time)
-        chained = ChainedCalls(self.executor, reader, relay, ProgramMetrics(new_registry()), keep_alive_s=5.0)
-        completions, bodies = CompletionApi(reader, relay, chained), OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES)
-        self.stored = StoredResponses(10_000, 60.0)
-        forwarding = ForwardingApi(completions, self.stored)
-        app = CallApi(completions, forwarding, ring, bodies, RefusalMetrics(new_registry()))
-        transport = httpx.ASGITransport(app)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
-
-    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        content = body if isinstance(body, bytes) else json.dumps({"model": "m", **body}).encode()
-        return await self.http.post(path, content=content, headers={k.replace("_", "-"): v for k, v in headers.items()})
-
-    async def delivery(self, path: str, body: Any, **headers: str) -> Delivery:
-        """What the relay gets of a good request."""
-        response = await self.post(path, body, **headers)
-        assert (response.status_code, response.content) == (200, b"done"), response.text
-        return self.relay.deliveries[-1]
-
-
-@pytest.fixture(scope="module")
-def prompts() -> PromptReader:
-    return PromptReader(Config(models=(ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes"))), 64)
-
-
-@pytest.fixture
-async def api(prompts: PromptReader) -> AsyncIterator[Api]:
-    api = Api(prompts)
-    yield api
-    await api.http.aclose()
+from tests.gateway.api.fake_relay import CHAT, HI, MAX_BODY_BYTES, TEXT, Api
 
 
 async def test_a_chat_becomes_a_call_over_the_models_own_tokens(api: Api) -> None:

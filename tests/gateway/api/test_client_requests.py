@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, ROUTES
-from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.config import Config, ModelConfig
 from plait.gateway.timer import loop_time_s
 from tests.client_requests import Sent, odd, recorded
-from tests.gateway.api.test_call_api import Api
-from tests.gateway.api.test_forwarding_api import CHAT_ANSWER
+from tests.gateway.api.fake_relay import CHAT_ANSWER, Api
 
 CONTEXT_TOKENS = 100_000
 
@@ -22,18 +18,6 @@ REQUESTS = [
 ]
 EACH = [pytest.param(sent, id=name) for name, sent in REQUESTS]
 TRANSLATED = [pytest.param(sent, id=name) for name, sent in REQUESTS if ROUTES[sent["path"]].translation is not None]
-
-
-@pytest.fixture(scope="module")
-def prompts() -> PromptReader:
-    return PromptReader(Config(models=(ModelConfig(name="m", tokenizer="embedded"),)), 64)
-
-
-@pytest.fixture
-async def api(prompts: PromptReader) -> AsyncIterator[Api]:
-    api = Api(prompts)
-    yield api
-    await api.http.aclose()
 
 
 def body_of(sent: Sent, api: Api) -> Sent:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from plait.gateway.api.translated_answer import error_of
-from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.config import Config, ModelConfig
 from plait.policy.types import Placement, PlacementReason
-from tests.gateway.api.test_call_api import Api
+from tests.gateway.api.fake_relay import CHAT_ANSWER, Api
 
 RESPONSES, MESSAGES, EMBEDDINGS = "/v1/responses", "/v1/messages", "/v1/embeddings"
 ASK: dict[str, dict[str, Any]] = {
@@ -20,18 +17,6 @@ ASK: dict[str, dict[str, Any]] = {
     MESSAGES: {"messages": [{"role": "user", "content": "hello " * 200}], "max_tokens": 5},
 }
 PLACEMENT = Placement("a", PlacementReason.EXPLORE, 0, 0)
-
-
-@pytest.fixture(scope="module")
-def prompts() -> PromptReader:
-    return PromptReader(Config(models=(ModelConfig(name="m", tokenizer="embedded"),)), 64)
-
-
-@pytest.fixture
-async def api(prompts: PromptReader) -> AsyncIterator[Api]:
-    api = Api(prompts)
-    yield api
-    await api.http.aclose()
 
 
 def has(api: Api, *routes: str) -> None:
@@ -113,16 +98,6 @@ def test_an_engines_error_keeps_what_it_says() -> None:
     error = error_of(422, b'{"error": {"message": "no", "param": "x", "code": 5}}')
     assert (error.status, error.message, error.param, error.code) == (422, "no", "x", None)
     assert error_of(500, b"<html>").message == "The engine answered with status 500."
-
-
-CHAT_ANSWER = {
-    "id": "chatcmpl-1",
-    "object": "chat.completion",
-    "created": 1,
-    "model": "m",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "blue"}, "finish_reason": "stop"}],
-    "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
-}
 
 
 async def test_a_response_continues_what_was_said_before(api: Api) -> None:

@@ -1,0 +1,23 @@
+"""The routes of calls over a fake relay, without keys."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.config import Config, ModelConfig
+from tests.gateway.api.fake_relay import Api
+
+
+@pytest.fixture(scope="module")
+def prompts() -> PromptReader:
+    return PromptReader(Config(models=(ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes"))), 64)
+
+
+@pytest.fixture
+async def api(prompts: PromptReader) -> AsyncIterator[Api]:
+    api = Api(prompts)
+    yield api
+    await api.http.aclose()

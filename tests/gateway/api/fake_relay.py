@@ -1,0 +1,92 @@
+"""The completion and forwarding routes over a relay that answers at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import httpx
+from starlette.types import Receive, Send
+
+from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.call_api import CallApi
+from plait.gateway.api.completion_api import CompletionApi
+from plait.gateway.api.forwarding_api import ForwardingApi
+from plait.gateway.api.metrics import RefusalMetrics
+from plait.gateway.api.open_bodies import OpenBodies
+from plait.gateway.asgi import send_whole
+from plait.gateway.calls.call_reader import CallReader
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.relay import Relay
+from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.config import SessionsConfig
+from plait.gateway.fleet.model_names import ModelNames
+from plait.gateway.fleet.router import Router
+from plait.gateway.metrics import new_registry
+from plait.gateway.programs.chained_calls import ChainedCalls
+from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.metrics import ProgramMetrics
+from plait.gateway.timer import at_loop_time
+from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+
+COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
+MAX_BODY_BYTES = 100_000
+MAX_OPEN_BYTES = 300_000
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+class FakeRelay:
+    """Takes every delivery and answers it, or fails as told."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self.error: Exception | None = None
+        self.answer = b"done"
+
+    async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
+        self.deliveries.append(delivery)
+        if self.error is not None:
+            raise self.error
+        await send_whole(send, 200, [], self.answer)
+
+
+class Api:
+    """The routes over a fake relay: model m (exact tokens, context 1,000), model bytes, model down without engines."""
+
+    def __init__(self, prompts: PromptReader, *keys: str, isolate_tenants: bool = False) -> None:
+        self.router = Router(names=ModelNames(["down"]))
+        self.router.add_engine("a", COSTS)
+        self.router.health.answered("a", {"m": 1_000, "bytes": 1_000})
+        self.relay = FakeRelay()
+        relay, ring = cast("Relay", self.relay), KeyRing(keys)
+        reader = CallReader(self.router, prompts, isolate_tenants)
+        self.executor = Executor(SessionsConfig(), reader.predicted_s, at_loop_time)
+        chained = ChainedCalls(self.executor, reader, relay, ProgramMetrics(new_registry()), keep_alive_s=5.0)
+        completions, bodies = CompletionApi(reader, relay, chained), OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES)
+        self.stored = StoredResponses(10_000, 60.0)
+        forwarding = ForwardingApi(completions, self.stored)
+        app = CallApi(completions, forwarding, ring, bodies, RefusalMetrics(new_registry()))
+        transport = httpx.ASGITransport(app)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps({"model": "m", **body}).encode()
+        return await self.http.post(path, content=content, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    async def delivery(self, path: str, body: Any, **headers: str) -> Delivery:
+        """What the relay gets of a good request."""
+        response = await self.post(path, body, **headers)
+        assert (response.status_code, response.content) == (200, b"done"), response.text
+        return self.relay.deliveries[-1]
+
+
+CHAT_ANSWER = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "blue"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
+}

@@ -85,9 +85,9 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
         if slo is None:
             best_effort.append(call)
             continue
-        cached = cached_tokens(call)
-        tokens = call.prompt_tokens + call.output_tokens - call.computed_tokens - cached
-        if slo.ttft_s is None or slo.jct_s is not None or call.output_tokens:
+        cached, generated = cached_tokens(call), call.output_tokens
+        tokens = call.prompt_tokens + generated - call.computed_tokens - cached
+        if generated or slo.ttft_s is None or slo.jct_s is not None:
             remaining_s, due_s = timing(call, slo, tokens)
             if remaining_s == inf:
                 best_effort.append(call)
@@ -95,8 +95,8 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
         else:  # `timing` inlined, because most calls have a TTFT alone and wait for their first token
             due_s = slo.ttft_s - (now_s - call.arrived_s)
             remaining_s = due_s - execution_s(tokens)
-        if remaining_s < near_s or call.output_tokens:
-            late = due_s is not None and due_s <= 0 and not call.output_tokens
+        if generated or remaining_s < near_s:
+            late = due_s is not None and due_s <= 0 and not generated
             if late or objectives.misses(call, slo, now_s, _soonest_s(moment, batch, tokens, cached)):
                 missed.append((call, tokens, cached))
                 continue

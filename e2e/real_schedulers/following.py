@@ -52,7 +52,7 @@ def follow_a_workload(engine: BuiltEngine, seed: int) -> None:
         if names and dice.random() < 0.15:
             engine.abort(dice.choice(names))
         engine.step()
-        if dice.random() < 0.4:
+        if dice.random() < 0.5:
             follower.check()
             ever |= follower.known.keys()
     engine.run()

@@ -6,7 +6,8 @@ import pytest
 
 from e2e.real_schedulers.on_vllm.fixtures import Build
 from e2e.real_schedulers.plans import Chaos
-from e2e.real_schedulers.workloads import one_a_step, shared_prefixes
+from e2e.real_schedulers.workloads import answers_so_far, one_a_step, shared_prefixes
+from plait.policy.scheduling.local_scheduler import SCHEDULERS
 
 
 @pytest.mark.parametrize("blocks", [400, 80], ids=["roomy", "tight"])
@@ -26,6 +27,17 @@ def test_no_plan_breaks_an_engine_that_has_to_preempt(build: Build, seed: int) -
     answers = one_a_step(engine, seed)
     assert engine.tokens == answers
     assert engine.pool.get_num_free_blocks() == 80 - 1
+    assert engine.driver.preemptions
+
+
+@pytest.mark.parametrize("policy", SCHEDULERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_every_policy_ends_every_call_with_its_output_in_few_blocks(build: Build, policy: str, seed: int) -> None:
+    engine = build(plait={"scheduler": policy}, blocks=80)
+    shared_prefixes(engine, seed, most=500, arrivals=(0, 0, 1, 2, 5), aborted=0.1)
+    assert engine.tokens == answers_so_far(engine)
+    assert not engine.scheduler.waiting
+    assert not engine.scheduler.running
 
 
 def test_cached_calls_go_first_with_hit_ratio(build: Build) -> None:

@@ -10,7 +10,7 @@ from e2e.real_schedulers.on_vllm.fixtures import Build
 from plait.backends.protocol.cache_state import CacheState
 
 
-@pytest.mark.parametrize("block_tokens", [32, 64, 128])
+@pytest.mark.parametrize("block_tokens", [16, 32, 64, 128])
 @pytest.mark.parametrize("seed", range(4))
 def test_reports_equal_the_pool_with_blocks_of_any_size(build: Build, block_tokens: int, seed: int) -> None:
     engine = build(blocks=1 + 2048 // block_tokens, block_tokens=block_tokens, max_batch_tokens=256)

@@ -210,7 +210,7 @@ class FleetEngine:
         view = self.view
         (view.lose if is_lost else view.end)(booking.context_tokens, booking.prefill, now_s)
         self.progress.leave(booking)
-        self.evictions.given_up(booking, None if self.last_report is None else self.last_report.kv_free_tokens)
+        self.evictions.given_up(booking)
         if not stored:
             view.residency.unbook(booking.leaf)
         elif self.reports:

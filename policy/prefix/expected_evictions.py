@@ -1,15 +1,17 @@
 """Expected evictions: what an engine will evict for the prompts that it still has to compute.
 
 They are expected anew with each report. It shows which blocks of these prompts the engine has stored already, how much
-room is left, and what was really evicted. A prompt that is booked between two reports adds to the expectation.
+room is left, and what was really evicted. A prompt that is booked after a report counts from the next one on. Engines
+report between iterations, and mostly begin such a prompt together with the calls that come soon after it.
 """
 
 from __future__ import annotations
 
-from math import ceil
-
 from plait.policy.prefix.node import Node
 from plait.policy.prefix.residency import Residency, Victim
+
+Prompt = tuple[Node, int]
+"""The node that a prompt's whole blocks end at, and the prompt's tokens."""
 
 
 class ExpectedEvictions:
@@ -21,54 +23,53 @@ class ExpectedEvictions:
     def __init__(self, residency: Residency, block_tokens: int) -> None:
         self._residency = residency
         self._block_tokens = block_tokens
-        self._prompts: dict[object, tuple[Node, int]] = {}
+        self._prompts: dict[object, Prompt] = {}
+        self._booked_since: dict[object, Prompt] = {}
         self._victims: list[Victim] = []
-        self._expected_blocks = 0
         self._free_tokens: float | None = None
-        """Room in the engine's empty blocks, less what the prompts need; negative: a shortage. None: not known."""
+        """Room in the engine's empty blocks at the latest report; None: not known."""
 
     def begin(self, call: object, leaf: Node, prompt_tokens: int) -> None:
         """A call was booked. Its prompt has `prompt_tokens`, and its whole blocks end at `leaf`."""
-        self._prompts[call] = leaf, prompt_tokens
-        if self._free_tokens is not None:
-            brought = {node for node in leaf.path() if node.holdings[self._residency.engine_id].bookings > 1}
-            self._free_tokens -= self._needed_tokens(leaf, prompt_tokens, brought)
-            self._expect()
+        self._booked_since[call] = leaf, prompt_tokens
 
     def computed(self, call: object) -> None:
         """The prompt is computed. What it evicts stays expected until the next report, or until no prompt is left."""
-        if self._prompts.pop(call, None) is not None and not self._prompts:
+        if self._end(call) and not self._prompts:
             self._forget()
-            self._free_tokens = self._free_tokens and max(0.0, self._free_tokens)
 
-    def given_up(self, call: object, free_tokens: float | None) -> None:
-        """The call has ended, maybe before its prompt was computed. The rest is as in `update`."""
-        if self._prompts.pop(call, None) is not None:
-            self.update(free_tokens)
+    def given_up(self, call: object) -> None:
+        """The call has ended, maybe before its prompt was computed. It evicts nothing any more."""
+        if self._end(call):
+            self._expect()
 
     def update(self, free_tokens: float | None) -> None:
         """A report came: `free_tokens` fit into the empty blocks. None: no report is known, so nothing is expected."""
-        self._forget()
+        self._prompts |= self._booked_since
+        self._booked_since.clear()
         self._free_tokens = free_tokens
-        if free_tokens is not None:
-            seen: set[Node] = set()
-            needed = (self._needed_tokens(leaf, tokens, seen) for leaf, tokens in self._prompts.values())
-            self._free_tokens = free_tokens - sum(needed)
-            self._expect()
+        self._expect()
+
+    def _end(self, call: object) -> bool:
+        """Whether evictions were expected for the call, which needs no more room."""
+        self._booked_since.pop(call, None)
+        return self._prompts.pop(call, None) is not None
 
     def _expect(self) -> None:
-        """Expect the evictions that the shortage takes, besides those that are expected already."""
-        assert self._free_tokens is not None
-        blocks = ceil(-self._free_tokens / self._block_tokens) - self._expected_blocks
+        """Expect what LRU evicts for the shortage. The rest that fills no block finds room where other calls end."""
+        self._forget()
+        if self._free_tokens is None or not self._prompts:
+            return
+        seen: set[Node] = set()
+        needed = sum(self._needed_tokens(leaf, tokens, seen) for leaf, tokens in self._prompts.values())
+        blocks = int(needed - self._free_tokens) // self._block_tokens
         if blocks > 0:
-            self._victims += self._residency.expect_eviction(blocks)
-            self._expected_blocks += blocks
+            self._victims = self._residency.expect_eviction(blocks)
 
     def _forget(self) -> None:
         if self._victims:
             self._residency.end_expectation(self._victims)
-        self._victims = []
-        self._expected_blocks = 0
+            self._victims = []
 
     def _needed_tokens(self, leaf: Node, prompt_tokens: int, seen: set[Node]) -> int:
         """Tokens of a prompt that the engine has not stored. Nodes in `seen` do not count; the others are added to it.

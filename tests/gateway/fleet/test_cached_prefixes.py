@@ -127,7 +127,8 @@ def test_a_call_on_its_way_pushes_out_the_oldest_prefix_until_it_has_its_room(st
     router.report("a", report("abcdef", "wxyz", snapshot=True, free=4), 0.0)  # one tree block is free
     large = call("mnopq")
     booking = router.book(large, router.select(large, 1.0), 1.0)
-    assert (cached(router, "abcdef"), cached(router, "wxyz")) == (1, 4), "it fills five blocks and begins a sixth"
+    router.report("a", report(free=4), 1.5)
+    assert (cached(router, "abcdef"), cached(router, "wxyz")) == (2, 4), "four blocks more than are free, and a token"
     if streams:
         router.first_token(booking, 2.0)
     else:
@@ -140,6 +141,9 @@ def test_a_call_that_was_not_delivered_pushes_nothing_out() -> None:
     router = new_router("a")
     router.report("a", report("abcdef", snapshot=True, free=0), 0.0)
     large = call("mnopq")
-    router.release(router.book(large, router.select(large, 1.0), 1.0), 2.0, delivered=False)
+    booking = router.book(large, router.select(large, 1.0), 1.0)
+    router.report("a", report(free=0), 1.5)
+    assert cached(router, "abcdef") == 1
+    router.release(booking, 2.0, delivered=False)
     assert cached(router, "abcdef") == 6
     router.check()

@@ -47,14 +47,28 @@ class Engine:
 
 
 def test_a_prompt_evicts_what_it_needs_beyond_the_free_room() -> None:
-    engine = Engine("abcdef", "xyz", free_tokens=8)
+    engine = Engine("abcdef", "xyz")
     engine.book("mnop", rest_tokens=1)
-    assert (engine.held("abcdef"), engine.held("xyz")) == (3, 3), "17 tokens are needed, 9 of them are three blocks"
+    engine.report(free_tokens=8)
+    assert (engine.held("abcdef"), engine.held("xyz")) == (4, 3), "17 tokens are needed, 9 of them are two whole blocks"
+
+
+def test_a_prompt_counts_from_the_next_report_on() -> None:
+    engine = Engine("abcdef")
+    engine.book("mn")
+    assert engine.held("abcdef") == 6
+    engine.report()
+    assert engine.held("abcdef") == 4
+    engine.book("op")
+    assert engine.held("abcdef") == 4
+    engine.report()
+    assert engine.held("abcdef") == 2
 
 
 def test_each_report_shows_what_the_prompts_still_need() -> None:
     engine = Engine("abcdef", "xyz")
     engine.book("mnop")
+    engine.report()
     assert engine.held("abcdef") == 2
     engine.report("mno", removed="abcdef", free_tokens=0)
     assert engine.held("abcdef") == 4, "one block is still to come, although only one of three was evicted"
@@ -65,6 +79,8 @@ def test_each_report_shows_what_the_prompts_still_need() -> None:
 def test_room_that_other_calls_gave_back_is_not_evicted_again() -> None:
     engine = Engine("abcdef")
     engine.book("mnop")
+    engine.report()
+    assert engine.held("abcdef") == 2
     engine.report(free_tokens=8)
     assert engine.held("abcdef") == 4
 
@@ -73,43 +89,50 @@ def test_what_several_prompts_bring_counts_once() -> None:
     engine = Engine("abcdefgh")
     engine.book("mnop")
     engine.book("mnoq")
-    assert engine.held("abcdefgh") == 3
     engine.report()
-    assert engine.held("abcdefgh") == 3, "as before, all at once"
+    assert engine.held("abcdefgh") == 3
 
 
 def test_the_last_tokens_of_a_prompt_count_while_it_is_not_stored() -> None:
     engine = Engine("abcdef")
     engine.book("mn", rest_tokens=3)
-    assert engine.held("abcdef") == 3
+    engine.book("op", rest_tokens=1)
+    engine.report()
+    assert engine.held("abcdef") == 1
     engine.report("mn", removed="abcdef")
-    assert engine.held("abcdef") == 5, "they were given their block with the one before"
+    assert engine.held("abcdef") == 3, "they were given their block with the one before"
 
 
 def test_the_expectation_ends_with_the_last_prompt() -> None:
     engine = Engine("abcdef")
     first, second = engine.book("m"), engine.book("n")
+    engine.report()
     engine.evictions.computed(first)
     assert engine.held("abcdef") == 4, "a report will show which of them have gone"
+    later = engine.book("o")
     engine.evictions.computed(second)
     assert engine.held("abcdef") == 6
-    engine.book("o")
-    assert engine.held("abcdef") == 5, "the prompts before it count no more"
+    engine.evictions.computed(later)
+    engine.report()
+    assert engine.held("abcdef") == 6, "none of them counts any more"
 
 
 def test_a_call_that_is_given_up_evicts_nothing() -> None:
     engine = Engine("abcdef")
     given_up = engine.book("mno")
     engine.book("n")
-    engine.evictions.given_up(given_up, 0.0)
+    engine.report()
+    assert engine.held("abcdef") == 2
+    engine.evictions.given_up(given_up)
     assert engine.held("abcdef") == 5
-    engine.evictions.given_up(given_up, 99.0)
+    engine.evictions.given_up(given_up)
     assert engine.held("abcdef") == 5, "it has ended already"
 
 
 def test_without_reports_nothing_is_expected() -> None:
     engine = Engine("abcdef")
     engine.book("mnop")
+    engine.report()
     engine.evictions.update(None)
     engine.book("qrst")
     assert engine.held("abcdef") == 6
@@ -120,23 +143,24 @@ def test_without_reports_nothing_is_expected() -> None:
     stored=st.lists(st.text("abc", max_size=5), max_size=4),
     free_tokens=st.integers(0, 30),
     rest_tokens=st.integers(0, BLOCK_TOKENS - 1),
+    reports=st.sets(st.integers(0, 5)),
 )
-def test_booked_one_by_one_or_reported_at_once(
-    prompts: list[str], stored: list[str], free_tokens: int, rest_tokens: int
+def test_the_shortage_is_that_of_all_blocks_that_are_missing_each_once(
+    prompts: list[str], stored: list[str], free_tokens: int, rest_tokens: int, reports: set[int]
 ) -> None:
-    """The shortage is that of all blocks that are missing, each once, however it came about."""
+    """However many reports there were before."""
     engine = Engine("x" * 40, *stored, free_tokens=free_tokens)
     for number, text in enumerate(prompts):
         leaf = engine.tree.insert(hashes(text))
         engine.residency.book(leaf)
         engine.evictions.begin(number, leaf, BLOCK_TOKENS * len(text) + rest_tokens)
+        if number in reports:
+            engine.report(free_tokens=free_tokens)
+    engine.report(free_tokens=free_tokens)
     known = {text[:end] for text in stored for end in range(1, len(text) + 1)}
     missing = {text[:end] for text in prompts for end in range(1, len(text) + 1)} - known
     rests = sum(rest_tokens for text in prompts if text not in known)
     shortage_tokens = max(0, BLOCK_TOKENS * len(missing) + rests - free_tokens)
-    expected = 40 - -(-shortage_tokens // BLOCK_TOKENS)
-    assert engine.held("x" * 40) == expected
-    engine.evictions.update(free_tokens)
-    assert engine.held("x" * 40) == expected
+    assert engine.held("x" * 40) == 40 - shortage_tokens // BLOCK_TOKENS
     engine.tree.check()
     engine.residency.check()

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 from openai import OpenAI
 
-from e2e.real_engines.engine import EngineKind
+from e2e.real_engines.engine import EngineKind, started
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.real_engines.reference import FORCED_LEVERS, Reference, collect_reference
@@ -96,12 +96,7 @@ def reference(kind: EngineKind, python: Path, model: Path, folder: Path) -> Refe
     """What a stock engine and one with forced levers did; both have stopped."""
     stock = kind.stock("stock", python, model, folder)
     forced = kind.plait("forced", python, model, folder, levers=FORCED_LEVERS)
-    with ExitStack() as stack:
-        for engine in (stock, forced):
-            engine.start()
-            stack.callback(engine.stop)
-        for engine in (stock, forced):
-            engine.wait_until_ready()
+    with started((stock, forced)):
         return collect_reference(stock, forced, kind.long_tokens)
 
 

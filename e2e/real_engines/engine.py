@@ -7,8 +7,9 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -158,6 +159,22 @@ class RealEngine(Server, ABC):
         """The prompt's token ids in a chat's answer to a request with `prompt_ids_option`."""
 
 
+@contextmanager
+def started(engines: Collection[RealEngine]) -> Iterator[None]:
+    """Engines that answer. They start at the same time, and stop at the same time, because either takes long."""
+    try:
+        for engine in engines:
+            engine.start()
+        for engine in engines:
+            engine.wait_until_ready()
+        yield
+    finally:
+        with ThreadPoolExecutor() as pool:
+            stopped = [pool.submit(engine.stop) for engine in engines]
+        for end in stopped:
+            end.result()
+
+
 class PlaitEngine(Protocol):
     """Makes an engine with Plait inside, through Plait's launcher; not started yet.
 
@@ -209,8 +226,10 @@ class EngineKind:
     documents: DocumentSizes
     placed_documents: DocumentSizes
     """Those that show what placement saves."""
+    agents: int
+    """How many recorded trajectories are continued."""
     agent_examples: int
-    """How many recorded trajectories are in all prompts of agents, as ReAct's prompts have some."""
+    """How many more are in all prompts of agents, as ReAct's prompts have some."""
     kept_blocks: int
     """KV blocks that it keeps for itself."""
     embedding: Sequence[str] = ()

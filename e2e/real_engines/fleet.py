@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from e2e.ports import free_port
-from e2e.real_engines.engine import BLOCK_TOKENS, KV_TOKENS, MODEL, RealEngine, stored_blocks
+from e2e.real_engines.engine import BLOCK_TOKENS, KV_TOKENS, MODEL, RealEngine, started, stored_blocks
 from e2e.servers import Server, eventually, toml
 from plait.policy.prefix.block_hash import tree_block_tokens
 
@@ -30,11 +30,7 @@ class EngineFleet:
 
     def start(self, stack: ExitStack) -> None:
         """Start the engines together, then the gateway, and wait until calls can be sent; `stack` stops them."""
-        for engine in self.engines.values():
-            engine.start()
-            stack.callback(engine.stop)
-        for engine in self.engines.values():
-            engine.wait_until_ready()
+        stack.enter_context(started(self.engines.values()))
         self.start_gateway(stack)
 
     def start_gateway(self, stack: ExitStack) -> None:

@@ -28,7 +28,7 @@ def test_agents_find_what_one_infinite_cache_would_have(
     before = {name: engine.cache_state() for name, engine in fleet.engines.items()}
     agents = run_agents(
         fleet.gateway,
-        load_trajectories(traces),
+        load_trajectories(traces)[: kind.agent_examples + kind.agents],
         kind.agent_examples,
         CONCURRENCY,
         with_ids=prompts == "token ids",

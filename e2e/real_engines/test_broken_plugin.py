@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from e2e.real_engines.engine import MODEL, EngineKind
+from e2e.real_engines.engine import MODEL, EngineKind, started
 from e2e.real_engines.fleet import new_gateway
 from e2e.real_engines.reference import Reference
 from e2e.servers import eventually
@@ -27,10 +27,7 @@ def test_a_plugin_that_does_not_load_is_seen(
     engine = unloadable_engine("broken", python, model, folder, scheduler=WHY)
     engine.may_log_tracebacks = True  # SGLang logs why the plugin did not load
     gateway = new_gateway("gateway-broken", {"broken": engine}, model, folder)
-    with ExitStack() as stack:
-        engine.start()
-        stack.callback(engine.stop)
-        engine.wait_until_ready()
+    with started([engine]), ExitStack() as stack:
         gateway.start()
         stack.callback(gateway.stop)
         gateway.wait_until_ready()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 
 from e2e.installed import clashing_folder, copied_environment
-from e2e.real_engines.engine import MODEL, EngineKind
+from e2e.real_engines.engine import MODEL, EngineKind, started
 
 
 def test_the_adapter_runs_beside_them(kind: EngineKind, python: Path, model: Path, tmp_path: Path) -> None:
     copied = copied_environment(python, tmp_path / "environment")
     engine = kind.plait("installed", copied, model, clashing_folder(tmp_path))
-    with ExitStack() as running:
-        running.callback(engine.stop)
-        engine.start()
-        engine.wait_until_ready()
+    with started([engine]):
         answer = engine.post("/v1/completions", json={"model": MODEL, "prompt": "Hello", "max_tokens": 2})
         assert answer.status_code == 200
         assert engine.cache_state().scheduler.policy == "slo"

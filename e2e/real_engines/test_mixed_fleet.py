@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from e2e.real_engines.calls import send_singly, workload
-from e2e.real_engines.engine import KV_TOKENS, EngineKind
+from e2e.real_engines.engine import KV_TOKENS, EngineKind, started
 from e2e.real_engines.environment import ROOT
 from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.vllm import engines as vllm
@@ -28,10 +28,7 @@ def mixed(kind: EngineKind, fleet: EngineFleet, model: Path, folder: Path) -> It
         pytest.skip("`make e2e-vllm` builds vLLM's environment")
     other = vllm.plait_engine("other", python, model, folder)
     engines = {"engine-1": fleet.engines["engine-1"], "other": other}
-    with ExitStack() as stack:
-        other.start()
-        stack.callback(other.stop)
-        other.wait_until_ready()
+    with started([other]), ExitStack() as stack:
         both = EngineFleet(new_gateway("gateway-mixed", engines, model, folder), engines)
         both.start_gateway(stack)
         yield both

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from typing import Any, cast
 
@@ -133,7 +133,7 @@ class Driver:
         result = self._pulled(levers, running_batch, schedule)
         for request in preempted:  # only now, or output in flight would count for the request's next run
             self._scheduler._add_request_to_queue(request, is_retracted=True)  # noqa: SLF001
-        self._observe(plan, levers.shown, result.batch_to_run)
+        self._observe(levers, result.batch_to_run)
         return result
 
     def begins(self, batch: Any) -> None:
@@ -220,12 +220,11 @@ class Driver:
                 scheduler.chunked_req = chunked
             self.prefill_pass = NO_LIMITS
 
-    def _observe(self, plan: Plan, shown: Sequence[SglangCall], batch: Any) -> None:
-        """Count the picks that were not scheduled as planned, and note the admitted calls."""
+    def _observe(self, levers: Levers, batch: Any) -> None:
+        """Count the prompts that were not scheduled as planned, and note the admitted calls."""
         extends = dict(zip(map(id, batch.reqs), batch.extend_lens, strict=True)) if batch is not None else {}
-        prompts = [pick for pick in cast("Sequence[tuple[SglangCall, int]]", plan.picks) if _is_prompt(pick[0])]
-        self.diverged_picks += sum(extends.get(id(self._requests.of(call))) != tokens for call, tokens in prompts)
-        for call in [call for call in shown if id(self._requests.of(call)) in extends]:
+        self.diverged_picks += sum(extends.get(id(self._requests.of(call))) != tokens for call, tokens in levers.picks)
+        for call in [call for call in levers.shown if id(self._requests.of(call)) in extends]:
             self._requests.admitted(call)
             if not call.admitted:
                 call.admitted = True
@@ -237,11 +236,6 @@ def _work(batch: Any) -> Work:
     if batch.forward_mode.is_decode():
         return [(1, request.plait_call.computed_tokens) for request in batch.reqs]
     return list(zip(batch.extend_lens or (), batch.prefix_lens or (), strict=True))
-
-
-def _is_prompt(call: SglangCall) -> bool:
-    """Whether a part of the call's prompt is to be computed, rather than a token to be decoded."""
-    return call.waits or call.uncomputed_tokens > 1
 
 
 def _reporter(settings: Settings, observer: CacheObserver, epoch: str) -> StateReporter:

@@ -15,9 +15,11 @@ from plait.policy.scheduling.local_scheduler import EngineFacts, Plan
 class Levers:
     """`shown` are the waiting calls that SGLang sees, in order. `goes_on` says whether the prompt in chunks continues.
 
-    `prompt_tokens` is the most prompt tokens of the pass. `decodes` says whether decodes run too.
+    `prompt_tokens` is the most prompt tokens of the pass. `decodes` says whether decodes run too. `picks` are prompts
+    and the tokens of each that the plan picks.
     """
 
+    picks: Sequence[tuple[SglangCall, int]] = ()
     shown: Sequence[SglangCall] = ()
     goes_on: bool = False
     prompt_tokens: int = 0
@@ -53,6 +55,7 @@ def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page
     fits = any(call.call_id not in limits and _wanted(call, facts) <= tokens for call in shown)
     goes_on = in_chunks is not None and (in_chunks in named or not fits)
     return Levers(
+        picks=prompts,
         shown=shown,
         goes_on=goes_on,
         prompt_tokens=tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -60,7 +60,7 @@ def sort_by_arrival_keeping_place(moment: Moment, batch: Batch, long_slots: int)
     return divide(time_waiting(moment, batch, near_s=-inf), moment, batch, long_slots, urgent_s=-inf)
 
 
-def select_by_order(moment: Moment, batch: Batch, candidates: Sequence[Candidate]) -> None:
+def select_by_order(moment: Moment, batch: Batch, candidates: Iterable[Candidate]) -> None:
     """Add what fits in the order of the candidates, wherever the KV cache stands."""
     select_in_order(moment, batch, candidates)
 
@@ -106,11 +106,9 @@ def one_until_completed(moment: Moment) -> int:
     return 0 if any(one.call in moment.long_calls for one in running) else 1
 
 
-def release_none(
-    moment: Moment, batch: Batch, held: Sequence[Candidate], considered: Sequence[Candidate]
-) -> Sequence[Candidate]:
+def release_none(moment: Moment, batch: Batch, found: Sorted) -> Sequence[Candidate]:
     """Leave the compute idle."""
-    del moment, batch, held, considered
+    del moment, batch, found
     return ()
 
 

@@ -8,6 +8,7 @@ from itertools import chain
 from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.moment import Moment
 from plait.policy.scheduling.selection import select_in_order
+from plait.policy.scheduling.waiting import Sorted
 
 
 def long_slots(moment: Moment) -> int:
@@ -15,19 +16,18 @@ def long_slots(moment: Moment) -> int:
     return 0 if any(prefill.is_long for prefill in moment.prefills) else 1
 
 
-def release_long(
-    moment: Moment, batch: Batch, held: Sequence[Candidate], considered: Sequence[Candidate]
-) -> Sequence[Candidate]:
-    """Start the first `held` prompt in compute that would be idle.
+def release_long(moment: Moment, batch: Batch, found: Sorted) -> Sequence[Candidate]:
+    """Start the first long prompt that was held back, in compute that would be idle.
 
-    It starts only if tokens are left and this iteration finishes every long prompt begun. `considered` are the waiting
-    calls that could start. Returns the prompt that was tried, if any.
+    It starts only if tokens are left and this iteration finishes every long prompt begun. Returns the prompt that was
+    tried, if any.
     """
-    picks = batch.picks
-    if not held or not batch.left_tokens:
+    if not batch.left_tokens:
         return ()
-    begun = chain(moment.prefills, (one for one in considered if one.call in picks))
+    picks = batch.picks
+    begun = chain(moment.prefills, (one for one in found.startable() if one.call in picks))
     if not all(picks.get(one.call) == one.tokens for one in begun if one.is_long):
         return ()
-    select_in_order(moment, batch, held[:1])
-    return held[:1]
+    first = found.held[:1]
+    select_in_order(moment, batch, first)
+    return first

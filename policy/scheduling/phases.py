@@ -45,9 +45,7 @@ class Phases:
     order: Callable[[Moment, Sequence[Candidate]], Sequence[Candidate]] = order_by_slack
     make_room: MakeRoom = make_room
     select: Select = select_by_distance
-    release_long: Callable[[Moment, Batch, Sequence[Candidate], Sequence[Candidate]], Sequence[Candidate]] = (
-        release_long
-    )
+    release_long: Callable[[Moment, Batch, Sorted], Sequence[Candidate]] = release_long
 
 
 PHASES = Phases()

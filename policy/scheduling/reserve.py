@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 
 from plait.policy.scheduling.batching import Batch, Candidate
@@ -12,7 +12,7 @@ from plait.policy.scheduling.waiting import Sorted
 MISSED_SHARE = 0.02
 """Ours: the reserve, as a share of the tokens left, if calls have missed their SLO and no call is best-effort."""
 
-Select = Callable[[Moment, Batch, Sequence[Candidate]], None]
+Select = Callable[[Moment, Batch, Iterable[Candidate]], None]
 """Adds candidates to a batch, as far as they fit."""
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import islice, takewhile
 from math import inf
 
 from plait.policy.scheduling.batching import Batch, Candidate
@@ -22,7 +22,7 @@ MISFITS = 64
 """Ours: the search ends after this many calls that do not fit."""
 
 
-def select_in_order(moment: Moment, batch: Batch, candidates: Sequence[Candidate]) -> None:
+def select_in_order(moment: Moment, batch: Batch, candidates: Iterable[Candidate]) -> None:
     """Add the candidates that fit, in order. The prompt at which the budget ends is cut."""
     misfits = 0
     for candidate in startable(moment, batch, candidates):
@@ -37,25 +37,28 @@ def select_in_order(moment: Moment, batch: Batch, candidates: Sequence[Candidate
                 return
 
 
-def select_by_distance(moment: Moment, batch: Batch, candidates: Sequence[Candidate]) -> None:
+def select_by_distance(moment: Moment, batch: Batch, candidates: Iterable[Candidate]) -> None:
     """Algorithm 2: add calls window by window, until no tokens are left or no call fits.
 
     `candidates` are in ascending T_r.
     """
     start = 0
-    while start < len(candidates) and batch.free_slots > 0:
-        latest_s = candidates[start].remaining_s + WINDOW_S
-        window = []
-        for candidate in islice(candidates, start, start + WINDOW_CALLS):
-            if candidate.remaining_s > latest_s:
-                break
-            window.append(candidate)
+    while batch.free_slots > 0 and (window := _window(islice(candidates, start, start + WINDOW_CALLS))):
         start += len(window)
         left = _fill(moment, batch, window)
         if left:
             select_in_order(moment, batch, left)  # no other call fits whole: cut the first that fits in part
             if start >= MISFITS or batch.left_tokens <= batch.reserve_tokens:
                 return
+
+
+def _window(candidates: Iterator[Candidate]) -> list[Candidate]:
+    """The first candidates whose T_r differ by at most `WINDOW_S`."""
+    first = next(candidates, None)
+    if first is None:
+        return []
+    latest_s = first.remaining_s + WINDOW_S
+    return [first, *takewhile(lambda one: one.remaining_s <= latest_s, candidates)]
 
 
 def _fill(moment: Moment, batch: Batch, window: list[Candidate]) -> list[Candidate]:

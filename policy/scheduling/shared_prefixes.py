@@ -7,7 +7,8 @@ still, has ended or was preempted, or for blocks that were evicted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from math import inf
 
 from plait.policy.scheduling.batching import Batch, Candidate
@@ -73,14 +74,16 @@ def lead_in_flight(moment: Moment, batch: Batch) -> None:
             batch.leaders.add(decode.call, stored_tokens, decode.call.prompt_tokens)
 
 
-def inherit(moment: Moment, waiting: Sequence[Candidate]) -> None:
-    """A prompt begun gets the least T_r of the `waiting` calls that follow it, because they depend on it."""
+def inherit(moment: Moment, waiting: Iterable[Candidate]) -> None:
+    """A prompt begun gets the least T_r of the calls that follow it, because they depend on it.
+
+    The `waiting` calls are in ascending T_r. Most have more time than the prompts begun.
+    """
     facts = moment.facts
     begun = {facts.block_key(prefill.call, facts.stored_tokens(prefill.call)): prefill for prefill in moment.prefills}
     begun.pop(None, None)
     most_s = max((leader.remaining_s for leader in begun.values()), default=-inf)
-    for candidate in waiting:
-        if candidate.remaining_s < most_s:  # most calls have more time than the leaders
-            leader = begun.get(facts.block_key(candidate.call, candidate.context_tokens))
-            if leader is not None and candidate.remaining_s < leader.remaining_s:
-                leader.remaining_s, leader.missed_slo = candidate.remaining_s, False
+    for candidate in takewhile(lambda one: one.remaining_s < most_s, waiting):
+        leader = begun.get(facts.block_key(candidate.call, candidate.context_tokens))
+        if leader is not None and candidate.remaining_s < leader.remaining_s:
+            leader.remaining_s, leader.missed_slo = candidate.remaining_s, False

@@ -8,7 +8,7 @@ is late.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import ceil, inf
+from math import inf
 
 from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import LocalCall
@@ -24,7 +24,7 @@ def chunked_execution(pace: Pace) -> ExecutionTime:
     N_ck = ceil(S_r / L_c), the iterations that the tokens take; 1 for a decode.
     """
     chunk_tokens, longest_s = pace.chunk_tokens, pace.longest_s
-    return lambda tokens: (ceil(tokens / chunk_tokens) or 1) * longest_s
+    return lambda tokens: (-(-tokens // chunk_tokens) or 1) * longest_s
 
 
 def pivot_execution(pace: Pace) -> ExecutionTime:

@@ -89,7 +89,7 @@ class SloScheduler:
         found = Sorted() if batch.preempted else phases.sort_waiting(moment, batch, phases.long_slots(moment))
         begun = [one for one in moment.prefills if one.call not in batch.preempted]
         others = [one for one in begun if one.loses_nothing]
-        inherit(moment, [*found.urgent, *found.normal])
+        inherit(moment, found.startable())
         on_time = [one for one in begun if not one.loses_nothing]
         batch.reserve_tokens = reserve_tokens(moment, batch, others, found)
         add_urgent(moment, batch, phases.order(moment, [*on_time, *found.urgent]), phases.make_room)
@@ -104,11 +104,11 @@ class SloScheduler:
         budget_tokens = batch.budget.tokens + batch.left_tokens if batch.budget.limit_s < inf else None
         # 5. Return the unused reserve.
         batch.budget.limit_s = limit_s
-        considered = [*found.urgent, *found.normal]
         if reserve and batch.left_tokens:
-            return_reserve(moment, batch, [*on_time, *considered], phases.select)
-        considered += phases.release_long(moment, batch, found.held, considered)
-        return _planned(moment, batch, chain((one.call for one in considered), left), budget_tokens)
+            return_reserve(moment, batch, [*on_time, *found.startable()], phases.select)
+        released = phases.release_long(moment, batch, found)
+        considered = (one.call for one in chain(found.startable(), released))
+        return _planned(moment, batch, chain(considered, left), budget_tokens)
 
     def _follow(self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall]) -> None:
         """Note which calls have started, ended or been preempted since the last plan."""

@@ -5,9 +5,11 @@ This part of a plan looks at every waiting call. So it does little for each call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import chain, islice
 from math import inf
 from operator import itemgetter
 
@@ -48,19 +50,44 @@ class TimedCalls:
         self.entries.sort(key=_REMAINING)
 
 
+class Upcoming:
+    """Candidates that can be read again and again. Each is made when it is first read, because most plans read few."""
+
+    def __init__(self, candidates: Iterable[Candidate] = ()) -> None:
+        self._made: list[Candidate] = []
+        self._to_make = iter(candidates)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        made, position = self._made, 0
+        while position < len(made) or self._make():
+            yield made[position]
+            position += 1
+
+    def _make(self) -> bool:
+        candidate = next(self._to_make, None)
+        if candidate is not None:
+            self._made.append(candidate)
+        return candidate is not None
+
+
 @dataclass(slots=True)
 class Sorted:
     """The waiting calls that a plan can use.
 
-    `urgent` and `normal` are in ascending T_r. `held` are long prompts that may not start. `missed` are by priority,
-    then descending response ratio. `best_effort` are all waiting best-effort calls, in the order of arrival.
+    `urgent` and `normal` are in ascending T_r. `held` are the long prompts that may not start, as far as `normal` was
+    read. `missed` are by priority, then descending response ratio. `best_effort` are all waiting best-effort calls, in
+    the order of arrival.
     """
 
     urgent: list[Candidate] = field(default_factory=list)
-    normal: list[Candidate] = field(default_factory=list)
+    normal: Upcoming = field(default_factory=Upcoming)
     held: list[Candidate] = field(default_factory=list)
     missed: list[Ranked] = field(default_factory=list)
     best_effort: list[LocalCall] = field(default_factory=list)
+
+    def startable(self) -> Iterator[Candidate]:
+        """The calls that can still meet their SLO and may start, in ascending T_r."""
+        return chain(self.urgent, self.normal)
 
 
 def sort_waiting(moment: Moment, batch: Batch, long_slots: int) -> Sorted:
@@ -118,24 +145,30 @@ def divide(timed: TimedCalls, moment: Moment, batch: Batch, long_slots: int, urg
     found = Sorted(best_effort=timed.best_effort)
     if timed.missed:
         found.missed = _by_response_ratio(timed.missed, moment, batch)
+    entries, long_tokens = timed.entries, moment.settings.long_tokens
     most = max(0, batch.free_slots) + MISFITS + WINDOW_CALLS
-    long_tokens = moment.settings.long_tokens
-    for remaining_s, _, call, tokens, cached, due_s in timed.entries:
-        is_long = tokens >= long_tokens
-        candidate = Candidate(call, tokens, cached, True, remaining_s, due_s, is_long)
-        if remaining_s <= urgent_s:
-            found.urgent.append(candidate)
-        elif is_long and long_slots <= 0:
-            if len(found.held) < MISFITS:
-                found.held.append(candidate)
-            continue
-        else:
-            found.normal.append(candidate)
-            long_slots -= is_long
-        most -= 1
-        if most <= 0:
-            break
+    n_urgent = min(most, bisect_right(entries, urgent_s, key=_REMAINING))
+    found.urgent = [_candidate(entry, long_tokens) for entry in entries[:n_urgent]]
+    normal = (_candidate(entry, long_tokens) for entry in islice(entries, n_urgent, None))
+    found.normal = Upcoming(islice(_hold_long(normal, long_slots, found.held), most - n_urgent))
     return found
+
+
+def _candidate(entry: Entry, long_tokens: int) -> Candidate:
+    remaining_s, _, call, tokens, cached, due_s = entry
+    return Candidate(call, tokens, cached, True, remaining_s, due_s, tokens >= long_tokens)
+
+
+def _hold_long(candidates: Iterable[Candidate], long_slots: int, held: list[Candidate]) -> Iterator[Candidate]:
+    """The candidates with at most `long_slots` long prompts. The first of the other long prompts go to `held`."""
+    for candidate in candidates:
+        if candidate.is_long:
+            if long_slots <= 0:
+                if len(held) < MISFITS:
+                    held.append(candidate)
+                continue
+            long_slots -= 1
+        yield candidate
 
 
 def _by_response_ratio(missed: Sequence[Missed], moment: Moment, batch: Batch) -> list[Ranked]:

@@ -41,15 +41,14 @@ def chain(tokens: Sequence[int], block_tokens: int, parent: int) -> array[int]:
     words = array("I", tokens)
     if words.itemsize != 4 or byteorder != "little":  # pragma: no cover - no such machine is supported
         raise RuntimeError("chained block hashes need a little-endian machine with 32-bit unsigned ints")
-    data = memoryview(words).cast("B")
-    width = 4 * block_tokens
+    data, width = words.tobytes(), 4 * block_tokens
     previous = parent.to_bytes(8, "big")
-    hashes = array("Q")
+    digests = []
     for start in range(0, len(words) // block_tokens * width, width):
-        digest = sha256(previous)
-        digest.update(data[start : start + width])
-        previous = digest.digest()[:8]
-        hashes.append(int.from_bytes(previous, "big"))
+        previous = sha256(previous + data[start : start + width]).digest()[:8]
+        digests.append(previous)
+    hashes = array("Q", b"".join(digests))
+    hashes.byteswap()
     return hashes
 
 

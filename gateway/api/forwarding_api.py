@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -81,7 +81,7 @@ class ForwardingApi:
             return
         body = msgspec.json.encode(translation.to_chat(fields))
         answer = TranslatedAnswer(send, translation, translation.answer(fields))
-        await self.completions.serve(replace(incoming, path=CHAT_PATH, body=body), receive, answer.send)
+        await self.completions.serve(msgspec.structs.replace(incoming, path=CHAT_PATH, body=body), receive, answer.send)
 
     async def _count(self, incoming: Incoming, fields: Fields, send: Send) -> None:
         """Count a message's tokens here, with the model's tokenizer."""

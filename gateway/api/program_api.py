@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -110,7 +109,7 @@ class ProgramApi:
             body = decode_body(raw, _CALL)
         outputs = [placeholder.variable for placeholder in body.placeholders if placeholder.in_out]
         with placed(named(place, outputs)):
-            sent = replace(incoming, body=raw, request_id=f"{incoming.request_id}:{index}")
+            sent = msgspec.structs.replace(incoming, body=raw, request_id=f"{incoming.request_id}:{index}")
             asked = read_submission(self._chained.runner.reader, sent, body, session_id)
             if "session_id" in asked.submission.fields:
                 raise CallerError(

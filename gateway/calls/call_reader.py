@@ -32,8 +32,7 @@ TEMPLATE_THREADS = 2
 """Of their own, because they only wait for the processes that render the templates of requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(msgspec.Struct, frozen=True):
     """A request as it came in. `tenant` is the owner of its API key. The call's times count from `arrived_s`."""
 
     path: str

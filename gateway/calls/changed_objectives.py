@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -72,7 +71,7 @@ class ChangedObjectives:
         if journey is None:
             return
         before, call = journey.delivery.call, delivery.call
-        journey.delivery = replace(journey.delivery, call=call)
+        journey.delivery = msgspec.structs.replace(journey.delivery, call=call)
         exchange = journey.exchange
         if exchange is None or exchange.ended is not None:
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from plait.backends.errors import EngineError
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.answer_forms import COMPLETION, AnswerForm
@@ -23,8 +25,7 @@ class HeldBytes(Protocol):
         """Count this much less."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """A request to be placed and sent. The call's times count from `arrived_s`: its arrival, or when it was ready.
 
     `handle` names a call whose objectives may change on its way (`ChangedObjectives`). `session` is echoed in a header.

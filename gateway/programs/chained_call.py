@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import structlog
 from starlette.types import Send
 
@@ -148,7 +149,8 @@ class ChainedCall(ABC):
         text = TextTap(self._on_text) if self.call.outputs else None
         avoids = frozenset(outcome.engine_id for outcome in failed)
         held = AnswerBytes(self.runner.executor.sessions, self.session)
-        outcome = await self.runner.relay.run(replace(self.promise.delivery, text=text, held=held, avoids=avoids), send)
+        delivery = msgspec.structs.replace(self.promise.delivery, text=text, held=held, avoids=avoids)
+        outcome = await self.runner.relay.run(delivery, send)
         self._was_cut = text is not None and text.was_cut
         return outcome
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -71,7 +70,7 @@ class AnsweredCall(ChainedCall):
         body, request = fill_in(asked.incoming.body, asked.request, values)
         streamed = as_stream(body, request) if call.outputs and not request.stream else None
         body, request = streamed or (body, request)
-        incoming = replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
+        incoming = msgspec.structs.replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
         promised = self.promise.annotated(asked.annotations, ready.ready_s)
         delivery = await runner.reader.read(incoming, request, promised, ready.group)
         runner.executor.start(call, loop_time_s())

@@ -79,4 +79,4 @@ class StandingPromise:
         if promised != (call.slo, call.objective, call.group):  # a copy takes a few microseconds
             slo, objective, group = promised
             call = replace(call, slo=slo, objective=objective, group=group)
-        return replace(delivery, call=call, handle=handle)
+        return msgspec.structs.replace(delivery, call=call, handle=handle)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
 from starlette.types import Message
 
 from plait.backends.errors import PlaitError
@@ -30,7 +30,7 @@ class SubmittedCall(ChainedCall):
 
     def __init__(self, runner: CallRunner, session: Session, asked: HeldSubmission) -> None:
         super().__init__(runner, session)
-        incoming = replace(asked.incoming, path=asked.submission.path)
+        incoming = msgspec.structs.replace(asked.incoming, path=asked.submission.path)
         self._asked: HeldSubmission | None = asked._replace(incoming=incoming)
 
     async def run(self, ready: ReadyCall) -> None:
@@ -41,7 +41,7 @@ class SubmittedCall(ChainedCall):
         for number, step in enumerate(submission.steps):
             body, request = submission.request(step, values, texts)
             now_s = loop_time_s()
-            incoming = replace(
+            incoming = msgspec.structs.replace(
                 sent,
                 body=body,
                 request_id=f"{self.call.call_id}.{number}" if number else self.call.call_id,
@@ -52,7 +52,7 @@ class SubmittedCall(ChainedCall):
             delivery = await self.runner.reader.read(incoming, request, promised, ready.group)
             if number == 0:
                 self.runner.executor.start(self.call, now_s)
-            generated = await self.generate(replace(delivery, continues_on=engine_id), _nobody)
+            generated = await self.generate(msgspec.structs.replace(delivery, continues_on=engine_id), _nobody)
             engine_id, texts[step.name], values[step.output.variable] = generated
 
     def take_back(self) -> bool:

@@ -54,7 +54,7 @@ def report(made: Gateway, engine: str, *, takes_objectives: bool = True) -> None
 
 def changed(delivery: Delivery, slo: Slo | None, objective: Objective | None = Objective.LATENCY) -> Delivery:
     call: Call = replace(delivery.call, slo=slo, objective=objective)
-    return replace(delivery, call=call)
+    return msgspec.structs.replace(delivery, call=call)
 
 
 class Running:
@@ -155,7 +155,7 @@ async def test_only_news_for_the_engine_is_told() -> None:
         await until_stuck()
         (delivery,) = running.deliveries
         made.relay.refine(changed(delivery, Slo(), None))
-        made.relay.refine(changed(replace(delivery, handle="other"), LATENCY))
+        made.relay.refine(changed(msgspec.structs.replace(delivery, handle="other"), LATENCY))
         await until_stuck()
         assert told(http) == []
         await running.end()

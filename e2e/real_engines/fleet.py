@@ -86,7 +86,7 @@ def new_gateway(
     """A gateway over these engines that places by `policy`; not started yet."""
     port = free_port()
     config = {
-        "server": {"port": port},
+        "server": {"port": port, "drain_delay_s": 0},  # no load balancer has to notice its end
         "upstream": {"report_wait_ms": 100, "probe_interval_s": 0.05, "probe_max_interval_s": 0.1},
         "placement": {"policy": policy},
         "models": [{"name": MODEL, "tokenizer": str(model)}],

@@ -25,7 +25,7 @@ FITTING_SET_TOKENS: Final = 3 * KV_TOKENS // 2
 @pytest.fixture(scope="module")
 def calls(kind: EngineKind) -> list[WorkloadCall]:
     """Calls on built-in texts that keep the engines evicting."""
-    return workload(None, EVICTING_SET_TOKENS, 3 * CALLS, seed=3, sizes=kind.documents)
+    return workload(None, EVICTING_SET_TOKENS, 4 * CALLS, seed=3, sizes=kind.documents)
 
 
 def share_predicted(answers: Sequence[Answer]) -> float:

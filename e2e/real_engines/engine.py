@@ -226,8 +226,10 @@ class EngineKind:
     documents: DocumentSizes
     placed_documents: DocumentSizes
     """Those that show what placement saves."""
+    agents: int
+    """How many recorded trajectories are continued."""
     agent_examples: int
-    """How many recorded trajectories are in all prompts of agents, as ReAct's prompts have some."""
+    """How many more are in all prompts of agents, as ReAct's prompts have some."""
     kept_blocks: int
     """KV blocks that it keeps for itself."""
     embedding: Sequence[str] = ()

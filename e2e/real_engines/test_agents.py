@@ -14,8 +14,6 @@ from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
 
 CONCURRENCY: Final = 8
-AGENTS: Final = 60
-"""Some 240 calls, which keep both engines evicting."""
 
 
 @pytest.mark.parametrize("prompts", ["token ids", "texts"])
@@ -30,7 +28,7 @@ def test_agents_find_what_one_infinite_cache_would_have(
     before = {name: engine.cache_state() for name, engine in fleet.engines.items()}
     agents = run_agents(
         fleet.gateway,
-        load_trajectories(traces)[: kind.agent_examples + AGENTS],
+        load_trajectories(traces)[: kind.agent_examples + kind.agents],
         kind.agent_examples,
         CONCURRENCY,
         with_ids=prompts == "token ids",

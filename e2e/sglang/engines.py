@@ -123,6 +123,7 @@ KIND: Final = EngineKind(
     overtaken_tokens=4_000,
     documents=DocumentSizes(characters=3_000, of_a_text=9, shared_tokens=1_600, output_tokens=2),
     placed_documents=DocumentSizes(characters=6_000, of_a_text=1, shared_tokens=2_500, output_tokens=2),
+    agents=60,
     agent_examples=0,
     kept_blocks=0,
 )

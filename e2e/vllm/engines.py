@@ -128,6 +128,7 @@ KIND: Final = EngineKind(
     overtaken_tokens=6_000,
     documents=_DOCUMENTS,
     placed_documents=_DOCUMENTS,
+    agents=98,
     agent_examples=2,
     kept_blocks=1,
     embedding=("--runner", "pooling", "--convert", "embed"),

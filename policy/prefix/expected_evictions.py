@@ -2,7 +2,7 @@
 
 They are expected anew with each report. It shows which blocks of these prompts the engine has stored already, how much
 room is left, and what was really evicted. A prompt that is booked after a report counts from the next one on. Engines
-report between iterations, and mostly begin such a prompt together with the calls that come soon after it.
+report between iterations, and often begin such a prompt together with the calls that come soon after it.
 """
 
 from __future__ import annotations

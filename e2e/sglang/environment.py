@@ -1,7 +1,8 @@
 """The environment of real SGLang: `.venv-sglang`. `python -m e2e.sglang.environment` builds it if it is not up to date.
 
-SGLang's wheel is for GPUs. Its CPU path needs few of its dependencies, and stand-ins for what it imports and does not
-call (`cpu_stand_ins`). No file of SGLang is changed.
+SGLang's wheel is for GPUs. Its CPU path needs few of its dependencies, and stand-ins (`cpu_stand_ins`): for what it
+imports and does not call, and for attention, whose plain version costs a chunk the square of the whole context. No file
+of SGLang is changed.
 """
 
 from __future__ import annotations

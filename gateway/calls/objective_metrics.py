@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from plait.gateway.calls.exchange import Exchange
+from plait.gateway.metrics import FastCounter
 
 
 class ObjectiveMetrics:
@@ -14,16 +15,12 @@ class ObjectiveMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ["model", "tenant", "objective"]
-        self._slo = Counter(
-            "plait_slo_calls",
-            "Calls with this SLO, by whether it was met",
-            [*labels, "slo", "met"],
-            registry=registry,
+        self._slo = FastCounter(
+            "plait_slo_calls", "Calls with this SLO, by whether it was met", [*labels, "slo", "met"]
         )
-        self._good_by: dict[tuple[str, str, str], Counter] = {}
-        self._good = Counter(
-            "plait_good_calls", "Calls that met all their SLOs: the rate is the goodput", labels, registry=registry
-        )
+        self._good = FastCounter("plait_good_calls", "Calls that met all their SLOs: the rate is the goodput", labels)
+        registry.register(self._slo)
+        registry.register(self._good)
 
     def ended(self, exchange: Exchange, now_s: float, *, answered: bool) -> None:
         """A call was answered, or its engine failed it."""
@@ -33,12 +30,9 @@ class ObjectiveMetrics:
         for slo, limit_s, taken_s in _times(exchange, now_s):
             met = answered and taken_s <= limit_s
             met_all &= met
-            self._slo.labels(*labels, slo, "yes" if met else "no").inc()
+            self._slo.of(*labels, slo, "yes" if met else "no").inc()
         if met_all:
-            good = self._good_by.get(labels)
-            if good is None:
-                good = self._good_by[labels] = self._good.labels(*labels)
-            good.inc()
+            self._good.of(*labels).inc()
 
 
 def _times(exchange: Exchange, now_s: float) -> Iterator[tuple[str, float, float]]:

@@ -9,24 +9,27 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from plait.gateway.metrics import FastHistogram
 from plait.gateway.programs.consequences import Job
 from plait.gateway.programs.executor import Executor
 from plait.policy.types import Slo
 
 JCT_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-HOLD_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+HOLD_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class ProgramMetrics:
     """Counters and histograms that chained calls update."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._hold = Histogram(
+        hold = FastHistogram(
             "plait_hold_seconds",
             "Time from the arrival of a call with inputs until all of them have values",
-            buckets=HOLD_BUCKETS_S,
-            registry=registry,
+            (),
+            HOLD_BUCKETS_S,
         )
+        registry.register(hold)
+        self._hold = hold.of()
         self._retries = Counter(
             "plait_calls_restarted",
             "Retries of chained calls, by the engine that failed",

@@ -38,9 +38,6 @@ class Floor(NamedTuple):
     slowness: float
 
 
-IDLE = Floor(0.0, 0.0, 0.0, 0.0, 0.0, 0, 1.0)
-
-
 @dataclass(slots=True, eq=False)
 class EngineView:
     """One engine's figures. The router owns and updates them; the policies read them.
@@ -50,7 +47,7 @@ class EngineView:
     `calls`, with half of the expected answer each. `batch_tokens` is the token budget of an iteration.
     `urgent_first` says that its local scheduler serves calls with a TTFT first. `computed_s` is what all prompts so far
     have added to iterations, by the cost model. `pace` measures how fast the engine is, and `slowness` is its latest
-    figure. `floor` follows from all of these.
+    figure. `floor` follows from all of these (None: it was not read since they changed).
     """
 
     engine_id: str
@@ -66,7 +63,7 @@ class EngineView:
     computed_s: float = 0.0
     pace: Pace = field(default_factory=Pace)
     slowness: float = 1.0
-    floor: Floor = IDLE
+    floor: Floor | None = None
     _lost: list[tuple[float, float]] = field(default_factory=list)
 
     # What changes.
@@ -136,6 +133,21 @@ class EngineView:
         """Seconds of an iteration in which all calls decode, at least one, by the cost model."""
         return self.cost_model.decode_iteration_s(max(1, self.calls), self.context_tokens)
 
+    def find_floor(self) -> Floor:
+        """What a new call costs here at least. It is computed when it is needed: a small fleet needs none."""
+        queue = self.queue
+        waits = not queue.is_empty and not queue.may_expire
+        self.floor = Floor(
+            self.drain_s(queue.tokens) + queue.attention_s if waits else 0.0,
+            queue.head_s,
+            queue.most_progress_s if waits else 0.0,
+            self.iteration_s,
+            1 + LEFT_SHARE * self.calls if self.cost_model.deepens(self.context_tokens) else 0.0,
+            self.calls,
+            self.slowness,
+        )
+        return self.floor
+
     def queue_s(self, now_s: float, *, is_urgent: bool = False) -> float:
         """Seconds until the prompts that wait here are computed, by the cost model.
 
@@ -169,14 +181,4 @@ class EngineView:
         self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
 
     def _changed(self) -> None:
-        queue = self.queue
-        waits = not queue.is_empty and not queue.may_expire
-        self.floor = Floor(
-            self.drain_s(queue.tokens) + queue.attention_s if waits else 0.0,
-            queue.head_s,
-            queue.most_progress_s if waits else 0.0,
-            self.iteration_s,
-            1 + LEFT_SHARE * self.calls if self.cost_model.deepens(self.context_tokens) else 0.0,
-            self.calls,
-            self.slowness,
-        )
+        self.floor = None

@@ -85,7 +85,8 @@ def _by_floor(asked: Asked, situation: Situation, engines: Sequence[EngineView])
     waits = asked.ttft_s == inf  # an engine may serve an urgent call before all that wait
     heap = []
     for place, engine in enumerate(engines):
-        queue_s, head_s, most_progress_s, iteration_s, deepening, calls, slowness = engine.floor
+        floor = engine.floor or engine.find_floor()
+        queue_s, head_s, most_progress_s, iteration_s, deepening, calls, slowness = floor
         prefill_s, added_s = prefills[levels[place]]
         least_s = output_tokens * iteration_s + deeper_s * deepening + added_s * calls + prefill_s
         if waits and queue_s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Objective(StrEnum):
@@ -15,8 +15,7 @@ class Objective(StrEnum):
     THROUGHPUT = "throughput"
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
+class Slo(NamedTuple):
     """A call's promised times, in seconds; None where no time was promised.
 
     TTFT and JCT count from when the call is ready. TPOT counts from the first token, for each token after it.
@@ -29,6 +28,10 @@ class Slo:
     def from_zero(self, age_s: float) -> Slo:
         """The same promise for times that count from `age_s` seconds earlier."""
         return Slo(_later(self.ttft_s, age_s), self.tpot_s, _later(self.jct_s, age_s))
+
+
+NO_SLO: Final = Slo()
+"""No time was promised."""
 
 
 def _later(time_s: float | None, seconds: float) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -70,7 +70,7 @@ def in_emulated_time(annotations: EngineAnnotations, time_scale: float) -> Engin
     """Convert annotations from real to emulated time. `time_scale` emulated seconds pass in a real second."""
     slo = annotations.slo
     if slo is not None:
-        slo = Slo(*(None if real_s is None else real_s * time_scale for real_s in astuple(slo)))
+        slo = Slo(*(None if real_s is None else real_s * time_scale for real_s in slo))
     return replace(annotations, age_s=annotations.age_s * time_scale, slo=slo)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from plait.policy.types import Objective, Slo
+from plait.policy.types import NO_SLO, Objective, Slo
 
 _log = logging.getLogger("vllm.plait")
 """A child of vLLM's logger, so that vLLM's handlers print it. In other engines the root's handlers do."""
@@ -57,7 +57,7 @@ def to_parameters(annotations: EngineAnnotations) -> dict[str, str | float]:
     Times are in milliseconds, rounded to the microsecond. An objective under half a microsecond becomes 0, which
     readers ignore.
     """
-    slo = annotations.slo or Slo()
+    slo = annotations.slo or NO_SLO
     told: dict[str, str | float | None] = {
         _AGE: _ms(annotations.age_s),
         _CACHED_TOKENS: annotations.cached_tokens,

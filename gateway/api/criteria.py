@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from plait.policy.programs.objectives_marks import Mark
-from plait.policy.types import Objective, Slo
+from plait.policy.types import NO_SLO, Objective, Slo
 
 Milliseconds = Annotated[float, Meta(gt=0, le=1e12)]
 
@@ -32,4 +32,4 @@ Criteria = Objective | Figures
 def mark_of(criteria: Criteria | None) -> Mark | None:
     """The objective that a get with these criteria asks for; None if it asks for none."""
     mark = criteria.slo() if isinstance(criteria, Figures) else criteria
-    return None if mark == Slo() else mark
+    return None if mark == NO_SLO else mark

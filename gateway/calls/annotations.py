@@ -17,7 +17,7 @@ import msgspec
 from plait.backends.errors import CallerError
 from plait.gateway.calls.condition import ACCEPTED, Condition, read_condition
 from plait.gateway.calls.names import SESSION_ID, VARIABLE_NAME
-from plait.policy.types import Objective, Slo
+from plait.policy.types import NO_SLO, Objective, Slo
 
 _HEADER_PREFIX = "plait-"
 _BODY_PREFIX = "plait."
@@ -50,7 +50,7 @@ class Annotations(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...] = ()
     output: OutputVariable | None = None
     when: Condition | None = None
-    slo: Slo = Slo()
+    slo: Slo = NO_SLO
     objective: Objective | None = None
     session_objective: Objective | None = None
     priority: int = 0

@@ -25,7 +25,7 @@ from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.journey import Journey
 from plait.gateway.fleet.router import Router
 from plait.gateway.supervision import Supervisor
-from plait.policy.types import Call, Slo
+from plait.policy.types import NO_SLO, Call
 
 ANSWER_DEADLINE_S = 5.0
 """An engine answers between two iterations. A change that is older than this is of little use."""
@@ -76,7 +76,7 @@ class ChangedObjectives:
         if exchange is None or exchange.ended is not None:
             return
         self._router.refine(exchange.booking, call)
-        if (before.slo or Slo(), before.objective) != (call.slo or Slo(), call.objective):
+        if (before.slo or NO_SLO, before.objective) != (call.slo or NO_SLO, call.objective):
             assert delivery.handle is not None
             self._tell(exchange.engine_id, delivery.handle, call)
 

@@ -14,7 +14,7 @@ from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session
 from plait.gateway.timer import At
 from plait.policy.programs.objectives import NOTHING, Deduction
-from plait.policy.types import Slo
+from plait.policy.types import NO_SLO
 
 
 class Gathering:
@@ -33,7 +33,7 @@ class Gathering:
         """
         if not self._moment_s or not call.outputs or call.is_native:
             return False
-        if call.objective is not None or call.slo not in (None, Slo()):
+        if call.objective is not None or call.slo not in (None, NO_SLO):
             return False
         if not _is_open(session.deductions.of(call.call_id)):
             return False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from secrets import token_hex
 
 import msgspec
 
@@ -13,7 +13,7 @@ from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.held_call import Promise
-from plait.policy.types import Slo
+from plait.policy.types import NO_SLO, Slo
 
 SHORTEST_JCT_S = 0.001
 """A step's JCT if the call's time is used up already."""
@@ -47,7 +47,7 @@ class StandingPromise:
     @contextmanager
     def delivering(self, delivery: Delivery) -> Iterator[None]:
         """The delivery is on its way in the block."""
-        self._delivery = self._renewed(delivery, uuid.uuid4().hex)
+        self._delivery = self._renewed(delivery, token_hex(16))
         try:
             yield
         finally:
@@ -55,7 +55,7 @@ class StandingPromise:
 
     def annotated(self, annotations: Annotations, zero_s: float) -> Annotations:
         """The client's annotations, with what a step is promised whose times count from `zero_s`."""
-        slo = self.slo_from(zero_s) or Slo()
+        slo = self.slo_from(zero_s) or NO_SLO
         return msgspec.structs.replace(annotations, slo=slo, objective=self._promise.objective)
 
     def slo_from(self, zero_s: float) -> Slo | None:
@@ -69,13 +69,13 @@ class StandingPromise:
         since_s = max(zero_s, promised_s)
         if slo.jct_s is not None:
             left_s = promised_s + slo.jct_s - since_s
-            slo = replace(slo, jct_s=max(SHORTEST_JCT_S, left_s / self.steps_left))
+            slo = slo._replace(jct_s=max(SHORTEST_JCT_S, left_s / self.steps_left))
         return slo.from_zero(since_s - zero_s)
 
     def _renewed(self, delivery: Delivery, handle: str | None) -> Delivery:
         """The delivery under this handle, with what the call is promised now."""
         call, promise = delivery.call, self._promise
-        promised = (self.slo_from(delivery.arrived_s) or Slo(), promise.objective, promise.group)
+        promised = (self.slo_from(delivery.arrived_s) or NO_SLO, promise.objective, promise.group)
         if promised != (call.slo, call.objective, call.group):  # a copy takes a few microseconds
             slo, objective, group = promised
             call = replace(call, slo=slo, objective=objective, group=group)

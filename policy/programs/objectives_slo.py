@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from plait.policy.programs.objectives import Deduction
-from plait.policy.types import Objective, Slo
+from plait.policy.types import NO_SLO, Objective, Slo
 
 LATENCY_SLO: Final = Slo(ttft_s=1.0, tpot_s=0.040)
 """The SLO of a deduced latency call. Parrot's evaluation (section 8.1) limits latency-sensitive calls to 40 ms a token.
@@ -38,7 +38,7 @@ def slo_of(
     from `slowest_s`, the longest predicted time of the group's calls, each alone on an engine. For any other latency
     call, the default is `latency`.
     """
-    if own is not None and own != Slo():
+    if own is not None and own != NO_SLO:
         return own
     if deduction.objective is not Objective.LATENCY:
         return None
@@ -47,6 +47,6 @@ def slo_of(
         tpot_s=None if asked is None else asked.tpot_s,
         jct_s=share_s if share_s is not None and share_s > 0 else None,
     )
-    if explicit != Slo():
+    if explicit != NO_SLO:
         return explicit
     return latency if deduction.group is None else Slo(jct_s=GROUP_STRETCH * slowest_s)

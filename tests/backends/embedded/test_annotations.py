@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import astuple
 from typing import Any
 
 import httpx
@@ -71,7 +70,7 @@ async def test_a_call_carries_what_it_was_promised(monkeypatch: pytest.MonkeyPat
     }
     call = await received(monkeypatch, annotations)
     assert call.slo is not None
-    assert astuple(call.slo) == pytest.approx((0.2 * TIME_SCALE, 0.05 * TIME_SCALE, 9.0 * TIME_SCALE))
+    assert call.slo == pytest.approx((0.2 * TIME_SCALE, 0.05 * TIME_SCALE, 9.0 * TIME_SCALE))
     assert (call.objective, call.priority) == (Objective.LATENCY, -2)
     assert call.received_s is not None
     assert call.received_s - call.arrived_s == pytest.approx(1.5 * TIME_SCALE)

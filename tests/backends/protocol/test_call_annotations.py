@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -72,7 +72,7 @@ writable = st.builds(
 
 def in_microseconds(said: EngineAnnotations) -> EngineAnnotations:
     """As exact as times travel: what is read differs from what was written by a rounding error of floats."""
-    slo = said.slo and Slo(*(time_s and round(time_s * 1e6) for time_s in astuple(said.slo)))
+    slo = said.slo and Slo(*(time_s and round(time_s * 1e6) for time_s in said.slo))
     return replace(said, age_s=round(said.age_s * 1e6), slo=slo)
 
 

@@ -161,8 +161,7 @@ class Consequences:
         """Forget a call that has ended."""
         session = self.homes.pop(call)
         del session.calls[call.call_id]
-        session.account(-call.held_bytes)
-        session.hold(-call.forget_text())
+        session.hold(-call.held_bytes - call.forget_text())
         self._gathering.drop(call)
         self.holds.drop(call)
 

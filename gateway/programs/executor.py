@@ -69,7 +69,7 @@ class Executor:
         self._after.predict(call)
         session.calls[call.call_id] = call
         self._after.homes[call] = session
-        session.account(call.held_bytes)
+        session.hold(call.held_bytes)
         self._after.apply(session, effects, now_s)
         if call in self._after.homes:
             self._after.holds.add(session, call, now_s)
@@ -134,7 +134,7 @@ class Executor:
         session.values[output.variable] = value
         begun_s = [session.made[name].begun_s for name in call.inputs if name in session.made]
         session.made[output.variable] = Made(min((call.arrived_s, *begun_s)), was_cut)
-        session.account(size_bytes)
+        session.hold(size_bytes)
         call.produced += 1
         self._after.apply(session, effects, now_s)
 

@@ -131,13 +131,12 @@ class Session:
                 self.graph.forget(name)
                 del self.outputs[name]
 
-    def account(self, more_bytes: int = 0) -> None:
-        """Update the tenant's totals. The held texts and bodies have grown by `more_bytes`."""
+    def account(self) -> None:
+        """Bring the tenant's variables and waiting calls up to date with the graph."""
         view, tenant = self.graph.view, self.tenant
         tenant.variables += view.variables - self._variables
         tenant.waiting_calls += view.waiting_calls - self._waiting_calls
         self._variables, self._waiting_calls = view.variables, view.waiting_calls
-        self.hold(more_bytes)
 
     def hold(self, more_bytes: int, *, is_answer: bool = False) -> None:
         """The held texts, bodies and recorded answers have grown by `more_bytes`."""
@@ -152,7 +151,8 @@ class Session:
 
         The JCT counts from the first arrival among the unfinished calls that the variable needs.
         """
-        for variable, waiting in self.getters.items():
+        for variable in self.deductions.paths.timed:
+            waiting = self.getters.get(variable, ())
             getters = [getter for getter in waiting if getter.jct_s is not None and getter.since_s is None]
             if getters and self.state_of(variable) is VariableState.PENDING:
                 since_s = min(self.calls[call_id].arrived_s for call_id in self.deductions.paths.upstream(variable))

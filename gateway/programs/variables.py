@@ -55,7 +55,7 @@ class Variables:
             raise refused(error) from error
         session.values[variable] = value
         session.outputs[variable] = None
-        session.account(size_bytes)
+        session.hold(size_bytes)
         self._after.apply(session, effects, now_s)
 
     def set_failed(

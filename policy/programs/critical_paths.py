@@ -12,7 +12,7 @@ only with calls and links, not with time. They are kept from event to event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from plait.policy.programs.objectives_marks import Marks
@@ -38,6 +38,11 @@ class CriticalPaths:
         self._below_s: dict[str, dict[str, float]] = {}  # by call and variable
         self._waits: dict[str, int] = {}  # by call: its links to producers; only calls that have some
         self._touched: set[str] = set()
+
+    @property
+    def timed(self) -> Collection[str]:
+        """The variables that somebody waits for with an end-to-end time."""
+        return self._marks.timed
 
     def upstream(self, variable: str) -> Iterator[str]:
         """The calls that a timed variable still needs; empty if no call produces it."""

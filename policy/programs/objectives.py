@@ -140,7 +140,7 @@ class Deductions:
             self._marks.answer(failed.variable)
         for ended in effects.ended:
             changed |= dict.fromkeys(self._drop(ended.call_id))
-        return self._settle(changed)
+        return self._settle(changed) if changed else ()
 
     def _known(self, call_id: str) -> None:
         if call_id not in self._graph:

@@ -18,6 +18,9 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Strea
 from plait.policy.types import Call, Placement
 
 Fields = dict[str, msgspec.Raw]
+FIELDS: Final = msgspec.json.Decoder(Fields)
+"""Reads the fields of a body. It is made once: msgspec looks at such a type anew for each `decode` with it."""
+_OBJECT: Final = msgspec.json.Decoder(Fields | None)
 
 _PARAMETERS: Final[Mapping[EngineKind, str]] = {
     "embedded": "vllm_xargs",
@@ -25,6 +28,7 @@ _PARAMETERS: Final[Mapping[EngineKind, str]] = {
     "sglang": "custom_params",
 }
 """The field in which an engine takes extra parameters."""
+_PARAMETER_NAMES: Final = sorted(set(_PARAMETERS.values()))
 
 _WHOLE_ONLY = frozenset(
     (
@@ -41,7 +45,7 @@ def as_stream(
     body: bytes, request: ChatRequest | CompletionRequest
 ) -> tuple[bytes, ChatRequest | CompletionRequest] | None:
     """The same request for a stream with its usage; None if it has a field for which engines have no stream."""
-    fields = msgspec.json.decode(body, type=Fields)
+    fields = FIELDS.decode(body)
     if any(bytes(fields[name]) not in _UNSET for name in _WHOLE_ONLY & fields.keys()):
         return None
     options = StreamOptions(include_usage=True)
@@ -88,7 +92,7 @@ class ForwardedBody:
         """The body, for any engine."""
         if self.renamed is None and not self.has_own_field:
             return self.original
-        fields = msgspec.json.decode(self.original, type=Fields)
+        fields = FIELDS.decode(self.original)
         fields.pop("plait", None)
         if self.renamed is not None:
             fields["model"] = _raw(self.renamed)
@@ -120,11 +124,11 @@ class OutgoingBody:
         """The body for an engine."""
         request = self.request
         salted = self.cache_salt != request.cache_salt
-        speaks_for_us = [name for name in sorted(set(_PARAMETERS.values())) if _has_annotations(getattr(request, name))]
+        speaks_for_us = [name for name in _PARAMETER_NAMES if _has_annotations(getattr(request, name))]
         changes = self.withholds_usage or salted or self.renames or request.plait is not None or speaks_for_us
         if kind is None and not changes:
             return self.original
-        fields = msgspec.json.decode(self.original, type=Fields)
+        fields = FIELDS.decode(self.original)
         for name in speaks_for_us:
             fields[name] = _raw({key: raw for key, raw in _object(fields[name]).items() if not is_annotation(key)})
         fields.pop("plait", None)
@@ -185,7 +189,7 @@ def _merged(present: msgspec.Raw | None, more: dict[str, Any]) -> msgspec.Raw:
 
 
 def _object(present: msgspec.Raw | None) -> Fields:
-    return (msgspec.json.decode(present, type=Fields | None) if present is not None else None) or {}
+    return (None if present is None else _OBJECT.decode(present)) or {}
 
 
 def _raw(value: object) -> msgspec.Raw:

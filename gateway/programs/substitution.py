@@ -11,6 +11,7 @@ import msgspec
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.chat_messages import TEXT_KEYS
 from plait.gateway.calls.names import VARIABLE_NAME
+from plait.gateway.calls.outgoing import FIELDS
 
 PLACEHOLDER = re.compile(rf"\{{\{{\s*({VARIABLE_NAME})\s*\}}\}}")
 
@@ -29,7 +30,7 @@ def fill_in(
         if isinstance(request, ChatRequest)
         else ("prompt", _texts(request.prompt, values))
     )
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    fields = FIELDS.decode(body)
     fields[name] = msgspec.Raw(msgspec.json.encode(filled))
     return msgspec.json.encode(fields), msgspec.structs.replace(request, **{name: filled})
 

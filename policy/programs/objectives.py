@@ -30,8 +30,8 @@ ended is not in the graph. The last call left of a group becomes a latency call,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from plait.policy.programs.critical_paths import CriticalPaths
 from plait.policy.programs.objectives_marks import Mark, Marks
@@ -43,8 +43,7 @@ from plait.policy.programs.request_graph_view import RequestGraphView
 from plait.policy.types import Objective, Slo
 
 
-@dataclass(frozen=True, slots=True)
-class Deduction:
+class Deduction(NamedTuple):
     """A call's deduced objective (Parrot, 5.2): `objective` is None if no get and no annotation reaches the call.
 
     `stage` is the number of calls after it on the longest path to the awaited call; None unless it is a latency call.
@@ -178,7 +177,8 @@ class Deductions:
                     queued.add(producer)
                     heappush(heap, (-graph.rank(producer), producer))
         for call_id in tuple(moved):
-            moved |= dict.fromkeys(self._stages.move(call_id, self._needs.stage(call_id)))
+            for other in self._stages.move(call_id, self._needs.stage(call_id)):
+                moved[other] = None
         return tuple(call_id for call_id in moved if self._deduce(call_id))
 
     def _deduce(self, call_id: str) -> bool:

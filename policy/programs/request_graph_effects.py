@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from plait.policy.programs.request_graph_state import CallState, Cause
@@ -30,8 +29,7 @@ class Link(NamedTuple):
     consumer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
+class Effects(NamedTuple):
     """The changes that one event made, each in a deterministic order.
 
     `ready` calls are in the order in which they were added. `ended` and `variables_failed` begin with the call that

@@ -38,7 +38,7 @@ class VariableNode:
 
     def enter(self, event: VariableEvent) -> None:
         """Go to the state after `event`, or raise `GraphTransitionError`."""
-        self.state = next_state(VARIABLE_TRANSITIONS, self.state, event, f"variable {self.name!r}")
+        self.state = next_state(VARIABLE_TRANSITIONS, self.state, event, "variable", self.name)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
@@ -73,7 +73,7 @@ class CallNode:
 
     def enter(self, event: CallEvent) -> None:
         """Go to the state after `event`, or raise `GraphTransitionError`."""
-        self.state = next_state(CALL_TRANSITIONS, self.state, event, f"call {self.call_id!r}")
+        self.state = next_state(CALL_TRANSITIONS, self.state, event, "call", self.call_id)
 
     @property
     def unset(self) -> tuple[VariableNode, ...]:

@@ -75,11 +75,11 @@ State = TypeVar("State", CallState, VariableState)
 Event = TypeVar("Event", CallEvent, VariableEvent)
 
 
-def next_state(table: Mapping[tuple[State, Event], State], state: State, event: Event, subject: str) -> State:
-    """The state after `event`. Raises `GraphTransitionError` with `subject` if the table has no such transition."""
+def next_state(table: Mapping[tuple[State, Event], State], state: State, event: Event, kind: str, name: str) -> State:
+    """The state after `event`. Raises `GraphTransitionError` with `kind` and `name` if there is no such transition."""
     after = table.get((state, event))
     if after is None:
-        raise GraphTransitionError(f"{subject} is {state}: event {str(event)!r} is not allowed in this state")
+        raise GraphTransitionError(f"{kind} {name!r} is {state}: event {str(event)!r} is not allowed in this state")
     return after
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, cast
 
@@ -89,9 +89,11 @@ class Driver:
         busy = scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.last_batch or scheduler.chunked_req
         return self.clock.tick(idle=not busy)
 
-    def ticked(self, tick: Tick) -> None:
-        """The leading rank's tick has arrived."""
-        for duration_s in self.clock.ticked(tick):
+    def ticked(self, ticks: Sequence[Tick]) -> None:
+        """A step begins, with the leading rank's tick; without one, the engine was idle."""
+        if not ticks:
+            self.clock.rested()
+        for duration_s in (duration_s for tick in ticks for duration_s in self.clock.ticked(tick)):
             work = self._unmeasured.popleft()
             if self._measuring is not None and work:
                 self._measuring.observe(duration_s, work)
@@ -108,7 +110,7 @@ class Driver:
 
     def _received(self, request: Any) -> None:
         annotations = self.annotations.read(request.sampling_params.custom_params)
-        call = sglang_call(request, annotations, self.clock.now_s, next(self._sequence), self.observer)
+        call = sglang_call(request, annotations, self.clock.received_s, next(self._sequence), self.observer)
         request.plait_call = call
         self._attainment.received(call.call_id, call)
         self._refinable.received(call.call_id, call, annotations.handle)

@@ -68,8 +68,8 @@ class PlannedScheduler(_SglangScheduler):
 
     def process_input_requests(self, recv_reqs: list[Any]) -> None:
         """A step's requests have arrived, with the tick among them."""
-        for tick in (request for request in recv_reqs if isinstance(request, Tick)):
-            self.plait.ticked(tick)
+        ticks = [request for request in recv_reqs if isinstance(request, Tick)]
+        self.plait.ticked(ticks)
         super().process_input_requests([request for request in recv_reqs if not isinstance(request, Tick)])
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:

@@ -28,6 +28,7 @@ class StepClock:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now_s = 0.0
+        self._step_s = 0.0
         self._clock = clock
         self._said_s = 0.0
         self._looked_s = clock()
@@ -37,6 +38,11 @@ class StepClock:
     def present_s(self) -> float:
         """The time that a tick would have now."""
         return self._said_s + self._clock() - self._looked_s
+
+    @property
+    def received_s(self) -> float:
+        """When the requests of this step reached the engine, on average: SGLang reads them between steps only."""
+        return self.now_s - self._step_s / 2
 
     def measured(self, duration_s: float) -> None:
         """An iteration is over. All ranks see iterations in the same order."""
@@ -52,7 +58,11 @@ class StepClock:
 
     def ticked(self, tick: Tick) -> tuple[float, ...]:
         """A tick has arrived; returns its durations."""
-        self.now_s = tick.now_s
+        self._step_s, self.now_s = tick.now_s - self.now_s, tick.now_s
         for _ in tick.durations_s[: len(self._durations_s)]:
             self._durations_s.popleft()
         return tick.durations_s
+
+    def rested(self) -> None:
+        """A step came without a tick: the engine was idle."""
+        self._step_s = 0.0

@@ -1,8 +1,8 @@
 """Short calls with a TTFT objective behind long prompts, on two real servers: the engine's scheduler against `slo`.
 
-`python -m benchmarks engine_slo [--engine vllm|sglang] [--runs N] [--json PATH]`. Both servers are up, one has load at
-a time, and runs take turns (stock, slo, slo, stock, ...); both are sent the same calls. A short call's objective is
-three times its TTFT on that server unloaded, measured just before each run.
+`python -m benchmarks engine_slo [--engine vllm|sglang] [--emulate PROFILE] [--runs N] [--json PATH]`. Both servers are
+up, one has load at a time, and runs take turns (stock, slo, slo, stock, ...); both are sent the same calls. A short
+call's objective is three times its TTFT on that server unloaded, measured just before each run.
 """
 
 from __future__ import annotations
@@ -53,14 +53,19 @@ def main() -> int:
         prog="python -m benchmarks engine_slo", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--engine", choices=ENGINES, default="vllm", help="(default: %(default)s)")
+    parser.add_argument(
+        "--emulate", metavar="PROFILE", help="have SGLang's forward passes take as long as this cost profile says"
+    )
     parser.add_argument("--runs", type=int, default=5, help="of each system (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
     arguments = parser.parse_args()
+    if arguments.emulate and arguments.engine != "sglang":
+        parser.error("only SGLang's forward passes can be emulated")
     engine = ENGINES[arguments.engine]
     if not engine.is_installed:
         print(f"skipped: `python -m e2e.{arguments.engine}.environment` builds the engine's environment")
         return 0
-    inputs, runs, by_engine = _with_servers(engine, arguments.runs)
+    inputs, runs, by_engine = _with_servers(engine, arguments.emulate, arguments.runs)
     made = list(claims(runs))
     print(_table(runs))
     shown = "none" if by_engine is None else f"{by_engine:.2f}"
@@ -81,10 +86,10 @@ def main() -> int:
     return int(not all(claim.holds for claim in made))
 
 
-def _with_servers(engine: Engine, n_runs: int) -> tuple[dict[str, Any], list[Run], float | None]:
+def _with_servers(engine: Engine, emulated: str | None, n_runs: int) -> tuple[dict[str, Any], list[Run], float | None]:
     """Start both servers, measure, stop them; returns inputs, runs and what ours reports of its SLO attainment."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        servers = new_servers(engine, Path(folder))
+        servers = new_servers(engine, Path(folder), emulated)
         _say(f"starting two servers of {engine.title} (a minute)")
         for server in servers.values():
             server.start()
@@ -92,7 +97,7 @@ def _with_servers(engine: Engine, n_runs: int) -> tuple[dict[str, Any], list[Run
         for server in servers.values():
             server.wait_until_ready()
         shape, runs = asyncio.run(_measure(servers, engine.shape, n_runs))
-        return _inputs(engine, shape, servers), runs, servers[OURS].cache_state().scheduler.slo_attainment
+        return _inputs(engine, emulated, shape, servers), runs, servers[OURS].cache_state().scheduler.slo_attainment
 
 
 async def _measure(servers: dict[str, RealEngine], shape: Shape, n_runs: int) -> tuple[Shape, list[Run]]:
@@ -150,10 +155,11 @@ def _table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _inputs(engine: Engine, shape: Shape, servers: dict[str, RealEngine]) -> dict[str, Any]:
+def _inputs(engine: Engine, emulated: str | None, shape: Shape, servers: dict[str, RealEngine]) -> dict[str, Any]:
     """What the figures depend on."""
+    computed = "on the CPU, a tiny Llama with random weights in float32"
     return {
-        "engine": f"{engine.title} on the CPU, a tiny Llama with random weights in float32",
+        "engine": f"{engine.title}, " + (computed if emulated is None else f"forward passes emulated by {emulated}"),
         "arguments": {system: " ".join(arguments_of(server)) for system, server in servers.items()},
         "workload": asdict(shape),
         "objective": f"TTFT of short calls: {OBJECTIVE:g} x the median of {UNLOADED_CALLS} unloaded ones",

@@ -53,15 +53,19 @@ ENGINES: Final = {
         sglang.KIND,
         SGLANG_ENVIRONMENT,
         f"SGLang {SGLANG}",
-        # SGLang's own default for a small accelerator.
-        flags=("--chunked-prefill-size", "2048", "--max-total-tokens", str(_KV_TOKENS)),
+        # vLLM's chunk. SGLang's own default is the same on accelerators of up to 20 GB, and longer on others.
+        # Without an accelerator, a forward pass blocks the scheduler: overlapped, results wait for the next step's end.
+        flags=(
+            *("--chunked-prefill-size", "2048", "--max-total-tokens", str(_KV_TOKENS)),
+            "--disable-overlap-schedule",
+        ),
         shape=Shape(),
     ),
 }
 
 
-def new_servers(engine: Engine, folder: Path) -> dict[str, RealEngine]:
-    """Both by name, not started yet; their logs go to `folder`."""
+def new_servers(engine: Engine, folder: Path, emulated: str | None = None) -> dict[str, RealEngine]:
+    """Both by name, not started yet; their logs go to `folder`. Forward passes are emulated by the profile, if any."""
     python, model = engine.environment.python, tiny_model()
     servers = {
         STOCK: engine.kind.stock(STOCK, python, model, folder),
@@ -69,6 +73,8 @@ def new_servers(engine: Engine, folder: Path) -> dict[str, RealEngine]:
     }
     for server in servers.values():
         server.add_flags(engine.flags)
+        if emulated is not None:
+            server.set_variable("PLAIT_EMULATED_DEVICE", emulated)
     return servers
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -170,10 +171,18 @@ def test_both_servers_have_the_same_arguments(name: str, monkeypatch: pytest.Mon
         return [argument for argument in arguments[arguments.index("--host") :] if argument != str(made[system].port)]
 
     assert from_the_host_on(STOCK) == from_the_host_on(OURS)
-    assert from_the_host_on(OURS)[-4:] == list(ENGINES[name].flags)
+    flags = list(ENGINES[name].flags)
+    assert from_the_host_on(OURS)[-len(flags) :] == flags
     ours = arguments_of(made[OURS])
     assert ours[0] == name
     assert ours[ours.index("--scheduler") + 1] == "slo"
+
+
+def test_only_sglang_is_emulated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["engine_slo", "--engine", "vllm", "--emulate", "a6000-mistral-7b"])
+    with pytest.raises(SystemExit):
+        engine_slo.main()
+    assert "only SGLang's forward passes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -61,6 +61,10 @@ class RealEngine(Server, ABC):
         """Start it with more flags; of one given twice, the last counts."""
         self.command += flags
 
+    def set_variable(self, name: str, value: str) -> None:
+        """Start it with an environment variable."""
+        self._environment[name] = value
+
     def start(self) -> None:
         """Start it in a process group of its own, so that what it starts can be ended with it.
 

@@ -85,7 +85,7 @@ class SglangServer(RealEngine):
 def stock_engine(name: str, python: Path, model: Path, folder: Path) -> SglangServer:
     """SGLang without the plugin that Plait registers in its environment; not started yet."""
     command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), *_STOCK_FLAGS]
-    return SglangServer(name, command, folder, {"SGLANG_PLUGINS": "chunk_attention"})
+    return SglangServer(name, command, folder, {"SGLANG_PLUGINS": "chunk_attention,emulated_device"})
 
 
 def unloadable_engine(name: str, python: Path, model: Path, folder: Path, *, scheduler: str) -> SglangServer:

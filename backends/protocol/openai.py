@@ -41,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Any = None
     max_tokens: Any = None
     n: Any = None
     stop: Any = None

@@ -30,6 +30,9 @@ _PARAMETERS: Final[Mapping[EngineKind, str]] = {
 """The field in which an engine takes extra parameters."""
 _PARAMETER_NAMES: Final = sorted(set(_PARAMETERS.values()))
 
+STREAM_INTERVAL: Final = 8
+"""Tokens in an event of a stream that nobody reads as it comes. vLLM sends the first token at once all the same."""
+
 _WHOLE_ONLY = frozenset(
     (
         "best_of", "use_beam_search", "prompt_logprobs", "return_hidden_states", "kv_transfer_params",
@@ -51,6 +54,13 @@ def as_stream(
     options = StreamOptions(include_usage=True)
     fields |= {"stream": _raw(True), "stream_options": _raw(options)}
     return msgspec.json.encode(fields), msgspec.structs.replace(request, stream=True, stream_options=options)
+
+
+def unhurried(request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
+    """The same request for a stream that nobody reads as it comes: vLLM sends several tokens in an event of it."""
+    if request.stream_interval is not None:
+        return request
+    return msgspec.structs.replace(request, stream_interval=STREAM_INTERVAL)
 
 
 class EngineBody(Protocol):
@@ -145,6 +155,8 @@ class OutgoingBody:
             parameters = _PARAMETERS[kind]
             fields[parameters] = _merged(fields.get(parameters), annotations)
             fields |= self._ids(kind, fields)
+            if kind == "vllm" and request.stream_interval is not None:
+                fields["stream_interval"] = _raw(request.stream_interval)
             if kind == "sglang" and (priority := whole_number(request.priority)) is not None:
                 fields["priority"] = _raw(-priority)  # SGLang serves higher ones first, vLLM lower ones
         return msgspec.json.encode(fields)

@@ -13,13 +13,16 @@ import structlog
 from starlette.types import Send
 
 from plait.backends.errors import CallerError, EngineError, LimitError, NoEngineError, PlaitError, ValueTooLargeError
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.completion_text import TextTap
 from plait.gateway.calls.delivery import Delivery, Outcome
+from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.answer_bytes import AnswerBytes
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.failure_cause import FailureCause
+from plait.gateway.programs.getter import streaming
 from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.session import Session
@@ -100,6 +103,10 @@ class ChainedCall(ABC):
         self._end(_cause_of(error), error)
         if self._task is not None:
             self._task.cancel()
+
+    def unless_watched(self, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
+        """A request for a stream. Its engine need not hurry with each token if no getter streams the next output."""
+        return request if streaming(self.session.getters, self.call.output) else unhurried(request)
 
     async def generate(self, delivery: Delivery, send: Send) -> Generated:
         """Deliver a call whose text becomes the next output's value. Raises `BrokenCallError` or `PlaitError`."""

@@ -69,7 +69,7 @@ class AnsweredCall(ChainedCall):
         values = {name: ready.values[name] for name in asked.annotations.inputs}
         body, request = fill_in(asked.incoming.body, asked.request, values)
         streamed = as_stream(body, request) if call.outputs and not request.stream else None
-        body, request = streamed or (body, request)
+        body, request = (streamed[0], self.unless_watched(streamed[1])) if streamed else (body, request)
         incoming = msgspec.structs.replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
         promised = self.promise.annotated(asked.annotations, ready.ready_s)
         delivery = await runner.reader.read(incoming, request, promised, ready.group)

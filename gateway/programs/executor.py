@@ -16,6 +16,7 @@ from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction
 from plait.gateway.programs.endings import Endings
 from plait.gateway.programs.failure_cause import CANCELLED, FailureCause
+from plait.gateway.programs.getter import streaming
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall, Made
 from plait.gateway.programs.session import Session
@@ -184,9 +185,8 @@ class Executor:
             raise session_closed(session.session_id)
 
     def _show(self, call: HeldCall) -> None:
-        """Show the text to the streaming getters of the current output, unless the output has a transform."""
+        """Show the text to the streaming getters of the current output."""
         session = self._after.homes.get(call)
-        if session is not None and call.output is not None and call.output.transform is None:
-            for getter in session.getters.get(call.output.variable, ()):
-                if getter.on_delta is not None:
-                    getter.on_delta(call.text)
+        if session is not None:
+            for on_delta in streaming(session.getters, call.output):
+                on_delta(call.text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.backends.errors import PlaitError
 from plait.gateway.programs.growing_text import GrowingText
+from plait.gateway.programs.held_call import Output
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.types import Slo
 
@@ -36,3 +37,10 @@ class Getter:
         """The seconds left of the JCT: the whole JCT before the job begins; None without a JCT."""
         jct_s = self.jct_s
         return jct_s if jct_s is None or self.since_s is None else jct_s - (now_s - self.since_s)
+
+
+def streaming(getters: Mapping[str, Sequence[Getter]], output: Output | None) -> list[Callable[[GrowingText], None]]:
+    """The `on_delta` of those `getters`, by variable, that get an output's text as it grows: none with a transform."""
+    if output is None or output.transform is not None:
+        return []
+    return [getter.on_delta for getter in getters.get(output.variable, ()) if getter.on_delta is not None]

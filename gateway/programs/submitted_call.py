@@ -49,6 +49,7 @@ class SubmittedCall(ChainedCall):
             )
             self.promise.steps_left = len(submission.steps) - number
             promised = self.promise.annotated(annotations, incoming.arrived_s)
+            request = self.unless_watched(request)
             delivery = await self.runner.reader.read(incoming, request, promised, ready.group)
             if number == 0:
                 self.runner.executor.start(self.call, now_s)

@@ -10,7 +10,7 @@ import pytest
 
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
-from plait.gateway.calls.outgoing import OutgoingBody, as_stream
+from plait.gateway.calls.outgoing import STREAM_INTERVAL, OutgoingBody, as_stream, unhurried
 from plait.policy.types import Call, Objective, Placement, PlacementReason, Slo
 
 CALL = Call("c", "m", 100, 64, ())
@@ -126,6 +126,16 @@ def test_a_request_becomes_a_stream_with_its_usage() -> None:
     outgoing = OutgoingBody(*streamed)
     assert (outgoing.withholds_usage, sent(outgoing, None)["stream"]) == (False, True)
     assert sent(outgoing, None)["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("kind", [None, "vllm", "sglang", "embedded"])
+def test_vllm_sends_several_tokens_at_a_time_of_a_stream_that_nobody_watches(kind: EngineKind | None) -> None:
+    def asked(more: bytes) -> Any:
+        body = CHAT % b',"stream":true%b' % more
+        return sent(OutgoingBody(body, unhurried(parse_request(body, ChatRequest))), kind).get("stream_interval")
+
+    assert asked(b"") == (STREAM_INTERVAL if kind == "vllm" else None)
+    assert asked(b',"stream_interval":3') == 3
 
 
 @pytest.mark.parametrize("field", ['"best_of": 3', '"use_beam_search": true', '"prompt_logprobs": 0', '"audio": {}'])

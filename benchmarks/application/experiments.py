@@ -189,7 +189,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         (*CHAINED, *CHAINERS),
         sweeps={"shared_tokens": tuple(OWN_TOKENS)},
         quick={"shared_tokens": (6_000,)},
-        seeds=10,
+        seeds=40,
         kinds=("map_reduce", "chat"),
         settings=Settings(chat_rate=4.0),
         normalised=("chat",),

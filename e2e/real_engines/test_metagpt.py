@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import pytest
@@ -36,7 +37,7 @@ ROUND_ROBIN: Final = "chained by the client, engines in turn without a gateway"
 CHAINED: Final = (PROGRAM, AT_ONCE, FOR_LATENCY)
 TIMED: Final = (PROGRAM, BY_CLIENT)
 TIMES: Final = 3
-"""These are run so often, by turns: the least time counts."""
+"""These are run so often, by turns: the median time counts."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,8 @@ def test_no_fewer_tokens_come_out_of_caches_than_when_clients_chain(
             "share cached": min(done.cached_tokens / done.prompt_tokens for done in repeated),
             "duration (s), at least": min(done.duration_s for done in repeated),
         }
-    least_s = {name: min(done.duration_s for done in runs[name]) for name in TIMED}
-    findings.at_most("MetaGPT: time as one program / chained by the client", least_s[PROGRAM] / least_s[BY_CLIENT], 1.0)
+    taken_s = {name: median(done.duration_s for done in runs[name]) for name in TIMED}
+    findings.at_most("MetaGPT: time as one program / chained by the client", taken_s[PROGRAM] / taken_s[BY_CLIENT], 1.0)
     held = [
         findings.at_least(
             f"cached prompt tokens of MetaGPT, {ours} / {theirs}",

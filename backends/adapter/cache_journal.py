@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import takewhile
+from collections.abc import Iterator
+from itertools import chain, takewhile
 
 from plait.backends.protocol.cache_state import StoredRun
 
@@ -45,12 +46,27 @@ class CacheJournal:
 
     def since(self, cursor: int | None) -> tuple[bool, list[StoredRun], list[int]]:
         """(snapshot?, stored, removed) since `cursor`. A snapshot if it is None, forgotten or in the future."""
-        if cursor is None or not self._forgotten_until <= cursor <= self.cursor:
+        if cursor is None or not self._remembers(cursor):
             return True, _runs([(block, parent) for block, (_, parent) in self._stored.items()]), []
-        fresh = takewhile(lambda item: item[1][0] > cursor, reversed(self._stored.items()))
-        stored = [(block, parent) for block, (_, parent) in fresh]
-        gone = takewhile(lambda item: item[1] > cursor, reversed(self._removed.items()))
-        return False, _runs(stored[::-1]), [block for block, _ in gone]
+        stored = [(block, parent) for block, (_, parent) in self._stored_since(cursor)]
+        return False, _runs(stored[::-1]), [block for block, _ in self._removed_since(cursor)]
+
+    def changed(self, cursor: int) -> list[int] | None:
+        """The tree blocks stored or removed since a cursor; None if it is forgotten or in the future."""
+        if not self._remembers(cursor):
+            return None
+        return [block for block, _ in chain(self._stored_since(cursor), self._removed_since(cursor))]
+
+    def _remembers(self, cursor: int) -> bool:
+        return self._forgotten_until <= cursor <= self.cursor
+
+    def _stored_since(self, cursor: int) -> Iterator[tuple[int, tuple[int, int | None]]]:
+        """The latest first."""
+        return takewhile(lambda item: item[1][0] > cursor, reversed(self._stored.items()))
+
+    def _removed_since(self, cursor: int) -> Iterator[tuple[int, int]]:
+        """The latest first."""
+        return takewhile(lambda item: item[1] > cursor, reversed(self._removed.items()))
 
 
 def _runs(blocks: list[tuple[int, int | None]]) -> list[StoredRun]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, cast
 
 from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.cache_state import KvState
@@ -13,24 +13,18 @@ from plait.backends.sglang.cache_state import CacheObserver
 from plait.policy.prefix.block_hash import chain
 from plait.policy.scheduling.local_scheduler import LocalCall
 
-_UNKNOWN: Final = -1
-"""The hash of no tree block: this call's hit was never looked up."""
-
 
 @dataclass(slots=True, eq=False)
 class SglangCall(LocalCall):
     """A request in SGLang. `order` sorts calls by arrival. `tree_blocks` are the hashes of the prompt's tree blocks.
 
-    `hit_tokens` is the last hit found; the next search starts there. `last_hit` and `first_miss` are the tree blocks on
-    both sides of its end. `seen_tokens` counts the output seen so far.
+    `hit_tokens` is the last hit found; the next search starts there. `seen_tokens` counts the output seen so far.
     """
 
     order: tuple[float, int] = field(kw_only=True)
     received_s: float = field(kw_only=True)
     tree_blocks: Sequence[int] = field(kw_only=True)
     hit_tokens: int = field(default=0, kw_only=True)
-    last_hit: int | None = field(default=_UNKNOWN, kw_only=True)
-    first_miss: int | None = field(default=None, kw_only=True)
     waits: bool = field(default=True, kw_only=True)
     admitted: bool = field(default=False, kw_only=True)
     seen_tokens: int = field(default=0, kw_only=True)
@@ -88,6 +82,14 @@ def _tree_blocks(request: Any, observer: CacheObserver) -> Sequence[int]:
         return ()
 
 
+def find_hit(call: SglangCall, stored: Container[int], granularity_tokens: int) -> int:
+    """Find the call's `hit_tokens`, and return them. The first guess is the last hit, or what the gateway expects."""
+    blocks = call.tree_blocks
+    hit = cached_blocks(len(blocks), call.hit_tokens // granularity_tokens, lambda index: blocks[index] in stored)
+    call.hit_tokens = hit * granularity_tokens
+    return call.hit_tokens
+
+
 class SchedulerFacts:
     """The EngineFacts of one SGLang scheduler. KV blocks are its pages.
 
@@ -131,15 +133,8 @@ class SchedulerFacts:
         return KvState(scheduler.max_total_num_tokens // page, int(free // page), int(cached // page))
 
     def cached_tokens(self, call: LocalCall) -> int:
-        """How many tokens of a waiting call are cached now, in whole tree blocks.
-
-        Two look-ups check whether the known hit still holds.
-        """
-        assert isinstance(call, SglangCall)
-        stored = self._stored
-        if call.first_miss in stored or (call.last_hit is not None and call.last_hit not in stored):
-            self._search(call)
-        return call.hit_tokens
+        """How many tokens of a waiting call are cached now, in whole tree blocks (see `waiting_hits`)."""
+        return cast("SglangCall", call).hit_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """How many free pages `new_tokens` more of a call take, including cached pages that no call uses yet."""
@@ -168,7 +163,8 @@ class SchedulerFacts:
 
     def stored_tokens(self, call: LocalCall) -> int:
         """How many tokens of a running call other calls can find in the cache."""
-        return self.cached_tokens(call)
+        assert isinstance(call, SglangCall)
+        return find_hit(call, self._stored, self._granularity)
 
     def block_key(self, call: LocalCall, tokens: int) -> int | None:
         """The hash of the tree block after the call's first `tokens`; None if it is not whole, or without a cache."""
@@ -182,11 +178,3 @@ class SchedulerFacts:
         assert isinstance(other, SglangCall)
         own, others = call.tree_blocks, other.tree_blocks
         return shared_blocks(own, others, min(len(own), len(others))) * self._granularity
-
-    def _search(self, call: SglangCall) -> None:
-        """Find the end of the hit. The first guess is the last known end, or the end that the gateway expects."""
-        blocks, stored = call.tree_blocks, self._stored
-        hit = cached_blocks(len(blocks), call.hit_tokens // self._granularity, lambda index: blocks[index] in stored)
-        call.hit_tokens = hit * self._granularity
-        call.last_hit = blocks[hit - 1] if hit else None
-        call.first_miss = blocks[hit] if hit < len(blocks) else None

@@ -30,6 +30,7 @@ from plait.backends.sglang.prefill_pass import NO_LIMITS
 from plait.backends.sglang.requests import Requests
 from plait.backends.sglang.settings import VARIABLE, Settings
 from plait.backends.sglang.step_clock import StepClock, Tick
+from plait.backends.sglang.waiting_hits import WaitingHits
 from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, Plan
 
 Work = list[tuple[int, int]]
@@ -75,7 +76,8 @@ class Driver:
         self._reporter = _reporter(settings, observer, self.epoch)
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self._refinable = self._reporter.refinable
-        self._requests = Requests(scheduler)
+        self._hits = WaitingHits(observer)
+        self._requests = Requests(scheduler, self._hits)
         self._batches = count()
         self._sequence = count()
         self._budget_tokens = self._facts.max_batch_tokens
@@ -124,6 +126,7 @@ class Driver:
         self._events.drain()
         running, waiting = self._requests.calls(running_batch)
         self._facts.follow_running(running)
+        self._hits.follow()
         if not running and not waiting:
             return schedule(running_batch)
         plan = self._policy.plan(

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from plait.backends.sglang.calls import SglangCall
+from plait.backends.sglang.waiting_hits import WaitingHits
 
 _ORDER = attrgetter("order")
 
@@ -18,8 +19,9 @@ class Requests:
     does not get. So if the queue is as long as what is kept, it has the same requests.
     """
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, hits: WaitingHits) -> None:
         self._scheduler = scheduler
+        self._hits = hits
         self._running: dict[SglangCall, Any] = {}
         self._waiting: dict[SglangCall, Any] = {}
         self._in_order = True
@@ -34,15 +36,19 @@ class Requests:
         latest = next(reversed(self._waiting), call)
         self._in_order = self._in_order and latest.order <= call.order
         self._waiting[call] = request
+        self._hits.queued(call)
 
     def waiting_but(self, calls: Iterable[SglangCall]) -> list[Any]:
         """The waiting requests in order of arrival, without those of `calls`."""
-        seen = set(calls)
-        return [request for call, request in self._waiting.items() if call not in seen]
+        left = self._waiting.copy()
+        for call in calls:
+            del left[call]
+        return list(left.values())
 
     def admitted(self, call: SglangCall) -> None:
         """A waiting call has begun to run."""
         del self._waiting[call]
+        self._hits.left(call)
 
     def calls(self, running_batch: Any) -> tuple[list[SglangCall], list[SglangCall]]:
         """Running calls with something to compute, and waiting calls, both in order of arrival."""
@@ -71,8 +77,10 @@ class Requests:
     def _follow_queue(self) -> None:
         queue = self._scheduler.waiting_queue
         if len(queue) != len(self._waiting):  # some were aborted
-            self._waiting = {request.plait_call: request for request in queue}
+            before, self._waiting = self._waiting, {request.plait_call: request for request in queue}
             self._in_order = False
+            for call in before.keys() - self._waiting:
+                self._hits.left(call)
         if not self._in_order:
             self._waiting = {call: self._waiting[call] for call in sorted(self._waiting, key=_ORDER)}
             self._in_order = True

@@ -79,7 +79,7 @@ def make_no_room(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
 
 def stays_in_time(moment: Moment, running: Candidate) -> bool:
     """Preempt also a call that is not urgent even once it has to start anew."""
-    again_s = chunked_execution(moment.pace)(running.context_tokens)
+    again_s = chunked_execution(moment.pace).of(running.context_tokens)
     return running.loses_nothing or running.remaining_s - again_s > moment.pace.longest_s
 
 

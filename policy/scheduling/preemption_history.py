@@ -58,7 +58,7 @@ class PreemptionHistory:
         gone = [call for call in before if call not in self._running]
         if not gone and not self._preempted_s:
             return []
-        still = set(waiting)
+        still = {*gone, *self._preempted_s}.intersection(waiting)
         for call in list(self._preempted_s):
             if call in self._running:
                 self._durations_s.append((self._iteration, now_s - self._preempted_s.pop(call)))

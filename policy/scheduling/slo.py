@@ -9,30 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
+from typing import NamedTuple
 
 from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Objective, Slo
 
-ExecutionTime = Callable[[int], float]
-"""Gives T_e, a prompt's execution time, from S_r, the prompt's tokens that are neither computed nor cached."""
+
+class ExecutionTime(NamedTuple):
+    """T_e, a prompt's execution time: `base_s`, and `chunk_s` for each `chunk_tokens` begun.
+
+    It is computed from S_r, the prompt's tokens that are neither computed nor cached.
+    """
+
+    base_s: float
+    chunk_tokens: float
+    chunk_s: float
+
+    def of(self, tokens: int) -> float:
+        """T_e of a prompt with S_r `tokens`."""
+        return self.base_s + -(-tokens // self.chunk_tokens) * self.chunk_s
 
 
 def chunked_execution(pace: Pace) -> ExecutionTime:
-    """The paper's T_e = N_ck T_max: each chunk takes as long as the longest iteration.
-
-    N_ck = ceil(S_r / L_c), the iterations that the tokens take; 1 for a decode.
-    """
-    chunk_tokens, longest_s = pace.chunk_tokens, pace.longest_s
-    return lambda tokens: (-(-tokens // chunk_tokens) or 1) * longest_s
+    """The paper's T_e = N_ck T_max, with N_ck = ceil(S_r / L_c): each chunk takes as long as the longest iteration."""
+    return ExecutionTime(0.0, pace.chunk_tokens, pace.longest_s)
 
 
 def pivot_execution(pace: Pace) -> ExecutionTime:
     """Ours: T_e at the pivot's throughput; `chunked_execution` while the pivot is not known."""
     if pace.tokens_per_s is None:
         return chunked_execution(pace)
-    shortest_s, token_s = pace.shortest_s, 1 / pace.tokens_per_s
-    return lambda tokens: shortest_s + tokens * token_s
+    return ExecutionTime(pace.shortest_s, 1, 1 / pace.tokens_per_s)
 
 
 def token_slo_s(tpot_s: float, left_s: float, expected_tokens: float) -> float:
@@ -82,7 +90,7 @@ class Objectives:
 
     def timer(self, now_s: float, pace: Pace) -> Timer:
         """A function that gives T_r and due times at `now_s`."""
-        execution_s = self.execution(pace)
+        execution_s = self.execution(pace).of
 
         def timing(call: LocalCall, slo: Slo, tokens: int) -> tuple[float, float | None]:
             due_s = self.due_s(call, slo, now_s)
@@ -103,7 +111,7 @@ class Objectives:
         Shorter iterations would not help such calls: the loss in throughput cancels the gain.
         """
         to_come = max(1.0, pace.output_tokens(call.objective) - call.output_tokens)
-        expected_s = self.execution(pace)(tokens) + to_come * pace.token_s
+        expected_s = self.execution(pace).of(tokens) + to_come * pace.token_s
         return jct_s - (now_s - call.arrived_s) - expected_s
 
     def due_s(self, call: LocalCall, slo: Slo, now_s: float) -> float | None:

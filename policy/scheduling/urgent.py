@@ -17,7 +17,7 @@ def order_by_slack(moment: Moment, candidates: Sequence[Candidate]) -> list[Cand
 
     Otherwise its progress would put it behind equal calls that wait, and all of them would be computed by turns.
     """
-    execution_s = moment.objectives.execution(moment.pace)
+    execution_s = moment.objectives.execution(moment.pace).of
 
     def slack_s(one: Candidate) -> float:
         return one.remaining_s if one.waits else one.remaining_s - execution_s(one.context_tokens)

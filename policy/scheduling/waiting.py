@@ -106,7 +106,7 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
     timed = TimedCalls()
     entries, missed, best_effort = timed.entries, timed.missed, timed.best_effort
     now_s, objectives, cached_tokens = moment.now_s, moment.objectives, moment.facts.cached_tokens
-    timing, execution_s = objectives.timer(now_s, moment.pace), objectives.execution(moment.pace)
+    timing, (base_s, chunk_tokens, chunk_s) = objectives.timer(now_s, moment.pace), objectives.execution(moment.pace)
     for call in moment.waiting:
         slo = call.slo or objectives.of(call)
         if slo is None:
@@ -114,14 +114,15 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
             continue
         cached, generated = cached_tokens(call), call.output_tokens
         tokens = call.prompt_tokens + generated - call.computed_tokens - cached
-        if generated or slo.ttft_s is None or slo.jct_s is not None:
+        ttft_s = slo.ttft_s
+        if generated or ttft_s is None or slo.jct_s is not None:
             remaining_s, due_s = timing(call, slo, tokens)
             if remaining_s == inf:
                 best_effort.append(call)
                 continue
         else:  # `timing` inlined, because most calls have a TTFT alone and wait for their first token
-            due_s = slo.ttft_s - (now_s - call.arrived_s)
-            remaining_s = due_s - execution_s(tokens)
+            due_s = ttft_s - (now_s - call.arrived_s)
+            remaining_s = due_s - (base_s + -(-tokens // chunk_tokens) * chunk_s)
         if generated or remaining_s < near_s:
             late = due_s is not None and due_s <= 0 and not generated
             if late or objectives.misses(call, slo, now_s, _soonest_s(moment, batch, tokens, cached)):

@@ -16,13 +16,13 @@ PACE = Pace(longest_s=0.2, shortest_s=0.01, chunk_tokens=500.0, tokens_per_s=500
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(1, 1), (500, 1), (501, 2), (1200, 3)])
 def test_what_is_left_takes_the_longest_iteration_a_chunk(tokens: int, chunks: int) -> None:
-    assert chunked_execution(PACE)(tokens) == pytest.approx(chunks * 0.2)
+    assert chunked_execution(PACE).of(tokens) == pytest.approx(chunks * 0.2)
 
 
 def test_or_as_long_as_at_the_pivots_throughput() -> None:
-    assert pivot_execution(PACE)(1200) == pytest.approx(0.01 + 1200 / 5000)
+    assert pivot_execution(PACE).of(1200) == pytest.approx(0.01 + 1200 / 5000)
     unknown = Pace(longest_s=0.2, shortest_s=0.0, chunk_tokens=500.0)
-    assert pivot_execution(unknown)(1200) == pytest.approx(0.6), "until a throughput is known"
+    assert pivot_execution(unknown).of(1200) == pytest.approx(0.6), "until a throughput is known"
 
 
 def test_a_prompts_remaining_time_is_its_slo_less_waiting_and_execution() -> None:

@@ -103,7 +103,8 @@ def reference(kind: EngineKind, python: Path, model: Path, folder: Path) -> Refe
 @pytest.fixture(scope="session")
 def fleet(kind: EngineKind, reference: Reference, python: Path, model: Path, folder: Path) -> Iterator[EngineFleet]:
     """Two engines with Plait inside and a gateway before them; only once the engines of `reference` have stopped."""
-    engines = {name: kind.plait(name, python, model, folder) for name in ("engine-1", "engine-2")}
+    names, flags = ("engine-1", "engine-2"), kind.log_steps
+    engines = {name: kind.plait(name, python, model, folder, flags=flags) for name in names}
     fleet = EngineFleet(new_gateway("gateway", engines, model, folder), engines)
     with ExitStack() as stack:
         fleet.start(stack)

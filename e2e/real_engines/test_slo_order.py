@@ -10,15 +10,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from openai import OpenAI
 
 from e2e.real_engines.engine import BATCH_TOKENS, MODEL, EngineKind, RealEngine, Step
-from e2e.real_engines.greedy import greedy_outputs
-from e2e.real_engines.reference import Reference
+from e2e.real_engines.fleet import EngineFleet
 from e2e.sdk import sync_client
 from e2e.servers import eventually
 
@@ -49,15 +47,9 @@ class Round:
 
 
 @pytest.fixture(scope="module")
-def engine(kind: EngineKind, reference: Reference, python: Path, model: Path, folder: Path) -> Iterator[RealEngine]:
-    """One with the `slo` scheduler; only once the engines of `reference` have stopped."""
-    engine = kind.plait("slo", python, model, folder, options=("--scheduler", "slo"), flags=kind.log_steps)
-    engine.start()
-    try:
-        engine.wait_until_ready()
-        yield engine
-    finally:
-        engine.stop()
+def engine(fleet: EngineFleet) -> RealEngine:
+    """One of the fleet's, whose local scheduler is `slo`. No other call comes to it meanwhile."""
+    return fleet.engines["engine-1"]
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +152,3 @@ def test_the_order_changes_no_token(unpromised: Round, promised: Round) -> None:
 def test_the_engine_reports_whether_promises_were_kept(engine: RealEngine, promised: Round) -> None:
     assert engine.cache_state().scheduler.slo_attainment is not None
     assert engine.cache_state().scheduler.policy == "slo"
-
-
-def test_calls_without_a_promise_say_what_a_stock_engine_says(reference: Reference, engine: RealEngine) -> None:
-    assert greedy_outputs(engine) == reference.stock

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import platform
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from itertools import accumulate
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -68,32 +69,6 @@ class Buckets:
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True)), self._sum
 
 
-class FastHistogram(Collector):
-    """A histogram by labels, whose samples are observed through `of`."""
-
-    def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
-        self._name = name
-        self._text = text
-        self._labels = labels
-        self._bounds = bounds
-        self._buckets: dict[tuple[str, ...], Buckets] = {}
-
-    def of(self, *values: str) -> Buckets:
-        """The buckets for these label values."""
-        found = self._buckets.get(values)
-        if found is None:
-            found = self._buckets[values] = Buckets(self._bounds)
-        return found
-
-    def collect(self) -> Iterator[Metric]:
-        """All samples so far."""
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for values, buckets in self._buckets.items():
-            counts, total = buckets.cumulative()
-            family.add_metric(values, counts, total)
-        yield family
-
-
 class Count:
     """One counter's value. It only grows."""
 
@@ -107,28 +82,54 @@ class Count:
         self.value += amount
 
 
-class FastCounter(Collector):
+_Counted = TypeVar("_Counted")
+
+
+class _ByLabels(Collector, Generic[_Counted]):
+    """What is counted for each combination of label values. It is looked up without a lock."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], new: Callable[[], _Counted]) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._new = new
+        self._counted: dict[tuple[str, ...], _Counted] = {}
+
+    def of(self, *values: str) -> _Counted:
+        """What is counted for these label values."""
+        found = self._counted.get(values)
+        if found is None:
+            found = self._counted[values] = self._new()
+        return found
+
+
+class FastHistogram(_ByLabels[Buckets]):
+    """A histogram by labels, whose samples are observed through `of`."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        super().__init__(name, text, labels, lambda: Buckets(bounds))
+
+    def collect(self) -> Iterator[Metric]:
+        """All samples so far."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for values, buckets in self._counted.items():
+            counts, total = buckets.cumulative()
+            family.add_metric(values, counts, total)
+        yield family
+
+
+class FastCounter(_ByLabels[Count]):
     """A counter by labels, counted through `of`. It shows what prometheus_client's own counter shows.
 
     That one takes a lock for each count and for each look-up of labels, and every call makes a dozen of them.
     """
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
-        self._name = name
-        self._text = text
-        self._labels = labels
-        self._counts: dict[tuple[str, ...], Count] = {}
-
-    def of(self, *values: str) -> Count:
-        """The count for these label values."""
-        found = self._counts.get(values)
-        if found is None:
-            found = self._counts[values] = Count()
-        return found
+        super().__init__(name, text, labels, Count)
 
     def collect(self) -> Iterator[Metric]:
         """All counts so far."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for values, count in self._counts.items():
+        for values, count in self._counted.items():
             family.add_metric(values, count.value)
         yield family

@@ -102,7 +102,7 @@ def any_number(moment: Moment) -> int:
 
 def one_until_completed(moment: Moment) -> int:
     """One long prompt starts once those that run have generated all their output."""
-    running = [*moment.prefills, *moment.decodes]
+    running = [*moment.prefills, *moment.decode_candidates]
     return 0 if any(one.call in moment.long_calls for one in running) else 1
 
 

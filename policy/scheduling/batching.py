@@ -38,6 +38,10 @@ class Candidate:
         return self.missed_slo or self.remaining_s == inf
 
 
+Decode = tuple[LocalCall, int, int]
+"""(Running call past its prompt, tokens to compute, tokens in the cache). Most plans need no more of it."""
+
+
 class Batch:
     """The calls of one iteration, and the room that is left in it.
 
@@ -113,12 +117,12 @@ class Batch:
         self._lead(candidate, tokens)
         self._limit_to_due(candidate, tokens)
 
-    def add_decodes(self, decodes: Sequence[Candidate], tokens: int, blocks: int) -> None:
+    def add_decodes(self, decodes: Sequence[Decode], tokens: int, blocks: int) -> None:
         """Compute all `decodes`, which take `tokens` and `blocks` in all."""
         self._changes += 1
         self.free_blocks -= blocks
-        self.budget.take_decodes(tokens, sum([one.context_tokens for one in decodes]))
-        self.picks.update({one.call: one.tokens for one in decodes})
+        self.budget.take_decodes(tokens, sum([context_tokens for _, _, context_tokens in decodes]))
+        self.picks |= {call: tokens for call, tokens, _ in decodes}
 
     def remove(self, candidate: Candidate) -> None:
         """Take a running call out of the batch."""

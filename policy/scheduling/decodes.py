@@ -15,8 +15,8 @@ WATERMARK_BLOCKS = 2
 def add_decodes(moment: Moment, batch: Batch) -> None:
     """Add the running decodes. While blocks are short, preempt the cheapest victim."""
     needed = moment.facts.blocks_needed
-    tokens = sum([one.tokens for one in moment.decodes])
-    blocks = sum([needed(one.call, one.tokens) for one in moment.decodes])
+    tokens = sum([tokens for _, tokens, _ in moment.decodes])
+    blocks = sum([needed(call, tokens) for call, tokens, _ in moment.decodes])
     if tokens <= moment.facts.max_batch_tokens and blocks <= batch.free_blocks:
         batch.add_decodes(moment.decodes, tokens, blocks)
     else:
@@ -25,7 +25,7 @@ def add_decodes(moment: Moment, batch: Batch) -> None:
 
 def _add_some(moment: Moment, batch: Batch) -> None:
     victims = [*moment.preemption_order]
-    for decode in sorted(moment.decodes, key=preemption_key):
+    for decode in sorted(moment.decode_candidates, key=preemption_key):
         if decode.call in batch.preempted:
             continue
         tokens = batch.budget.room(decode.tokens, decode.context_tokens)
@@ -47,7 +47,7 @@ def limit_to_tightest_slo(moment: Moment, batch: Batch) -> None:
     If the decodes alone take longer than that, prompts get `FLOOR_SHARE` all the same.
     """
     base_s = batch.budget.time_s()
-    tightest_s = moment.objectives.tightest_s([one.call for one in moment.decodes], moment.now_s, moment.pace)
+    tightest_s = moment.objectives.tightest_s([call for call, _, _ in moment.decodes], moment.now_s, moment.pace)
     if tightest_s < base_s:
         batch.floor_tokens = max(1, int(FLOOR_SHARE * moment.facts.max_batch_tokens))
     batch.limit(max(tightest_s, base_s))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from plait.policy.scheduling.batching import Candidate
+from plait.policy.scheduling.batching import Candidate, Decode
 from plait.policy.scheduling.chunking import Budget
 from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import EngineFacts, LocalCall
@@ -32,7 +32,7 @@ class Moment:
 
     now_s: float
     waiting: Sequence[LocalCall]
-    decodes: Sequence[Candidate]
+    decodes: Sequence[Decode]
     prefills: Sequence[Candidate]
     facts: EngineFacts
     settings: SloSettings
@@ -45,6 +45,11 @@ class Moment:
     arrivals_slack_s: float | None
 
     @cached_property
+    def decode_candidates(self) -> list[Candidate]:
+        """The `decodes` as candidates, for the plans that leave some out."""
+        return [Candidate(*decode, waits=False) for decode in self.decodes]
+
+    @cached_property
     def preemption_order(self) -> list[Candidate]:
         """The running calls, cheapest victim last.
 
@@ -52,12 +57,12 @@ class Moment:
         recompute first. Ties: decodes before prefills, earlier before later arrivals.
         """
         timing = self.objectives.timer(self.now_s, self.pace)
-        for decode in self.decodes:  # timed only here: most plans preempt no call
+        for decode in self.decode_candidates:  # timed only here: most plans preempt no call
             slo = self.objectives.of(decode.call)
             if slo is not None:
                 decode.remaining_s = timing(decode.call, slo, 1)[0]
                 decode.missed_slo = self.objectives.misses(decode.call, slo, self.now_s, 0.0)
-        return sorted([*self.decodes, *self.prefills], key=preemption_key)
+        return sorted([*self.decode_candidates, *self.prefills], key=preemption_key)
 
 
 def waiting_candidate(moment: Moment, call: LocalCall) -> Candidate:
@@ -76,18 +81,16 @@ def preemption_key(candidate: Candidate) -> tuple[float, float]:
 
 def split_running(
     running: Iterable[LocalCall], long_calls: Collection[LocalCall]
-) -> tuple[list[Candidate], list[Candidate]]:
+) -> tuple[list[Decode], list[Candidate]]:
     """Returns the decodes and the prefills among the running calls. A prefill is long if it started as one."""
     decodes, prefills = [], []
     for call in running:
-        computed = call.computed_tokens
-        tokens = call.prompt_tokens + call.output_tokens - computed
-        candidate = Candidate(call, tokens, computed, False)
-        if computed >= call.prompt_tokens and tokens <= DECODE_TOKENS:
-            decodes.append(candidate)
+        computed, prompt_tokens = call.computed_tokens, call.prompt_tokens
+        tokens = prompt_tokens + call.output_tokens - computed
+        if computed >= prompt_tokens and tokens <= DECODE_TOKENS:
+            decodes.append((call, tokens, computed))
         else:
-            candidate.is_long = call in long_calls
-            prefills.append(candidate)
+            prefills.append(Candidate(call, tokens, computed, waits=False, is_long=call in long_calls))
     return decodes, prefills
 
 

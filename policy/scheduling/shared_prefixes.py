@@ -68,10 +68,9 @@ def _waits(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
 
 def lead_in_flight(moment: Moment, batch: Batch) -> None:
     """A call whose prompt an engine has computed, but not yet stored, leads: its blocks can be found soon."""
-    for decode in moment.decodes:
-        if decode.call.output_tokens == 1:
-            stored_tokens = moment.facts.stored_tokens(decode.call)
-            batch.leaders.add(decode.call, stored_tokens, decode.call.prompt_tokens)
+    for call, _, _ in moment.decodes:
+        if call.output_tokens == 1:
+            batch.leaders.add(call, moment.facts.stored_tokens(call), call.prompt_tokens)
 
 
 def inherit(moment: Moment, waiting: Iterable[Candidate]) -> None:

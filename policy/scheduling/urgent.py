@@ -52,7 +52,7 @@ def _pause_decodes(moment: Moment, batch: Batch, candidate: Candidate, tokens: i
         return
     if budget.time_s(tokens, candidate.context_tokens) <= due_s:
         return
-    paused = [one for one in moment.decodes if one.call in batch.picks and _can_wait(moment, one, due_s)]
+    paused = [one for one in moment.decode_candidates if one.call in batch.picks and _can_wait(moment, one, due_s)]
     for one in paused:
         batch.remove(one)
     if budget.time_s(tokens, candidate.context_tokens) <= due_s:

@@ -7,8 +7,45 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+
+class UnsupportedEngineError(RuntimeError):
+    """The plugin cannot work with the installed engine, or with the way it was started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequiredNames:
+    """What a plugin relies on in an engine, which is installed as `package`.
+
+    `methods` are dotted names, and the first parameters that a function must take, in this order. `attributes` are
+    those that a scheduler must have once it is built. `without_plait` says how to start the engine without the plugin.
+    """
+
+    engine: str
+    package: str
+    without_plait: str
+    methods: Mapping[str, tuple[str, ...]]
+    attributes: Sequence[str]
+
+    def check_installed(self) -> None:
+        """Raise UnsupportedEngineError if the installed version lacks one of the `methods`."""
+        self._refuse(missing_names(self.methods))
+
+    def check_scheduler(self, scheduler: Any) -> None:
+        """Raise UnsupportedEngineError if a scheduler lacks one of the `attributes`."""
+        self._refuse(missing_attributes(scheduler, self.attributes))
+
+    def _refuse(self, missing: Iterable[str]) -> None:
+        names = list(missing)
+        if names:
+            version = getattr(importlib.import_module(self.package), "__version__", "of unknown version")
+            raise UnsupportedEngineError(
+                f"Plait does not support this {self.engine} ({version}); it lacks: {', '.join(names)}. "
+                f"{self.without_plait}, or install a version that Plait supports."
+            )
 
 
 def load(name: str) -> Any:

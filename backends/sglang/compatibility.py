@@ -2,75 +2,58 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Final
 
-from plait.backends.adapter.required_names import missing_attributes, missing_names
+from plait.backends.adapter.required_names import RequiredNames
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
 
-METHODS: dict[str, tuple[str, ...]] = {
-    _SCHEDULER: ("server_args", "port_args"),
-    f"{_SCHEDULER}._poll_timeout_aborts": (),
-    f"{_SCHEDULER}.process_input_requests": ("recv_reqs",),
-    f"{_SCHEDULER}._add_request_to_queue": ("req", "is_retracted"),
-    f"{_SCHEDULER}.get_new_batch_prefill": ("running_batch",),
-    f"{_SCHEDULER}.get_prefill_adder_class": (),
-    f"{_SCHEDULER}.run_batch": ("batch",),
-    f"{_SCHEDULER}.process_batch_result": ("batch", "result"),
-    f"{_SCHEDULER}.abort_request": ("recv_req",),
-    f"{_SCHEDULER}.get_internal_state": ("recv_req",),
-    f"{_ADDER}.add_chunked_req": ("req",),
-    f"{_ADDER}.add_one_req": ("req", "has_chunked_req", "truncation_align_size"),
-    f"{_ADDER}.ceil_paged_tokens": ("tokens",),
-    f"{_ADDER}.budget_state": (),
-    "sglang.srt.managers.schedule_policy.AddReqResult.CONTINUE": (),
-    "sglang.srt.managers.schedule_policy.CacheAgnosticPolicy.FCFS": (),
-    "sglang.srt.managers.schedule_batch.ScheduleBatch.release_req": ("idx", "remaing_req_count"),
-    "sglang.srt.managers.schedule_batch.ScheduleBatch.filter_batch": (),
-    "sglang.srt.managers.schedule_batch.release_req": (),
-    "sglang.srt.managers.schedule_batch.Req.next_output_finishes_by_length": (),
-    "sglang.srt.mem_cache.kv_cache_builder.build_kv_cache": (),
-    "sglang.srt.managers.io_struct.GetInternalStateReq": (),
-    "sglang.srt.managers.io_struct.GetInternalStateReqOutput": (),
-    "sglang.srt.runtime_context.get_parallel": (),
-    "sglang.srt.runtime_context.get_serving": (),
-    "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type"),
-}
-"""Dotted names, and the first parameters that a function must take, in this order."""
-
-ATTRIBUTES = (
-    *("waiting_queue", "running_batch", "chunked_req", "last_batch", "result_queue", "enable_overlap"),
-    *("is_mixed_chunk", "chunked_prefill_size", "max_prefill_tokens", "max_running_requests", "page_size"),
-    *("max_total_num_tokens", "disaggregation_mode", "spec_algorithm", "dllm_config", "is_hybrid_ssm", "policy.policy"),
-    *("token_to_kv_pool_allocator.available_size", "req_to_token_pool", "hisparse_coordinator"),
-    *("tree_cache.evictable_size", "tree_cache.take_events", "tree_cache.disable"),
-    *("enable_priority_scheduling", "request_receiver.recv_requests"),
+REQUIRED: Final = RequiredNames(
+    engine="SGLang",
+    package="sglang",
+    without_plait="Start SGLang without Plait (SGLANG_PLUGINS=none)",
+    methods={
+        _SCHEDULER: ("server_args", "port_args"),
+        f"{_SCHEDULER}._poll_timeout_aborts": (),
+        f"{_SCHEDULER}.process_input_requests": ("recv_reqs",),
+        f"{_SCHEDULER}._add_request_to_queue": ("req", "is_retracted"),
+        f"{_SCHEDULER}.get_new_batch_prefill": ("running_batch",),
+        f"{_SCHEDULER}.get_prefill_adder_class": (),
+        f"{_SCHEDULER}.run_batch": ("batch",),
+        f"{_SCHEDULER}.process_batch_result": ("batch", "result"),
+        f"{_SCHEDULER}.abort_request": ("recv_req",),
+        f"{_SCHEDULER}.get_internal_state": ("recv_req",),
+        f"{_ADDER}.add_chunked_req": ("req",),
+        f"{_ADDER}.add_one_req": ("req", "has_chunked_req", "truncation_align_size"),
+        f"{_ADDER}.ceil_paged_tokens": ("tokens",),
+        f"{_ADDER}.budget_state": (),
+        "sglang.srt.managers.schedule_policy.AddReqResult.CONTINUE": (),
+        "sglang.srt.managers.schedule_policy.CacheAgnosticPolicy.FCFS": (),
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.release_req": ("idx", "remaing_req_count"),
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.filter_batch": (),
+        "sglang.srt.managers.schedule_batch.release_req": (),
+        "sglang.srt.managers.schedule_batch.Req.next_output_finishes_by_length": (),
+        "sglang.srt.mem_cache.kv_cache_builder.build_kv_cache": (),
+        "sglang.srt.managers.io_struct.GetInternalStateReq": (),
+        "sglang.srt.managers.io_struct.GetInternalStateReqOutput": (),
+        "sglang.srt.runtime_context.get_parallel": (),
+        "sglang.srt.runtime_context.get_serving": (),
+        "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type"),
+    },
+    attributes=(
+        *("waiting_queue", "running_batch", "chunked_req", "last_batch", "result_queue", "enable_overlap"),
+        *("is_mixed_chunk", "chunked_prefill_size", "max_prefill_tokens", "max_running_requests", "page_size"),
+        *(
+            "max_total_num_tokens",
+            "disaggregation_mode",
+            "spec_algorithm",
+            "dllm_config",
+            "is_hybrid_ssm",
+            "policy.policy",
+        ),
+        *("token_to_kv_pool_allocator.available_size", "req_to_token_pool", "hisparse_coordinator"),
+        *("tree_cache.evictable_size", "tree_cache.take_events", "tree_cache.disable"),
+        *("enable_priority_scheduling", "request_receiver.recv_requests"),
+    ),
 )
-"""The attributes that a scheduler must have once it is built."""
-
-
-class UnsupportedSglangError(RuntimeError):
-    """The plugin cannot work with the installed SGLang, or with the way it was started."""
-
-
-def check_names(methods: Mapping[str, tuple[str, ...]] = METHODS) -> None:
-    """Raise UnsupportedSglangError if the installed SGLang lacks one of the names."""
-    _refuse(missing_names(methods))
-
-
-def check_attributes(scheduler: Any) -> None:
-    """Raise UnsupportedSglangError if a scheduler lacks one of the attributes."""
-    _refuse(missing_attributes(scheduler, ATTRIBUTES))
-
-
-def _refuse(missing: Iterable[str]) -> None:
-    names = list(missing)
-    if names:
-        version = getattr(importlib.import_module("sglang"), "__version__", "of unknown version")
-        raise UnsupportedSglangError(
-            f"Plait does not support this SGLang ({version}); it lacks: {', '.join(names)}. "
-            "Start SGLang without Plait (SGLANG_PLUGINS=none), or install a version that Plait supports."
-        )

@@ -11,7 +11,7 @@ import sys
 from typing import Any, Final
 
 from plait.backends.adapter.required_names import load
-from plait.backends.sglang.compatibility import check_names
+from plait.backends.sglang.compatibility import REQUIRED
 from plait.backends.sglang.news import NewsReceiver
 from plait.backends.sglang.settings import read_settings
 
@@ -21,7 +21,7 @@ KV_CACHE: Final = "sglang.srt.mem_cache.kv_cache_builder.build_kv_cache"
 
 
 def register() -> None:
-    """Register the hooks for this process. Raises UnsupportedSglangError or SettingsError."""
+    """Register the hooks for this process. Raises UnsupportedEngineError or SettingsError."""
     is_api_server = multiprocessing.parent_process() is None
     if is_api_server:
         news = NewsReceiver()
@@ -38,8 +38,8 @@ def register() -> None:
 
 
 def check() -> None:
-    """Raise UnsupportedSglangError or SettingsError if the plugin cannot work in this SGLang or with its settings."""
-    check_names()
+    """Raise UnsupportedEngineError or SettingsError if the plugin cannot work in this SGLang or with its settings."""
+    REQUIRED.check_installed()
     read_settings()
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plait.backends.adapter.required_names import load
+from plait.backends.adapter.required_names import UnsupportedEngineError, load
 from plait.backends.sglang.cache_state import CacheObserver
-from plait.backends.sglang.compatibility import UnsupportedSglangError, check_attributes
+from plait.backends.sglang.compatibility import REQUIRED
 from plait.backends.sglang.driver import Driver
 from plait.backends.sglang.event_tap import EventTap
 from plait.backends.sglang.news import NewsSender
@@ -55,8 +55,8 @@ class PlannedScheduler(_SglangScheduler):
         self.attach(read_settings())
 
     def attach(self, settings: Settings) -> None:
-        """Begin to plan for this scheduler. Raises UnsupportedSglangError if that is not possible."""
-        check_attributes(self)
+        """Begin to plan for this scheduler. Raises UnsupportedEngineError if that is not possible."""
+        REQUIRED.check_scheduler(self)
         _check_options(self)
         self.plait = _driver(self, settings)
 
@@ -120,7 +120,7 @@ def scheduler_class(base: type) -> Any:
 
 
 def _check_options(scheduler: Any) -> None:
-    """Raise UnsupportedSglangError for options that Plait does not support."""
+    """Raise UnsupportedEngineError for options that Plait does not support."""
     parallel = load("sglang.srt.runtime_context.get_parallel")()
     fcfs = load("sglang.srt.managers.schedule_policy.CacheAgnosticPolicy.FCFS")
     refused = {
@@ -135,7 +135,7 @@ def _check_options(scheduler: Any) -> None:
     }
     found = [option for option, present in refused.items() if present]
     if found:
-        raise UnsupportedSglangError(
+        raise UnsupportedEngineError(
             f"Plait does not support {'; '.join(found)}. Start SGLang without it, or without Plait "
             "(SGLANG_PLUGINS=none)."
         )

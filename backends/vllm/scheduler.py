@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from plait.backends.adapter.required_names import load
+from plait.backends.adapter.required_names import UnsupportedEngineError, load
 from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.backends.vllm.compatibility import UnsupportedVllmError, check_attributes, check_names
+from plait.backends.vllm.compatibility import REQUIRED
 from plait.backends.vllm.driver import Driver, served_model
 from plait.backends.vllm.settings import parse_settings
 
@@ -93,11 +93,11 @@ class PlannedScheduler(_VllmScheduler):
 
 
 def create_scheduler(*args: Any, **kwargs: Any) -> Any:
-    """Build the scheduler with vLLM's arguments. Raises UnsupportedVllmError or SettingsError."""
-    check_names()
+    """Build the scheduler with vLLM's arguments. Raises UnsupportedEngineError or SettingsError."""
+    REQUIRED.check_installed()
     vllm_config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
     if getattr(vllm_config, "diffusion_config", None) is not None:
-        raise UnsupportedVllmError("Plait does not schedule diffusion models; start vLLM without Plait")
+        raise UnsupportedEngineError("Plait does not schedule diffusion models; start vLLM without Plait")
     plugin.install()
     return scheduler_class(asynchronous=vllm_config.scheduler_config.async_scheduling)(*args, **kwargs)
 
@@ -110,11 +110,11 @@ def scheduler_class(*, asynchronous: bool) -> Any:
 
 
 def _check(scheduler: Any) -> None:
-    check_attributes(scheduler)
+    REQUIRED.check_scheduler(scheduler)
     if not isinstance(scheduler.waiting, load("vllm.v1.core.sched.request_queue.FCFSRequestQueue")):
-        raise UnsupportedVllmError("Plait orders the calls itself; start vLLM with --scheduling-policy fcfs")
+        raise UnsupportedEngineError("Plait orders the calls itself; start vLLM with --scheduling-policy fcfs")
     if not scheduler.kv_cache_config.kv_cache_groups:
-        raise UnsupportedVllmError("Plait does not schedule models without a KV cache; start vLLM without Plait")
+        raise UnsupportedEngineError("Plait does not schedule models without a KV cache; start vLLM without Plait")
 
 
 def _driver(scheduler: Any) -> Driver:

@@ -10,10 +10,10 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy, PrefillAdder
 from sglang.srt.managers.scheduler import Scheduler
 
-from plait.backends.adapter.required_names import missing_names
+from plait.backends.adapter.required_names import UnsupportedEngineError, missing_names
 from plait.backends.adapter.scheduler_settings import SettingsError
-from plait.backends.sglang import compatibility, plugin
-from plait.backends.sglang.compatibility import UnsupportedSglangError
+from plait.backends.sglang import plugin
+from plait.backends.sglang.compatibility import REQUIRED
 from plait.backends.sglang.scheduler import scheduler_class
 from plait.backends.sglang.settings import VARIABLE, Settings, read_settings
 
@@ -31,13 +31,13 @@ def planned(scheduler: Any) -> Iterator[Any]:
 
 
 def test_the_installed_version_has_every_name() -> None:
-    assert list(missing_names(compatibility.METHODS)) == []
+    assert list(missing_names(REQUIRED.methods)) == []
 
 
 def test_missing_names_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(PrefillAdder, "add_chunked_req")
     monkeypatch.setattr(ScheduleBatch, "release_req", _other_release_req)
-    with pytest.raises(UnsupportedSglangError) as refusal:
+    with pytest.raises(UnsupportedEngineError) as refusal:
         plugin.check()
     message = str(refusal.value)
     assert "0.5.23" in message
@@ -49,7 +49,7 @@ def test_missing_names_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_attributes_are_listed(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(planned, "chunked_req")
     monkeypatch.delattr(planned.policy, "policy")
-    with pytest.raises(UnsupportedSglangError, match=r"Scheduler\.chunked_req.*policy\.policy"):
+    with pytest.raises(UnsupportedEngineError, match=r"Scheduler\.chunked_req.*policy\.policy"):
         planned.attach(Settings())
 
 
@@ -57,7 +57,7 @@ def test_what_plait_does_itself_is_refused(planned: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(planned.policy, "policy", CacheAgnosticPolicy.LOF)
     monkeypatch.setattr(planned, "enable_priority_scheduling", True)
     monkeypatch.setattr(planned, "chunked_prefill_size", None)
-    with pytest.raises(UnsupportedSglangError) as refusal:
+    with pytest.raises(UnsupportedEngineError) as refusal:
         planned.attach(Settings())
     for option in ("--schedule-policy", "--enable-priority-scheduling", "--chunked-prefill-size -1"):
         assert option in str(refusal.value)

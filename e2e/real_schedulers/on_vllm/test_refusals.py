@@ -10,9 +10,8 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from e2e.real_schedulers.on_vllm.fixtures import Build
-from plait.backends.adapter.required_names import missing_names
-from plait.backends.vllm import compatibility
-from plait.backends.vllm.compatibility import UnsupportedVllmError
+from plait.backends.adapter.required_names import UnsupportedEngineError, missing_names
+from plait.backends.vllm.compatibility import REQUIRED
 from plait.backends.vllm.scheduler import create_scheduler
 
 
@@ -21,13 +20,13 @@ def _other_touch(self: BlockPool, block: object) -> None:
 
 
 def test_the_installed_version_has_every_name() -> None:
-    assert list(missing_names(compatibility.METHODS)) == []
+    assert list(missing_names(REQUIRED.methods)) == []
 
 
 def test_missing_names_are_listed(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Scheduler, "_reserve_prefill_lookahead")
     monkeypatch.setattr(BlockPool, "touch", _other_touch)
-    with pytest.raises(UnsupportedVllmError) as refusal:
+    with pytest.raises(UnsupportedEngineError) as refusal:
         build()
     message = str(refusal.value)
     assert "Scheduler._reserve_prefill_lookahead" in message
@@ -43,7 +42,7 @@ def test_missing_attributes_are_listed(build: Build, monkeypatch: pytest.MonkeyP
         del self.requests
 
     monkeypatch.setattr(Scheduler, "__init__", without_requests)
-    with pytest.raises(UnsupportedVllmError, match=r"Scheduler\.requests"):
+    with pytest.raises(UnsupportedEngineError, match=r"Scheduler\.requests"):
         build()
 
 
@@ -55,11 +54,11 @@ def test_vllms_own_priority_order_is_refused(build: Build, monkeypatch: pytest.M
         original(self, vllm_config, *args, **kwargs)
 
     monkeypatch.setattr(Scheduler, "__init__", with_priorities)
-    with pytest.raises(UnsupportedVllmError, match="scheduling-policy fcfs"):
+    with pytest.raises(UnsupportedEngineError, match="scheduling-policy fcfs"):
         build()
 
 
 def test_a_diffusion_model_is_refused() -> None:
     config = SimpleNamespace(diffusion_config=object())
-    with pytest.raises(UnsupportedVllmError, match="diffusion"):
+    with pytest.raises(UnsupportedEngineError, match="diffusion"):
         create_scheduler(vllm_config=config)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -14,20 +14,30 @@ from e2e.installed import clashing_folder, copied_environment
 from e2e.real_engines.engine import MODEL, EngineKind, RealEngine, started
 from e2e.real_engines.fleet import new_gateway
 from e2e.real_engines.reference import Reference
+from e2e.real_engines.tapped import Tapped, tapped
 from e2e.servers import eventually
 from e2e.sglang.engines import unloadable_engine
 
 VISIBLE_S: Final = 5.0
 WHY: Final = "nonsense"
+TEXTS: Final = ["the sky is blue", "grass is green"]
+VECTORS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "vectors": ("/v1/embeddings", {"input": TEXTS}),
+    "vectors in base64": ("/v1/embeddings", {"input": TEXTS, "encoding_format": "base64"}),
+    "scores": ("/v1/score", {"text_1": "what is blue?", "text_2": TEXTS}),
+    "ranks": ("/v1/rerank", {"query": "what is blue?", "documents": TEXTS}),
+    "tokens": ("/tokenize", {"prompt": "Say hi."}),
+}
 
 
 @pytest.fixture(scope="module")
 def engines(
     kind: EngineKind, reference: Reference, python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, RealEngine]]:
-    """By name: one with Plait's wheel, and one whose plugin cannot load; once the engines of `reference` have stopped.
+    """By name, once the engines of `reference` have stopped: one with Plait's wheel, and one of the kind's own.
 
-    vLLM does not start without a scheduler that it was told to use, so the second is SGLang's alone.
+    SGLang's has a plugin that cannot load: vLLM does not start without a scheduler that it was told to use. vLLM's
+    serves the tiny model for its vectors: SGLang's scores and ranks take other fields.
     """
     folder = clashing_folder(tmp_path_factory.mktemp("other"))
     copied = copied_environment(python, folder / "environment")
@@ -35,6 +45,9 @@ def engines(
     if kind.name == "sglang":
         engines["broken"] = unloadable_engine("broken", python, model, folder, scheduler=WHY)
         engines["broken"].may_log_tracebacks = True  # SGLang logs why the plugin did not load
+    else:
+        engines["vectors"] = kind.stock("vectors", python, model, folder)
+        engines["vectors"].add_flags(kind.embedding)
     with started(engines.values()):
         yield engines
 
@@ -64,3 +77,16 @@ def test_a_plugin_that_does_not_load_is_seen(engines: dict[str, RealEngine], mod
         body = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
         answer = gateway.post("/v1/completions", json=body, headers={"plait-slo-ttft-ms": "1000"})
         assert answer.status_code == 200
+
+
+@pytest.fixture(scope="module")
+def vectors(engines: dict[str, RealEngine], model: Path, folder: Path) -> Iterator[Tapped]:
+    if "vectors" not in engines:
+        pytest.skip("vLLM's routes")
+    with ExitStack() as stack:
+        yield tapped(stack, engines["vectors"], model, folder, "tapped-vectors")
+
+
+@pytest.mark.parametrize("request_", VECTORS)
+def test_the_client_gets_the_engines_vectors_and_what_is_made_of_them(vectors: Tapped, request_: str) -> None:
+    vectors.check(*VECTORS[request_])

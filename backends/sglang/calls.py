@@ -138,8 +138,7 @@ class SchedulerFacts:
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """How many free pages `new_tokens` more of a call take, including cached pages that no call uses yet."""
-        assert isinstance(call, SglangCall)
-        page = self._page_tokens
+        call, page = cast("SglangCall", call), self._page_tokens
         if not call.waits:
             held_tokens = call.computed_tokens
             return -(-(held_tokens + new_tokens) // page) - -(-held_tokens // page)
@@ -150,8 +149,7 @@ class SchedulerFacts:
 
     def blocks_freed(self, call: LocalCall) -> int:
         """How many pages preempting a running call would free: those that no other call uses."""
-        assert isinstance(call, SglangCall)
-        page = self._page_tokens
+        call, page = cast("SglangCall", call), self._page_tokens
         users, blocks = self._users, call.tree_blocks
         shared = cached_blocks(len(blocks), 0, lambda index: users.get(blocks[index], 0) > 1)
         return -(-call.computed_tokens // page) - shared * self._granularity // page
@@ -163,18 +161,14 @@ class SchedulerFacts:
 
     def stored_tokens(self, call: LocalCall) -> int:
         """How many tokens of a running call other calls can find in the cache."""
-        assert isinstance(call, SglangCall)
-        return find_hit(call, self._stored, self._granularity)
+        return find_hit(cast("SglangCall", call), self._stored, self._granularity)
 
     def block_key(self, call: LocalCall, tokens: int) -> int | None:
         """The hash of the tree block after the call's first `tokens`; None if it is not whole, or without a cache."""
-        assert isinstance(call, SglangCall)
-        blocks, index = call.tree_blocks, tokens // self._granularity
+        blocks, index = cast("SglangCall", call).tree_blocks, tokens // self._granularity
         return blocks[index] if index < len(blocks) and self._shares else None
 
     def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
         """How many tokens a waiting call could take from another call's blocks."""
-        assert isinstance(call, SglangCall)
-        assert isinstance(other, SglangCall)
-        own, others = call.tree_blocks, other.tree_blocks
+        own, others = cast("SglangCall", call).tree_blocks, cast("SglangCall", other).tree_blocks
         return shared_blocks(own, others, min(len(own), len(others))) * self._granularity

@@ -13,7 +13,7 @@ from plait.backends.sglang.calls import SglangCall, find_hit
 
 
 class WaitingHits:
-    """Keeps the `hit_tokens` of the calls that wait. They are right after each `follow`."""
+    """Keeps the `hit_tokens` of the calls that wait. A step calls `follow` before it reads them."""
 
     def __init__(self, observer: CacheObserver) -> None:
         self._journal = observer.journal
@@ -21,7 +21,7 @@ class WaitingHits:
         self._cursor = self._journal.cursor
         self._new: dict[SglangCall, None] = {}
         self._beside: dict[int, set[SglangCall]] = {}
-        """The calls whose hits end at a tree block, before it or behind it, by the tree block's hash."""
+        """By the hash of a tree block: the calls whose hits end before it or behind it."""
 
     def queued(self, call: SglangCall) -> None:
         """A call begins to wait."""

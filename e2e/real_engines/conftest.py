@@ -1,7 +1,8 @@
 """Real servers for the tests of this folder, which run for one kind of engine: `make e2e-vllm`, `make e2e-sglang`.
 
-At most two engines run at a time. The first pair, a stock one and one whose levers are pulled by force, only answers
-what `reference` holds; the second pair is the fleet that everything else is asserted of.
+Engines come in pairs. The first, a stock one and one whose levers are pulled by force, only answers what `reference`
+holds, and stops. The second is the fleet that nearly everything is asserted of. Beside it, while it rests, run those of
+`test_other_starts` and `test_mixed_fleet`.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def reference(kind: EngineKind, python: Path, model: Path, folder: Path) -> Refe
 @pytest.fixture(scope="session")
 def fleet(kind: EngineKind, reference: Reference, python: Path, model: Path, folder: Path) -> Iterator[EngineFleet]:
     """Two engines with Plait inside and a gateway before them; only once the engines of `reference` have stopped."""
-    names, flags = ("engine-1", "engine-2"), kind.log_steps
-    engines = {name: kind.plait(name, python, model, folder, flags=flags) for name in names}
+    names = ("engine-1", "engine-2")
+    engines = {name: kind.plait(name, python, model, folder, flags=kind.log_steps) for name in names}
     fleet = EngineFleet(new_gateway("gateway", engines, model, folder), engines)
     with ExitStack() as stack:
         fleet.start(stack)

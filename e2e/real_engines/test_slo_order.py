@@ -17,6 +17,8 @@ from openai import OpenAI
 
 from e2e.real_engines.engine import BATCH_TOKENS, MODEL, EngineKind, RealEngine, Step
 from e2e.real_engines.fleet import EngineFleet
+from e2e.real_engines.greedy import greedy_outputs
+from e2e.real_engines.reference import Reference
 from e2e.sdk import sync_client
 from e2e.servers import eventually
 
@@ -150,5 +152,22 @@ def test_the_order_changes_no_token(unpromised: Round, promised: Round) -> None:
 
 
 def test_the_engine_reports_whether_promises_were_kept(engine: RealEngine, promised: Round) -> None:
-    assert engine.cache_state().scheduler.slo_attainment is not None
+    """Other calls with promises came to it before, so its share of kept ones has to fall and to rise."""
     assert engine.cache_state().scheduler.policy == "slo"
+    broken, kept = (attainment_after(engine, ttft_ms) for ttft_ms in (0.001, 60_000.0))
+    assert broken < kept
+
+
+def attainment_after(engine: RealEngine, ttft_ms: float) -> float:
+    """The engine's share of kept promises after one more call, which is promised its first token in this time."""
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 2, engine.annotations_field: {"plait_ttft_ms": ttft_ms}}
+    assert engine.post("/v1/completions", json=body).status_code == 200
+    attainment = engine.settled_state().scheduler.slo_attainment
+    assert attainment is not None
+    return attainment
+
+
+def test_calls_without_a_promise_say_what_a_stock_engine_says(
+    reference: Reference, engine: RealEngine, promised: Round
+) -> None:
+    assert greedy_outputs(engine) == reference.stock

@@ -16,7 +16,8 @@ from e2e.faults.verdicts import is_good
 from e2e.faults.watching import Watch
 
 CALLS, CONCURRENCY = 64, 16
-HEAVY_CALLS, HEAVY_CONCURRENCY = 12, 4
+HEAVY_CALLS, HEAVY_CONCURRENCY = 24, 12
+"""Half of the calls under way are with each engine: more than one may fail before it is ejected."""
 AFTERWARDS = 16
 OUT_WITHIN_S, HANG_OUT_WITHIN_S = 5.0, 13.0
 BACK_WITHIN_S = 5.0

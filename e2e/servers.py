@@ -127,7 +127,8 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
-        families = text_string_to_metric_families(self.get("/metrics").text)
+        lines = [line for line in self.get("/metrics").text.splitlines(keepends=True) if line.startswith(name)]
+        families = text_string_to_metric_families("".join(lines))  # it takes milliseconds for all lines
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 

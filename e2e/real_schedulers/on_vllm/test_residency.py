@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from e2e.real_schedulers.following import Follower, follow_a_workload
+from e2e.real_schedulers.on_vllm.engine import Engine
 from e2e.real_schedulers.on_vllm.fixtures import Build
+from plait.backends.adapter.forced_levers import ForcedLevers
+from plait.backends.adapter.scheduler_settings import LeverSettings
 from plait.backends.protocol.cache_state import CacheState
+from plait.policy.scheduling.local_scheduler import EngineFacts, HitRatio, LocalCall, Plan
 
 
 @pytest.mark.parametrize("block_tokens", [16, 32, 64, 128])
@@ -16,6 +22,30 @@ def test_reports_equal_the_pool_with_blocks_of_any_size(build: Build, block_toke
     engine = build(blocks=1 + 2048 // block_tokens, block_tokens=block_tokens, max_batch_tokens=256)
     follow_a_workload(engine, seed)
     assert engine.driver.preemptions, "the pool was too small for them"
+
+
+class Comparing(ForcedLevers):
+    """Compares what each waiting call is said to find cached with what vLLM finds. Often preempts a call."""
+
+    engine: Engine
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        """The plan of the inner scheduler."""
+        scheduler = self.engine.scheduler
+        for call in waiting:
+            _, found_tokens, _ = scheduler.kv_cache_manager.get_computed_blocks(scheduler.requests[call.call_id])
+            assert facts.cached_tokens(call) == found_tokens
+        return super().plan(now_s, waiting, running, facts)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_waiting_calls_hit_what_vllm_finds_for_them(build: Build, seed: int) -> None:
+    policy = Comparing(HitRatio(), LeverSettings(preempt_every_iterations=9))
+    policy.engine = engine = build(policy, blocks=80)
+    follow_a_workload(engine, seed)
+    assert engine.driver.preemptions
 
 
 def test_copies_of_a_block_are_one_until_the_last_has_gone(build: Build) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, cast
 
 from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
@@ -45,8 +46,8 @@ class SglangCall(LocalCall):
     def follow_decode(self, request: Any, in_flight: int) -> None:
         """Update from a decoding request. The `in_flight` tokens, still being computed, count as generated."""
         self.waits = False
-        self.output_tokens = len(request.output_ids) + in_flight
-        self.computed_tokens = self.prompt_tokens + self.output_tokens - 1
+        self.output_tokens = output_tokens = len(request.output_ids) + in_flight
+        self.computed_tokens = self.prompt_tokens + output_tokens - 1
 
 
 def sglang_call(
@@ -107,6 +108,8 @@ class SchedulerFacts:
         self._shares: bool = not scheduler.tree_cache.disable
         self._users: dict[int, int] = {}
         self._running: dict[SglangCall, None] = {}
+        self.cached_tokens: Callable[[LocalCall], int] = attrgetter("hit_tokens")
+        """How many tokens of a waiting call are cached now, in whole tree blocks (see `waiting_hits`)."""
 
     def follow_running(self, running: Iterable[SglangCall]) -> None:
         """These calls run now. Their prompts' tree blocks are in use."""
@@ -132,16 +135,12 @@ class SchedulerFacts:
         free, cached = scheduler.token_to_kv_pool_allocator.available_size(), scheduler.tree_cache.evictable_size()
         return KvState(scheduler.max_total_num_tokens // page, int(free // page), int(cached // page))
 
-    def cached_tokens(self, call: LocalCall) -> int:
-        """How many tokens of a waiting call are cached now, in whole tree blocks (see `waiting_hits`)."""
-        return cast("SglangCall", call).hit_tokens
-
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """How many free pages `new_tokens` more of a call take, including cached pages that no call uses yet."""
         call, page = cast("SglangCall", call), self._page_tokens
         if not call.waits:
-            held_tokens = call.computed_tokens
-            return -(-(held_tokens + new_tokens) // page) - -(-held_tokens // page)
+            last_token = call.computed_tokens - 1
+            return (last_token + new_tokens) // page - last_token // page
         blocks, users, cached_tokens = call.tree_blocks, self._users, self.cached_tokens(call)
         hit = cached_tokens // self._granularity
         in_use = cached_blocks(hit, hit, lambda index: blocks[index] in users) if hit and blocks[0] in users else 0

@@ -227,20 +227,21 @@ class Driver:
 
     def _observe(self, levers: Levers, batch: Any) -> None:
         """Count the prompts that were not scheduled as planned, and note the admitted calls."""
-        extends = dict(zip(map(id, batch.reqs), batch.extend_lens, strict=True)) if batch is not None else {}
-        self.diverged_picks += sum(extends.get(id(self._requests.of(call))) != tokens for call, tokens in levers.picks)
-        for call in [call for call in levers.shown if id(self._requests.of(call)) in extends]:
+        begun = () if batch is None else zip(batch.reqs, batch.extend_lens, strict=True)
+        computed = {request.plait_call: tokens for request, tokens in begun}
+        self.diverged_picks += sum([computed.get(call) != tokens for call, tokens in levers.picks])
+        for call in [call for call in levers.shown if call in computed]:
             self._requests.admitted(call)
             if not call.admitted:
                 call.admitted = True
                 self._iterations.admitted(self.clock.now_s - call.received_s)
 
 
-def _work(batch: Any) -> Work:
+def _work(batch: Any) -> IterationWork:
     """What a batch computes."""
     if batch.forward_mode.is_decode():
-        return [(1, request.plait_call.computed_tokens) for request in batch.reqs]
-    return list(zip(batch.extend_lens or (), batch.prefix_lens or (), strict=True))
+        return IterationWork.of([1] * len(batch.reqs), [request.plait_call.computed_tokens for request in batch.reqs])
+    return IterationWork.of(batch.extend_lens or (), batch.prefix_lens or ())
 
 
 def _reporter(settings: Settings, observer: CacheObserver, epoch: str) -> StateReporter:

@@ -63,7 +63,7 @@ class Requests:
             if not request.finished() and not (flying and request.next_output_finishes_by_length()):
                 call: SglangCall = request.plait_call
                 running[call] = request
-                call.follow_decode(request, int(flying))
+                call.follow_decode(request, flying)
         return sorted(running, key=_ORDER), list(self._waiting)
 
     def running(self, running_batch: Any) -> list[Any]:

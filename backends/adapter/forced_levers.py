@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from plait.backends.adapter.scheduler_settings import LeverSettings, SchedulerSettings
 from plait.policy.cost_model import CostModel
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.local_scheduler import (
     SCHEDULERS,
     EngineFacts,
@@ -38,7 +39,7 @@ class ForcedLevers:
         if self._measuring is not None:
             self._measuring.expect(costs)
 
-    def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
+    def observe(self, duration_s: float, work: IterationWork) -> None:
         """Pass the iteration on to the inner scheduler, if it measures."""
         if self._measuring is not None:
             self._measuring.observe(duration_s, work)

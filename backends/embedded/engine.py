@@ -19,6 +19,7 @@ from plait.backends.embedded.facts import EmbeddedFacts
 from plait.backends.embedded.kv_blocks import KvBlocks
 from plait.backends.protocol.cache_state import CacheState
 from plait.policy.cost_model import CostModel
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.local_scheduler import SCHEDULERS, LocalScheduler
 
 
@@ -94,7 +95,7 @@ class Engine:
         )
         self._in_flight: list[EmbeddedCall] = []
         self._ends_s: float | None = None
-        self._work: list[tuple[int, int]] = []
+        self._work = IterationWork()
         self._reporter = StateReporter(
             engine=settings.name,
             kind="embedded",
@@ -152,7 +153,7 @@ class Engine:
         """If the iteration in flight is over by now, end it and begin the next one."""
         if self._ends_s is not None and now_s < self._ends_s:
             return Step((), self._ends_s)
-        if self._measuring is not None and self._work:
+        if self._measuring is not None and self._work.new_tokens:
             self._measuring.observe(self._iterations.last_s, self._work)
         self._stepped_s = now_s
         outputs = tuple(self._emit(call) for call in self._in_flight)
@@ -178,21 +179,22 @@ class Engine:
         for call in plan.preempt:
             assert isinstance(call, EmbeddedCall)
             self._preempt(call)
-        work = self._work = []
+        computed = []
         for call, planned_tokens in plan.picks:
             tokens = planned_tokens
             assert isinstance(call, EmbeddedCall)
             if not call.blocks:
                 self._admit(call, now_s)
                 tokens = min(tokens, call.uncomputed_tokens)  # an earlier pick may have cached more of the prompt
-            work.append((tokens, call.computed_tokens))
+            computed.append((tokens, call.computed_tokens))
             self._schedule(call, tokens)
-        if not work:
+        self._work = IterationWork.of([tokens for tokens, _ in computed], [context for _, context in computed])
+        if not computed:
             return None
-        duration_s = self.cost_model.iteration_time_s(work)
+        duration_s = self.cost_model.iteration_time_s(computed)
         self.counters.iterations += 1
         self.counters.busy_s += duration_s
-        self._iterations.computes([tokens for tokens, _ in work])
+        self._iterations.computes(self._work.chunks)
         self._iterations.took(duration_s)
         return now_s + duration_s
 

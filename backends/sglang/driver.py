@@ -31,10 +31,8 @@ from plait.backends.sglang.requests import Requests
 from plait.backends.sglang.settings import VARIABLE, Settings
 from plait.backends.sglang.step_clock import StepClock, Tick
 from plait.backends.sglang.waiting_hits import WaitingHits
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, Plan
-
-Work = list[tuple[int, int]]
-"""(new tokens, context tokens) of each call of an iteration."""
 
 
 class Driver:
@@ -71,8 +69,8 @@ class Driver:
         self._mixes: bool = scheduler.is_mixed_chunk
         self._chunk_size: int = scheduler.chunked_prefill_size
         self._decodes_are_due = False
-        self._begun: deque[tuple[int, Work]] = deque()
-        self._unmeasured: deque[Work] = deque()
+        self._begun: deque[tuple[int, IterationWork]] = deque()
+        self._unmeasured: deque[IterationWork] = deque()
         self._reporter = _reporter(settings, observer, self.epoch)
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self._refinable = self._reporter.refinable
@@ -97,7 +95,7 @@ class Driver:
             self.clock.rested()
         for duration_s in (duration_s for tick in ticks for duration_s in self.clock.ticked(tick)):
             work = self._unmeasured.popleft()
-            if self._measuring is not None and work:
+            if self._measuring is not None and work.new_tokens:
                 self._measuring.observe(duration_s, work)
 
     def queued(self, request: Any) -> None:
@@ -146,7 +144,7 @@ class Driver:
         work, number = _work(batch), next(self._batches)
         self._begun.append((number, work))
         self._iterations.begin(number, self.clock.present_s)
-        self._iterations.computes([tokens for tokens, _ in work])
+        self._iterations.computes(work.chunks)
 
     def ended(self, batch: Any) -> None:
         """A batch's result has been processed. Results come in the order of batches."""

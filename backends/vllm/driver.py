@@ -24,6 +24,7 @@ from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.calls import SchedulerFacts, VllmCall, vllm_call
 from plait.backends.vllm.levers import Levers
 from plait.backends.vllm.settings import WHERE, Settings
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, Plan
 
 _ORDER = attrgetter("order")
@@ -53,7 +54,7 @@ class Driver:
         self._ready, self._preempted = statuses.WAITING, statuses.PREEMPTED
         self._policy = policy or local_scheduler(settings)
         self._measuring = measuring(self._policy, cost_model(settings, WHERE))
-        self._work: dict[int, list[tuple[int, int]]] = {}
+        self._work: dict[int, IterationWork] = {}
         self._clock, self._wall_clock = clock, wall_clock
         self._facts = SchedulerFacts(scheduler, observer)
         self.levers = Levers(scheduler, self._facts)
@@ -111,7 +112,7 @@ class Driver:
         now_s, attainment = self._clock(), self._attainment
         duration_s = self._iterations.end(id(output), now_s)
         work = self._work.pop(id(output), None)
-        if self._measuring is not None and duration_s is not None and work:
+        if self._measuring is not None and duration_s is not None and work is not None:
             self._measuring.observe(duration_s, work)
         for of_client in results.values():
             for one in of_client.outputs:
@@ -208,11 +209,13 @@ class Driver:
                 call.admitted = True
                 iterations.admitted(now_s - call.received_s)
 
-    def _computed(self, scheduled: dict[str, int]) -> list[tuple[int, int]]:
-        """(new tokens, context tokens) of each call of an iteration."""
+    def _computed(self, scheduled: dict[str, int]) -> IterationWork:
+        """What an iteration computes, from the tokens of each request."""
         requests = self._scheduler.requests
-        calls = ((requests[request_id].plait_call, tokens) for request_id, tokens in scheduled.items())
-        return [(tokens, call.hit_tokens if call.waits else call.computed_tokens) for call, tokens in calls]
+        calls = [requests[request_id].plait_call for request_id in scheduled]
+        return IterationWork.of(
+            scheduled.values(), [call.hit_tokens if call.waits else call.computed_tokens for call in calls]
+        )
 
 
 def served_model(vllm_config: Any) -> str:

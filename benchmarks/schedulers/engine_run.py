@@ -12,6 +12,7 @@ from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 MODEL = "opt-13b"
@@ -123,7 +124,7 @@ class Timed:
         """The scheduler's own plan."""
         started_ns = thread_time_ns()
         if self.work and isinstance(self._scheduler, MeasuringScheduler):
-            self._scheduler.observe(self._duration_s, self.work)
+            self._scheduler.observe(self._duration_s, IterationWork.of(*zip(*self.work, strict=True)))
         plan = self._scheduler.plan(now_s, waiting, running, facts)
         if waiting or running:  # an idle engine asks too
             self.decisions_ns.append(thread_time_ns() - started_ns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from e2e.real_schedulers.built_engine import Build
 from plait.backends.adapter.scheduler_settings import SettingsError
 from plait.backends.profiles import load_profile
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.local_scheduler import SloScheduler
 
 
@@ -21,12 +22,12 @@ def test_a_profile_is_expected_from_the_start(build: Build) -> None:
 
 
 def test_a_scheduler_behind_levers_measures(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Sequence[tuple[int, int]]] = []
+    seen: list[IterationWork] = []
     monkeypatch.setattr(SloScheduler, "observe", lambda _self, _duration_s, work: seen.append(work))
     engine = build(plait={"scheduler": "slo", "levers": {"chunk_tokens": 32}})
     engine.add(list(range(50)), 3, name="a")
     engine.run()
-    assert seen[:2] == [[(32, 0)], [(18, 32)]]
+    assert seen[:2] == [IterationWork.of([32], [0]), IterationWork.of([18], [32])]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear, Pivot
+from plait.policy.scheduling.iteration_work import IterationWork
 
 FIT_DECAY = 1 - 1 / 256
 """Ours: each new iteration multiplies the weights of the older ones by this. The memory is 256 iterations."""
@@ -42,8 +41,8 @@ class IterationModel:
         """Use this model instead of a fitted one."""
         self._costs, self._given, self._pivot, self._solved = costs, True, costs.pivot(), True
 
-    def on_iteration(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
-        """An iteration is over; `work` is (new tokens, context tokens) of each of its calls."""
+    def on_iteration(self, duration_s: float, work: IterationWork) -> None:
+        """An iteration is over; `work` is what it computed."""
         if not self._given:
             self._fit.add(work, duration_s)
             self._solved = False
@@ -68,16 +67,13 @@ class _Fit:
         self._decodes = (0.0, 0.0, 0.0)
         """Iterations of decodes alone: their number, and the sums of their sequence tokens and of their seconds."""
 
-    def add(self, work: Sequence[tuple[int, int]], seconds: float) -> None:
+    def add(self, work: IterationWork, seconds: float) -> None:
         """An iteration was measured."""
-        new_tokens = sum([new for new, _ in work])
-        sequence_tokens = new_tokens + sum([context for _, context in work])
-        pairs = sum([new * (new + context) for new, context in work if new > 1])
-        if not pairs:
+        if not work.chunks:
             count, sequences, total_s = (total * FIT_DECAY for total in self._decodes)
-            self._decodes = (count + 1, sequences + sequence_tokens, total_s + seconds)
+            self._decodes = (count + 1, sequences + work.sequence_tokens, total_s + seconds)
             return
-        row = (1.0, new_tokens, sequence_tokens, pairs, seconds)
+        row = (1.0, work.new_tokens, work.sequence_tokens, work.chunk_products, seconds)
         for sums, left in zip(self._sums, row, strict=False):
             for column, right in enumerate(row):
                 sums[column] = sums[column] * FIT_DECAY + left * right

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.outputs import START_OUTPUT_TOKENS, MeanOutputs
 from plait.policy.scheduling.plan import RECENT_ITERATIONS
 from plait.policy.scheduling.preemption_history import PreemptionHistory
@@ -77,10 +78,10 @@ class RecentIterations:
         self._chunks: deque[int] = deque(maxlen=RECENT_ITERATIONS)
         self._chunk_tokens = 0
 
-    def on_iteration(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
-        """An iteration is over; `work` is (new tokens, context tokens) of each of its calls."""
+    def on_iteration(self, duration_s: float, work: IterationWork) -> None:
+        """An iteration is over; `work` is what it computed."""
         self._durations_s.append(duration_s)
-        for chunk in [new for new, _ in work if new > 1]:
+        for chunk in work.chunks:
             if len(self._chunks) == RECENT_ITERATIONS:
                 self._chunk_tokens -= self._chunks[0]
             self._chunks.append(chunk)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from plait.policy.cost_model import CostModel
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.types import Objective, Slo
 
 RECENT_ITERATIONS = 128
@@ -120,5 +121,5 @@ class MeasuringScheduler(Protocol):
     def expect(self, costs: CostModel) -> None:
         """Use this model of the engine's iteration times. Adapters call it before the first plan."""
 
-    def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
-        """An iteration is over; `work` is (new tokens, context tokens) of each of its calls."""
+    def observe(self, duration_s: float, work: IterationWork) -> None:
+        """An iteration is over; `work` is what it computed."""

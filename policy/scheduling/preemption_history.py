@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.plan import LocalCall
 
 PREEMPTION_ITERATIONS = 1024
@@ -41,14 +42,13 @@ class PreemptionHistory:
         """How often a call has been preempted."""
         return self._times.get(call, 0)
 
-    def on_iteration(self, work: Sequence[tuple[int, int]]) -> None:
-        """An iteration is over; `work` is (new tokens, context tokens) of each of its calls."""
+    def on_iteration(self, work: IterationWork) -> None:
+        """An iteration is over; `work` is what it computed."""
         self._iteration += 1
-        decodes = sum([new <= 1 for new, _ in work])
         if len(self._generated) == PREEMPTION_ITERATIONS:
             self._generated_tokens -= self._generated[0]
-        self._generated.append(decodes)
-        self._generated_tokens += decodes
+        self._generated.append(work.decodes)
+        self._generated_tokens += work.decodes
         while self._durations_s and self._durations_s[0][0] <= self._iteration - PREEMPTION_ITERATIONS:
             self._durations_s.popleft()
 

@@ -143,7 +143,7 @@ class Objectives:
 
         A TPOT under the shortest iteration cannot be met, so it is ignored.
         """
-        tightest_s, first_token_s, shortest_s = inf, self._first_token_s, pace.shortest_s
+        slos_s, first_token_s, shortest_s = [], self._first_token_s, pace.shortest_s
         for call in decodes:
             slo = call.slo or self.of(call)
             if slo is None:
@@ -153,5 +153,5 @@ class Objectives:
                 left_s = first_token_s.get(call, now_s) + tpot_s * call.output_tokens - now_s
                 if left_s < tpot_s:
                     left_s = token_slo_s(tpot_s, left_s, pace.output_tokens(call.objective))
-                tightest_s = min(tightest_s, left_s)
-        return tightest_s
+                slos_s.append(left_s)
+        return min(slos_s, default=inf)

@@ -16,6 +16,7 @@ from plait.policy.scheduling.best_effort import add_best_effort
 from plait.policy.scheduling.decodes import add_decodes, limit_to_tightest_slo, reserve_blocks
 from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, HitRatioOrder, plan_in_order
 from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.leaders import Leaders
 from plait.policy.scheduling.moment import Moment, split_running, time_prefills
 from plait.policy.scheduling.outputs import MeanOutputs
@@ -51,8 +52,8 @@ class SloScheduler:
         """Use this model of the engine's iteration times."""
         self.model.expect(costs)
 
-    def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
-        """An iteration is over; `work` is (new tokens, context tokens) of each of its calls."""
+    def observe(self, duration_s: float, work: IterationWork) -> None:
+        """An iteration is over; `work` is what it computed."""
         self.model.on_iteration(duration_s, work)
         self._iterations.on_iteration(duration_s, work)
         self._preemptions.on_iteration(work)

@@ -114,8 +114,8 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
             continue
         cached, generated = cached_tokens(call), call.output_tokens
         tokens = call.prompt_tokens + generated - call.computed_tokens - cached
-        ttft_s = slo.ttft_s
-        if generated or ttft_s is None or slo.jct_s is not None:
+        ttft_s, _, jct_s = slo
+        if generated or ttft_s is None or jct_s is not None:
             remaining_s, due_s = timing(call, slo, tokens)
             if remaining_s == inf:
                 best_effort.append(call)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from plait.backends.adapter.forced_levers import ForcedLevers
 from plait.backends.adapter.scheduler_settings import LeverSettings
 from plait.backends.profiles import load_profile
 from plait.policy.cost_model import CostModel
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.local_scheduler import Fcfs, LocalCall, MeasuringScheduler, Plan
 from tests.policy.scheduling.unshared_blocks import UnsharedBlocks
 
@@ -81,7 +80,7 @@ class Measuring(Fcfs):
     def expect(self, costs: CostModel) -> None:
         self.told.append(costs)
 
-    def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
+    def observe(self, duration_s: float, work: IterationWork) -> None:
         self.told.append((duration_s, work))
 
 
@@ -90,12 +89,15 @@ def test_a_scheduler_that_measures_is_told_what_there_is_to_measure() -> None:
     levers = ForcedLevers(inner, LeverSettings(chunk_tokens=25))
     assert isinstance(levers, MeasuringScheduler)
     levers.expect(costs)
-    levers.observe(0.1, [(25, 0)])
-    assert inner.told == [costs, (0.1, [(25, 0)])]
+    levers.observe(0.1, IterationWork.of([25], [0]))
+    assert inner.told == [
+        costs,
+        (0.1, IterationWork(new_tokens=25, sequence_tokens=25, chunks=(25,), chunk_products=625)),
+    ]
 
 
 def test_one_that_does_not_is_left_alone() -> None:
     levers = ForcedLevers(Fcfs(), LeverSettings(chunk_tokens=25))
     levers.expect(load_profile("a6000-mistral-7b").cost_model())
-    levers.observe(0.1, [(25, 0)])
+    levers.observe(0.1, IterationWork.of([25], [0]))
     assert names(levers.plan(0.0, WAITING, [], Facts())) == [("a", 25), ("b", 25)]

@@ -10,6 +10,7 @@ from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.types import Slo
@@ -39,7 +40,7 @@ class Watched:
     def expect(self, costs: CostModel) -> None:
         self._scheduler.expect(costs)
 
-    def observe(self, duration_s: float, work: Sequence[tuple[int, int]]) -> None:
+    def observe(self, duration_s: float, work: IterationWork) -> None:
         self._scheduler.observe(duration_s, work)
 
 

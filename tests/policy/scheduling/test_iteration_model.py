@@ -6,6 +6,7 @@ import pytest
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.scheduling.iteration_work import IterationWork
 from tests.policy.scheduling.fake_engine import COSTS
 
 
@@ -13,7 +14,7 @@ def test_an_iteration_time_model_is_fitted_where_none_is_given() -> None:
     model = IterationModel()
     for number in range(20):
         tokens = 100 * (number % 5) + 1
-        model.on_iteration(0.01 + 1e-4 * tokens, [(tokens, 0)])
+        model.on_iteration(0.01 + 1e-4 * tokens, IterationWork.of([tokens], [0]))
     assert model.costs is not None
     assert model.costs.prefill_time_s(700) == pytest.approx(0.08)
 
@@ -21,7 +22,7 @@ def test_an_iteration_time_model_is_fitted_where_none_is_given() -> None:
 def test_iterations_that_are_all_alike_say_nothing_about_others() -> None:
     model = IterationModel()
     for _ in range(100):
-        model.on_iteration(0.0201, [(1, 0)])
+        model.on_iteration(0.0201, IterationWork.of([1], [0]))
     assert model.costs is None
 
 
@@ -29,7 +30,7 @@ def test_a_given_model_stays() -> None:
     model = IterationModel()
     model.expect(COSTS)
     for tokens in range(1, 50):
-        model.on_iteration(1.0, [(tokens, 0)])
+        model.on_iteration(1.0, IterationWork.of([tokens], [0]))
     assert model.costs is COSTS
 
 
@@ -38,7 +39,7 @@ def test_the_fit_tells_apart_what_an_iteration_computes_reads_and_attends_to() -
     model = IterationModel()
     for number in range(60):
         work = [(100 + 37 * number % 900, 500 * (number % 7)), *[(1, 300 * (number % 11))] * (number % 5)]
-        model.on_iteration(costs.iteration_time_s(work), work)
+        model.on_iteration(costs.iteration_time_s(work), IterationWork.of(*zip(*work, strict=True)))
     assert model.costs is not None
     for work in ([(64, 0)], [(500, 8000), (1, 100)], [(1, 4000)] * 30):
         assert model.costs.iteration_time_s(work) == pytest.approx(costs.iteration_time_s(work), rel=1e-3)
@@ -47,9 +48,9 @@ def test_the_fit_tells_apart_what_an_iteration_computes_reads_and_attends_to() -
 def test_small_iterations_take_as_long_as_decodes_alone() -> None:
     model = IterationModel()
     for number in range(40):
-        model.on_iteration(0.03, [(1, 0)] * 4)
+        model.on_iteration(0.03, IterationWork.of([1] * 4, [0] * 4))
         tokens = 400 + 100 * (number % 8)
-        model.on_iteration(0.01 + 1e-4 * tokens, [(tokens, 0)])
+        model.on_iteration(0.01 + 1e-4 * tokens, IterationWork.of([tokens], [0]))
     assert model.costs is not None
     assert model.costs.iteration_time_s([(1, 0)] * 4) == pytest.approx(0.03)
     assert model.costs.prefill_time_s(100) == pytest.approx(0.03, rel=1e-3)

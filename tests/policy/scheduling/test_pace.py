@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.outputs import MeanOutputs
 from plait.policy.scheduling.pace import Pace, RecentIterations
 from plait.policy.scheduling.plan import RECENT_ITERATIONS
@@ -33,10 +34,10 @@ def test_an_unknown_one_is_taken_to_compute_in_no_time() -> None:
 
 def test_the_longest_iteration_and_the_mean_chunk_are_of_the_last_128() -> None:
     iterations, model = RecentIterations(), IterationModel()
-    iterations.on_iteration(9.0, [(1000, 0), (1, 50)])
+    iterations.on_iteration(9.0, IterationWork.of([1000, 1], [0, 50]))
     assert (pace(iterations, model).longest_s, pace(iterations, model).chunk_tokens) == (9.0, 1000)
     for number in range(RECENT_ITERATIONS):
-        iterations.on_iteration(0.1, [(100 + number % 2 * 100, 0), (1, 50), (1, 50)])
+        iterations.on_iteration(0.1, IterationWork.of([100 + number % 2 * 100, 1, 1], [0, 50, 50]))
     assert (pace(iterations, model).longest_s, pace(iterations, model).chunk_tokens) == (0.1, 150)
 
 

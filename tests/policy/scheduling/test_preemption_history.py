@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.preemption_history import PREEMPTION_ITERATIONS, PreemptionHistory
 
@@ -16,14 +17,14 @@ def test_preemptions_are_counted_per_generated_token_and_timed() -> None:
     history, call = PreemptionHistory(), LocalCall("c", 0.0, 10, 10, 1)
     history.on_plan(0.0, [], [call])
     for _ in range(10):
-        history.on_iteration([(1, 10), (1, 10), (50, 0)])
+        history.on_iteration(IterationWork.of([1, 1, 50], [10, 10, 0]))
     assert history.on_plan(1.0, [call], []) == []
     assert history.on_plan(3.0, [call], []) == []
     assert history.on_plan(3.5, [], [call]) == []
     assert (history.rate, history.longest_s) == (1 / 20, 2.5)
     assert history.times(call) == 1
     for _ in range(PREEMPTION_ITERATIONS):
-        history.on_iteration([(1, 10)])
+        history.on_iteration(IterationWork.of([1], [10]))
     assert history.longest_s == 0.0
     history.on_plan(9.0, [], [])
     assert history.times(call) == 0, "it has left"

@@ -16,8 +16,9 @@ from benchmarks.scheduler_cost import (
     BLOCK_TOKENS,
     KV_TOKENS,
     RUNNING,
-    Cost,
     LoadedEngine,
+    Round,
+    StepTimes,
     measured,
     parser,
     report,
@@ -32,13 +33,14 @@ assert PAGE_TOKENS == BLOCK_TOKENS
 def main() -> None:
     """Measure, print a table and write the report."""
     arguments = parser(__doc__.splitlines()[0]).parse_args()
-    report(lambda policy, waiting: measure(policy, waiting, arguments.steps), arguments.json)
+    report(lambda policy, waiting: measure(policy, waiting, arguments.steps), arguments.rounds, arguments.json)
 
 
-def measure(policy: str, waiting: int, steps: int) -> Cost:
-    """The cost of steps of an engine planned by `policy`."""
+def measure(policy: str, waiting: int, steps: int) -> Round:
+    """One round of an engine planned by `policy`."""
     engine = _Engine(policy, waiting)
-    return Cost.of(policy, waiting, engine.running, *measured(lambda _: engine.timed_step(), steps))
+    times = measured(lambda _: engine.timed_step(), steps)
+    return Round(engine.running, times)
 
 
 class _Engine(LoadedEngine):
@@ -71,13 +73,13 @@ class _Engine(LoadedEngine):
     def waiting(self) -> int:
         return len(self._rank.waiting_queue)
 
-    def timed_step(self) -> tuple[float, float]:
-        """Milliseconds of CPU time in the stand-in's pass, and in the driver."""
+    def timed_step(self) -> StepTimes:
+        """The CPU time of the stand-in's pass, without and with the driver's."""
         self._stock_s = self._added_s = 0.0
         self._step()
-        times_ms = self._stock_s * 1e3, self._added_s * 1e3
+        times = StepTimes(self._stock_s * 1e3, (self._stock_s + self._added_s) * 1e3)
         self._refill()
-        return times_ms
+        return times
 
     def _store_prefixes(self) -> None:
         observer = self._driver.observer

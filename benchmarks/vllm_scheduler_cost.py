@@ -1,9 +1,8 @@
 """What the plugin adds to the CPU time of vLLM's `schedule()`: `python -m benchmarks.vllm_scheduler_cost`.
 
 Run by the Python of an environment with vLLM; no model is loaded. Stock and planned schedulers, with the same calls in
-the same state, take turns step by step, so that whatever else the machine does meets both. Reported is the median of
-the differences in process CPU time, under the load of `scheduler_cost`. The stock scheduler is sent objectives too, and
-ignores them.
+the same state, take turns step by step, under the load of `scheduler_cost`. The stock scheduler is sent objectives too,
+and ignores them.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from benchmarks.scheduler_cost import (
     BLOCK_TOKENS,
     KV_TOKENS,
     RUNNING,
-    Cost,
     LoadedEngine,
+    Round,
+    StepTimes,
     measured,
     parser,
     report,
@@ -32,21 +32,22 @@ def main() -> None:
     arguments = options.parse_args()
     report(
         lambda policy, waiting: measure(policy, waiting, arguments.steps, asynchronous=arguments.asynchronous),
+        arguments.rounds,
         arguments.json,
     )
 
 
-def measure(policy: str, waiting: int, steps: int, *, asynchronous: bool) -> Cost:
-    """Two engines in the same state, stepped in turns; one of them planned by `policy`."""
+def measure(policy: str, waiting: int, steps: int, *, asynchronous: bool) -> Round:
+    """One round of two engines in the same state, stepped in turns; one of them planned by `policy`."""
     stock, planned = (_Engine(policy, waiting, plans=plans, asynchronous=asynchronous) for plans in (False, True))
 
-    def step(number: int) -> tuple[float, float]:
+    def step(number: int) -> StepTimes:
         first, second = (stock, planned) if number % 2 else (planned, stock)
         times_ms = {first: first.timed_step(), second: second.timed_step()}
-        return times_ms[stock], times_ms[planned] - times_ms[stock]
+        return StepTimes(times_ms[stock], times_ms[planned])
 
-    times_ms = measured(step, steps)
-    return Cost.of(policy, waiting, planned.running, *times_ms)
+    times = measured(step, steps)
+    return Round(planned.running, times)
 
 
 class _Engine(LoadedEngine):

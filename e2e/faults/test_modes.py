@@ -1,7 +1,8 @@
 """Every mode of `modes.py` on an engine beside a healthy one: what clients get, and what the gateway makes of it.
 
-All modes run before the first test, many at once, each on an engine and a model of its own behind one gateway. The
-healthy engine serves all models.
+All modes run before the first test, many at once, each on an engine and a model of its own behind one gateway. A
+healthy engine serves all models but those of engines that hang. Each of these has a healthy one of its own: calls that
+a given-up engine leaves come all at once, and an engine that is still silent would get new calls beside them.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fin
     """What became of each mode, by name; the gateway and the engines run until the module's end."""
     folder = tmp_path_factory.mktemp("modes")
     faulty = ScriptedServer("faulty", {name: [name] for name in MODES}, folder)
-    well = ScriptedServer("well", {"well": list(MODES)}, folder)
+    hanging = [name for name, mode in MODES.items() if mode.hangs]
+    healthy = {f"beside_{name}": [name] for name in hanging} | {"well": [name for name in MODES if name not in hanging]}
+    well = ScriptedServer("well", healthy, folder)
     entries = [engine.entry(**_key(MODES[name])) for name, engine in faulty.engines.items()]
-    entries.append(well.engines["well"].entry())
+    entries += [engine.entry() for engine in well.engines.values()]
     PORTS.update(engine.port for engine in (*faulty.engines.values(), *well.engines.values()))
     with ExitStack() as stack:
         stack.callback(well.stop)
@@ -53,13 +56,13 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fin
             server.start()
         for server in (faulty, well, gateway):
             server.wait_until_ready()
-        yield asyncio.run(_find(gateway, faulty))
+        yield asyncio.run(_find(gateway, faulty, len(entries)))
 
 
-async def _find(gateway: Server, faulty: ScriptedServer) -> dict[str, Finding]:
+async def _find(gateway: Server, faulty: ScriptedServer, engines: int) -> dict[str, Finding]:
     found: list[Finding] = []
     async with Watch(gateway.port) as watch, Client(gateway.port, CALL_TIMEOUT_S) as client:
-        are_up = await watch.until(lambda: len(watch.states) > len(MODES) and not any(map(watch.is_out, MODES)), 30)
+        are_up = await watch.until(lambda: len(watch.states) == engines and not any(map(watch.is_out, MODES)), 30)
         assert are_up is not None
         for hangs in (False, True):
             modes = [mode for mode in MODES.values() if mode.hangs is hangs]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -76,8 +77,7 @@ class Driver:
         self._refinable = self._reporter.refinable
         self._hits = WaitingHits(observer)
         self._requests = Requests(scheduler, self._hits)
-        self._batches = count()
-        self._sequence = count()
+        self._batches, self._sequence = count(), count()
         self._budget_tokens = self._facts.max_batch_tokens
 
     # Called by SGLang's scheduler.
@@ -140,7 +140,8 @@ class Driver:
         return result
 
     def begins(self, batch: Any) -> None:
-        """A batch begins to run."""
+        """A batch begins to run. What was evicted for it is told now: its forward pass may take long."""
+        self._events.tell_again(partial(self.report, begun=batch.reqs))
         work, number = _work(batch), next(self._batches)
         self._begun.append((number, work))
         self._iterations.begin(number, self.clock.present_s)
@@ -172,8 +173,8 @@ class Driver:
 
     # Called for reports.
 
-    def report(self, since: int | None, epoch: str | None) -> CacheState:
-        """The cache-state report since a cursor of `epoch`."""
+    def report(self, since: int | None, epoch: str | None, begun: Iterable[Any] = ()) -> CacheState:
+        """The cache-state report since a cursor of `epoch`. `begun` has the requests of a batch that begins to run."""
         self._events.drain()
         waiting = self._scheduler.waiting_queue
         return self._reporter.report(
@@ -181,7 +182,7 @@ class Driver:
             epoch,
             kv=self._facts.kv_state(),
             waiting_prompts=[len(request.origin_input_ids) for request in waiting],
-            running=len(self._requests.running(self._scheduler.running_batch)),
+            running=len(self._requests.running(self._scheduler.running_batch, begun)),
             budget_tokens=self._budget_tokens,
             preemptions=self.preemptions,
         )

@@ -22,6 +22,7 @@ class EventTap:
         self._published = published
         self._news = news
         self._kept: list[Any] = []
+        self._leads = False
         tree_cache.take_events = self._take_kept
 
     def drain(self) -> None:
@@ -34,9 +35,15 @@ class EventTap:
 
     def tell(self, report: Report) -> None:
         """Tell the API server what `report` says, if blocks have changed. Called on the leading rank between steps."""
+        self._leads = True
         self.drain()
         if self._news is not None:
             self._news.tell(self._observer.journal.cursor, report)
+
+    def tell_again(self, report: Report) -> None:
+        """Tell it amid a step. Called on every rank: the others tell nothing."""
+        if self._leads:
+            self.tell(report)
 
     def _take_kept(self) -> list[Any]:
         self.drain()

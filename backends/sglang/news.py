@@ -1,10 +1,10 @@
 """Brings changes of a scheduler's cache to SGLang's API server, without a question.
 
 A busy scheduler answers a question only after the next step. By then, the client of an answer that has ended may have
-sent its next call, which would be placed by an old report. So the scheduler sends its report between steps, when its
-journal has changed. The message is a datagram, so the scheduler never waits. It may be lost, so the API server also
-asks when there has been no news for a while. The API server makes the socket and puts its name in the environment,
-before it starts the schedulers.
+sent its next call, which would be placed by an old report. So when its journal has changed, the scheduler sends its
+report: between steps, and before a batch runs, whose prompts may have evicted blocks. The message is a datagram, so the
+scheduler never waits. It may be lost, so the API server also asks when there has been no news for a while. The API
+server makes the socket and puts its name in the environment, before it starts the schedulers.
 
 A report sent covers the last steps, not only the last one: it has news for everyone who knows one of them. Applied
 again, changes change nothing.
@@ -27,8 +27,10 @@ from plait.backends.protocol.cache_state import CacheState
 
 VARIABLE: Final = "PLAIT_SGLANG_NEWS"
 
-COVERED: Final = 8
-"""A message has the changes since this many messages before. Gateways ask anew after 20 ms: one step, or a few."""
+COVERED: Final = 16
+"""A message has the changes since this many messages before. Gateways ask anew after 20 ms: one step, or a few. A step
+has two messages at most.
+"""
 
 MAX_BYTES: Final = 2**18
 """Of a message. Linux takes 200 KB."""

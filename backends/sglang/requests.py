@@ -66,10 +66,10 @@ class Requests:
                 call.follow_decode(request, flying)
         return sorted(running, key=_ORDER), list(self._waiting)
 
-    def running(self, running_batch: Any) -> list[Any]:
-        """Requests that have begun and not ended, including the prompt in chunks."""
+    def running(self, running_batch: Any, beginning: Iterable[Any] = ()) -> list[Any]:
+        """Requests that have begun and not ended, including the prompt in chunks. Those `beginning` are in no batch."""
         scheduler = self._scheduler
-        begun = [*running_batch.reqs, *(scheduler.last_batch.reqs if scheduler.last_batch else ())]
+        begun = [*running_batch.reqs, *(scheduler.last_batch.reqs if scheduler.last_batch else ()), *beginning]
         if scheduler.chunked_req is not None:
             begun.append(scheduler.chunked_req)
         return [request for request in {id(request): request for request in begun}.values() if not request.finished()]

@@ -2,7 +2,7 @@
 
 Engines come in pairs. The first, a stock one and one whose levers are pulled by force, only answers what `reference`
 holds, and stops. The second is the fleet that nearly everything is asserted of. Beside it, while it rests, run those of
-`test_other_starts` and `test_mixed_fleet`.
+`test_other_engines`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Final
 import pytest
 from openai import OpenAI
 
+from e2e.installed import clashing_folder, copied_environment
 from e2e.real_engines.engine import EngineKind, started
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
-from e2e.real_engines.reference import FORCED_LEVERS, Reference, collect_reference
+from e2e.real_engines.reference import FORCED_LEVERS, FORCED_SCHEDULER, Reference, collect_reference
 from e2e.sdk import sync_client
 from e2e.sglang import engines as sglang
 from e2e.tiny_model import tiny_model
@@ -93,10 +94,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference(kind: EngineKind, python: Path, model: Path, folder: Path) -> Reference:
-    """What a stock engine and one with forced levers did; both have stopped."""
+def reference(
+    kind: EngineKind, python: Path, model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Reference:
+    """What a stock engine and one with forced levers did; both have stopped.
+
+    The second has Plait from its wheel, and is started in a folder with a user's modules of our folders' names.
+    """
     stock = kind.stock("stock", python, model, folder)
-    forced = kind.plait("forced", python, model, folder, levers=FORCED_LEVERS)
+    clashing = clashing_folder(tmp_path_factory.mktemp("clashing"))
+    copied = copied_environment(python, clashing / "environment")
+    options = ("--scheduler", FORCED_SCHEDULER)
+    forced = kind.plait("forced", copied, model, clashing, levers=FORCED_LEVERS, options=options)
     with started((stock, forced)):
         return collect_reference(stock, forced, kind.long_tokens)
 

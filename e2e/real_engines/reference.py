@@ -19,6 +19,8 @@ FORCED_LEVERS: Final[Mapping[str, int | str]] = {
     "preempt_every_iterations": 7,
 }
 """Holding back is not among them: it ends when nothing runs, and with preemption that is soon."""
+FORCED_SCHEDULER: Final = "hit_ratio"
+"""The local scheduler behind the levers, which is not the one that engines have unless they are told."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Reference:
 
     `preemptions` are those during its outputs, `iterations` the last ones of them; `completed` is the order in which
     calls ended that were sent in alphabetical order, the last three of them while the first was being prefilled.
+    `scheduler` is the local scheduler that it reported.
     """
 
     stock: Outputs
@@ -34,6 +37,7 @@ class Reference:
     preemptions: int
     iterations: IterationState
     completed: str
+    scheduler: str
 
 
 def collect_reference(stock: RealEngine, forced: RealEngine, long_tokens: int) -> Reference:
@@ -47,6 +51,7 @@ def collect_reference(stock: RealEngine, forced: RealEngine, long_tokens: int) -
         preemptions=forced.cache_state().scheduler.preemptions - preemptions,
         iterations=forced.cache_state().iteration,
         completed=_completion_order(forced, long_tokens),
+        scheduler=forced.cache_state().scheduler.policy,
     )
 
 

@@ -1,4 +1,9 @@
-"""Engines that are started in other ways than the fleet's, at the same time, because an engine takes long to start."""
+"""Engines beside the fleet's, started at the same time, because an engine takes long to start.
+
+SGLang's suite has one whose plugin cannot load: vLLM does not start without a scheduler that it was told to use. And it
+has a vLLM engine that serves the model together with one of the fleet's: a gateway places calls on both, and knows what
+both have cached. vLLM's suite has an engine for vectors: SGLang's scores and ranks take other fields.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +15,20 @@ from typing import Any, Final
 
 import pytest
 
-from e2e.installed import clashing_folder, copied_environment
-from e2e.real_engines.engine import MODEL, EngineKind, RealEngine, started
-from e2e.real_engines.fleet import new_gateway
+from e2e.real_engines.calls import send_singly, workload
+from e2e.real_engines.engine import KV_TOKENS, MODEL, EngineKind, RealEngine, started
+from e2e.real_engines.environment import ROOT
+from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.real_engines.reference import Reference
 from e2e.real_engines.tapped import Tapped, tapped
 from e2e.servers import eventually
 from e2e.sglang.engines import unloadable_engine
+from e2e.vllm import engines as vllm
 
+VLLM_PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
 VISIBLE_S: Final = 5.0
 WHY: Final = "nonsense"
+MIXED_CALLS: Final = 40
 TEXTS: Final = ["the sky is blue", "grass is green"]
 VECTORS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "vectors": ("/v1/embeddings", {"input": TEXTS}),
@@ -32,31 +41,20 @@ VECTORS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 @pytest.fixture(scope="module")
 def engines(
-    kind: EngineKind, reference: Reference, python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory
+    kind: EngineKind, reference: Reference, python: Path, model: Path, folder: Path
 ) -> Iterator[dict[str, RealEngine]]:
-    """By name, once the engines of `reference` have stopped: one with Plait's wheel, and one of the kind's own.
-
-    SGLang's has a plugin that cannot load: vLLM does not start without a scheduler that it was told to use. vLLM's
-    serves the tiny model for its vectors: SGLang's scores and ranks take other fields.
-    """
-    folder = clashing_folder(tmp_path_factory.mktemp("other"))
-    copied = copied_environment(python, folder / "environment")
-    engines = {"installed": kind.plait("installed", copied, model, folder, options=("--scheduler", "hit_ratio"))}
-    if kind.name == "sglang":
-        engines["broken"] = unloadable_engine("broken", python, model, folder, scheduler=WHY)
-        engines["broken"].may_log_tracebacks = True  # SGLang logs why the plugin did not load
-    else:
+    """By name, once the engines of `reference` have stopped."""
+    engines: dict[str, RealEngine] = {}
+    if kind.name == "vllm":
         engines["vectors"] = kind.stock("vectors", python, model, folder)
         engines["vectors"].add_flags(kind.embedding)
+    else:
+        engines["broken"] = unloadable_engine("broken", python, model, folder, scheduler=WHY)
+        engines["broken"].may_log_tracebacks = True  # SGLang logs why the plugin did not load
+        if VLLM_PYTHON.exists():
+            engines["other"] = vllm.plait_engine("other", VLLM_PYTHON, model, folder)
     with started(engines.values()):
         yield engines
-
-
-def test_the_adapter_runs_beside_distributions_and_files_of_its_folders_names(engines: dict[str, RealEngine]) -> None:
-    engine = engines["installed"]
-    answer = engine.post("/v1/completions", json={"model": MODEL, "prompt": "Hello", "max_tokens": 2})
-    assert answer.status_code == 200
-    assert engine.cache_state().scheduler.policy == "hit_ratio"
 
 
 def test_a_plugin_that_does_not_load_is_seen(engines: dict[str, RealEngine], model: Path, folder: Path) -> None:
@@ -77,6 +75,45 @@ def test_a_plugin_that_does_not_load_is_seen(engines: dict[str, RealEngine], mod
         body = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
         answer = gateway.post("/v1/completions", json=body, headers={"plait-slo-ttft-ms": "1000"})
         assert answer.status_code == 200
+
+
+@pytest.fixture(scope="module")
+def mixed(
+    kind: EngineKind, fleet: EngineFleet, engines: dict[str, RealEngine], model: Path, folder: Path
+) -> Iterator[EngineFleet]:
+    """One of the fleet's engines and vLLM's, behind a gateway of their own."""
+    if kind.name == "vllm":
+        pytest.skip("`make e2e-sglang` tests it")
+    if "other" not in engines:
+        pytest.skip("`make e2e-vllm` builds vLLM's environment")
+    both = {"engine-1": fleet.engines["engine-1"], "other": engines["other"]}
+    with ExitStack() as stack:
+        mixed = EngineFleet(new_gateway("gateway-mixed", both, model, folder), both)
+        mixed.start_gateway(stack)
+        yield mixed
+
+
+def test_calls_go_to_both_and_find_what_was_predicted(mixed: EngineFleet, kind: EngineKind) -> None:
+    mixed.settle()
+    calls = workload(None, KV_TOKENS, MIXED_CALLS, seed=5, sizes=kind.documents)
+    answers = send_singly(mixed.gateway, calls, before_each=mixed.settle)
+    assert {answer.engine for answer in answers} == set(mixed.engines)
+    for name in mixed.engines:
+        assert any(answer.cached_tokens > 0 for answer in answers if answer.engine == name)
+    assert sum(answer.was_predicted for answer in answers) >= 0.97 * MIXED_CALLS
+
+
+def test_both_take_objectives(mixed: EngineFleet) -> None:
+    """Objectives that are met: each engine's attainment rises, if it is not 1."""
+    before = {name: engine.cache_state().scheduler.slo_attainment or 0.0 for name, engine in mixed.engines.items()}
+    headers = {"plait-slo-ttft-ms": "60000", "plait-slo-tpot-ms": "60000"}
+    for number in range(8):
+        body = {"model": "tiny", "prompt": [200 + number, *range(10, 600)], "max_tokens": 4}
+        assert mixed.gateway.post("/v1/completions", json=body, headers=headers).status_code == 200
+    for name, engine in mixed.engines.items():
+        attainment = engine.cache_state().scheduler.slo_attainment
+        assert attainment is not None
+        assert attainment == 1.0 or attainment > before[name], name
 
 
 @pytest.fixture(scope="module")

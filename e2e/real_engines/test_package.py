@@ -1,4 +1,4 @@
-"""The engine is used as it was installed."""
+"""The engine is used as it was installed, and Plait as it is packaged."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 from pathlib import Path
 
 from e2e.real_engines.engine import EngineKind
+from e2e.real_engines.reference import FORCED_SCHEDULER, Reference
 
 
 def site_packages(python: Path) -> Path:
@@ -33,3 +34,8 @@ def test_no_file_of_the_engine_was_touched(kind: EngineKind, python: Path) -> No
     files = (path.relative_to(site).as_posix() for path in (site / kind.package).rglob("*") if path.is_file())
     added = [path for path in files if path not in recorded and "__pycache__" not in path]
     assert not added
+
+
+def test_the_wheel_runs_beside_distributions_and_files_of_its_folders_names(reference: Reference) -> None:
+    assert reference.forced, "it answered"
+    assert reference.scheduler == FORCED_SCHEDULER, "by the scheduler that the launcher was given"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import islice
+from typing import Final
 
 import pytest
 
@@ -13,6 +15,9 @@ from e2e.sdk import sync_client
 from e2e.servers import eventually
 from plait.backends.protocol.cache_state import CacheState
 from plait.policy.prefix.block_hash import chain, root_hash
+
+GAUGE_STEPS: Final = 48
+"""SGLang sets its gauges every 40 decode steps. For a call that ends before, they are right after half a minute."""
 
 
 @pytest.fixture
@@ -71,7 +76,7 @@ def test_kv_use_is_the_block_pools(engine: RealEngine) -> None:
         stream = client.completions.create(
             model=MODEL, prompt=[*range(10, 2010)], max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
         )
-        next(iter(stream))
+        assert len(list(islice(stream, GAUGE_STEPS))) == GAUGE_STEPS
         eventually(lambda: used() >= 2000 // BLOCK_TOKENS and agrees())
         assert engine.cache_state().queue.running == 1
         stream.close()

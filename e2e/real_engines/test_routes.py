@@ -1,6 +1,6 @@
 """Each route that the engine has, through the gateway: the client gets the very bytes that the engine sent.
 
-Routes of vectors need an engine of their own, which is in `test_other_starts`.
+Routes of vectors need an engine of their own, which is in `test_other_engines`.
 """
 
 from __future__ import annotations

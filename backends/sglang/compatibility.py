@@ -34,6 +34,7 @@ REQUIRED: Final = RequiredNames(
         "sglang.srt.managers.schedule_batch.ScheduleBatch.filter_batch": (),
         "sglang.srt.managers.schedule_batch.release_req": (),
         "sglang.srt.managers.schedule_batch.Req.next_output_finishes_by_length": (),
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.gracefully_exit": (),
         "sglang.srt.mem_cache.kv_cache_builder.build_kv_cache": (),
         "sglang.srt.managers.io_struct.GetInternalStateReq": (),
         "sglang.srt.managers.io_struct.GetInternalStateReqOutput": (),

@@ -22,6 +22,11 @@ from plait.backends.sglang.scheduler_query import STATE_KEY, ChangeObjectives, R
 QUIET_S = 0.2
 """A waiting request asks again after this time without news. News may be lost, and an idle scheduler tells late."""
 
+EXIT_S = 0.5
+"""While the server stops, an answer is waited for so long. A scheduler that has exited gives none, and the server stops
+only when its requests have ended.
+"""
+
 
 class SchedulerAccess:
     """Asks the scheduler. `problem` is the reason why the plugin is not active, if the API server knows it."""
@@ -30,17 +35,22 @@ class SchedulerAccess:
         self._problem = problem
 
     async def ask(self, query: SchedulerQuery) -> Any:
-        """The scheduler's answer. Raises UnsupportedError if the scheduler answers without the plugin."""
+        """The scheduler's answer.
+
+        Raises UnsupportedError if it answers without the plugin, EngineTimeoutError if it does not answer.
+        """
         manager = load("sglang.srt.entrypoints.http_server.get_global_state")().tokenizer_manager
         manager.auto_create_handle_loop()
         request = load("sglang.srt.managers.io_struct.GetInternalStateReq")(rid=query_id(query))
         # Never cancelled, because SGLang would take the late answer as the answer to the next request.
         asked = asyncio.ensure_future(manager.get_internal_state_communicator(request))
-        try:
-            async with asyncio.timeout(ANSWER_DEADLINE_S):
-                (first, *_) = await asyncio.shield(asked)
-        except TimeoutError as error:
-            raise EngineTimeoutError(f"the scheduler did not answer within {ANSWER_DEADLINE_S:g} s") from error
+        ends_s = asyncio.get_running_loop().time() + ANSWER_DEADLINE_S
+        while not (await asyncio.wait((asked,), timeout=EXIT_S))[0]:
+            if manager.gracefully_exit:
+                raise EngineTimeoutError("the server is stopping, and its scheduler does not answer")
+            if asyncio.get_running_loop().time() >= ends_s:
+                raise EngineTimeoutError(f"the scheduler did not answer within {ANSWER_DEADLINE_S:g} s")
+        first = asked.result()[0]
         answer: Any = first.internal_state.get(STATE_KEY)
         if answer is None:
             reason = self._problem or "see its log for why it was not loaded"

@@ -140,8 +140,8 @@ class Driver:
         return result
 
     def begins(self, batch: Any) -> None:
-        """A batch begins to run. What was evicted for it is told now: its forward pass may take long."""
-        self._events.tell_again(partial(self.report, begun=batch.reqs))
+        """A batch begins to run. Evictions that made room for it are told before its forward pass."""
+        self._events.tell_again(partial(self.report, beginning=batch.reqs))
         work, number = _work(batch), next(self._batches)
         self._begun.append((number, work))
         self._iterations.begin(number, self.clock.present_s)
@@ -173,8 +173,8 @@ class Driver:
 
     # Called for reports.
 
-    def report(self, since: int | None, epoch: str | None, begun: Iterable[Any] = ()) -> CacheState:
-        """The cache-state report since a cursor of `epoch`. `begun` has the requests of a batch that begins to run."""
+    def report(self, since: int | None, epoch: str | None, beginning: Iterable[Any] = ()) -> CacheState:
+        """The cache-state report since a cursor of `epoch`. Requests `beginning` are of a batch about to run."""
         self._events.drain()
         waiting = self._scheduler.waiting_queue
         return self._reporter.report(
@@ -182,7 +182,7 @@ class Driver:
             epoch,
             kv=self._facts.kv_state(),
             waiting_prompts=[len(request.origin_input_ids) for request in waiting],
-            running=len(self._requests.running(self._scheduler.running_batch, begun)),
+            running=len(self._requests.running(self._scheduler.running_batch, beginning)),
             budget_tokens=self._budget_tokens,
             preemptions=self.preemptions,
         )

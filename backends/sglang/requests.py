@@ -67,7 +67,7 @@ class Requests:
         return sorted(running, key=_ORDER), list(self._waiting)
 
     def running(self, running_batch: Any, beginning: Iterable[Any] = ()) -> list[Any]:
-        """Requests that have begun and not ended, including the prompt in chunks. Those `beginning` are in no batch."""
+        """Requests that have begun and not ended, including the prompt in chunks, and those `beginning`."""
         scheduler = self._scheduler
         begun = [*running_batch.reqs, *(scheduler.last_batch.reqs if scheduler.last_batch else ()), *beginning]
         if scheduler.chunked_req is not None:

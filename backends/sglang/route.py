@@ -23,8 +23,8 @@ QUIET_S = 0.2
 """A waiting request asks again after this time without news. News may be lost, and an idle scheduler tells late."""
 
 EXIT_S = 0.5
-"""While the server stops, an answer is waited for so long. A scheduler that has exited gives none, and the server stops
-only when its requests have ended.
+"""A server that stops waits so long for an answer. A scheduler that has exited gives none, and the server waits for its
+requests to end.
 """
 
 
@@ -44,11 +44,12 @@ class SchedulerAccess:
         request = load("sglang.srt.managers.io_struct.GetInternalStateReq")(rid=query_id(query))
         # Never cancelled, because SGLang would take the late answer as the answer to the next request.
         asked = asyncio.ensure_future(manager.get_internal_state_communicator(request))
-        ends_s = asyncio.get_running_loop().time() + ANSWER_DEADLINE_S
+        now_s = asyncio.get_running_loop().time
+        ends_s = now_s() + ANSWER_DEADLINE_S
         while not (await asyncio.wait((asked,), timeout=EXIT_S))[0]:
             if manager.gracefully_exit:
                 raise EngineTimeoutError("the server is stopping, and its scheduler does not answer")
-            if asyncio.get_running_loop().time() >= ends_s:
+            if now_s() >= ends_s:
                 raise EngineTimeoutError(f"the scheduler did not answer within {ANSWER_DEADLINE_S:g} s")
         first = asked.result()[0]
         answer: Any = first.internal_state.get(STATE_KEY)

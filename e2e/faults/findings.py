@@ -17,7 +17,7 @@ from e2e.faults.watching import Watch
 
 CALLS, CONCURRENCY = 64, 16
 HEAVY_CALLS, HEAVY_CONCURRENCY = 24, 12
-"""Half of the calls under way are with each engine: more than one may fail before it is ejected."""
+"""Of 12 calls under way each of the two engines has about six. Three failures in a row eject one."""
 AFTERWARDS = 16
 OUT_WITHIN_S, HANG_OUT_WITHIN_S = 5.0, 13.0
 BACK_WITHIN_S = 5.0

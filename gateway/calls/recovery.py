@@ -82,9 +82,13 @@ class Recovery:
             await asyncio.sleep(HANG_CHECK_S)
             for change in self._router.health.hung(loop_time_s()):
                 self.on_change(change)
-            for booking in self._router.health.forgotten(loop_time_s()):
-                if booking.give_up is not None:
-                    booking.give_up()
+            for engine in self._router.health.stalled(loop_time_s()):
+                event = "engine stalled" if engine.stalled else "engine no longer stalled"
+                log.info(event, engine=engine.view.engine_id)
+            for engine in self._router.engines.values():
+                for booking in engine.progress.forgotten(loop_time_s()):
+                    if booking.give_up is not None:
+                        booking.give_up()
 
     async def _try_until_up(self, engine_id: str) -> None:
         """Try an engine until it is up, or down: then the monitor finds out when it is back."""

@@ -33,8 +33,8 @@ class FleetEngine:
     `offer` is what it serves. `reports` says whether the engine
     reports its cache; None: not known yet. `last_report` is the latest report. `unconfirmed` holds the end time and
     the prefix of each ended call, until a report that was requested after that time confirms the prefix. A `draining`
-    engine gets no new calls. `evictions` are expected for the prompts that it still has to compute. `problem`
-    says why an engine that has our plugin has no usable report.
+    engine gets no new calls; one that is `stalled` gets them if there is no other. `evictions` are expected for the
+    prompts that it still has to compute. `problem` says why an engine that has our plugin has no usable report.
     """
 
     view: EngineView
@@ -52,6 +52,7 @@ class FleetEngine:
     report_number: int = 0
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
     draining: bool = False
+    stalled: bool = False
     evictions: ExpectedEvictions = field(init=False)
 
     def __post_init__(self) -> None:

@@ -95,9 +95,14 @@ class FleetHealth:
         ]
         return [change for change in changes if change is not None]
 
-    def forgotten(self, now_s: float) -> list[Booking]:
-        """The calls that their engines have forgotten, while they serve others."""
-        return [booking for engine in self._engines.values() for booking in engine.progress.forgotten(now_s)]
+    def stalled(self, now_s: float) -> list[FleetEngine]:
+        """Note which engines are stalled. Returns those for which that has changed. Called about once a second."""
+        changed = [engine for engine in self._engines.values() if engine.progress.is_stalled(now_s) != engine.stalled]
+        for engine in changed:
+            engine.stalled = not engine.stalled
+        if changed:
+            self._on_fleet_change()
+        return changed
 
     def drain(self, engine_id: str, *, draining: bool = True) -> None:
         """Give the engine no new calls, or (not `draining`) give it calls again. Its running calls go on."""

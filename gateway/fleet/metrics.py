@@ -30,6 +30,10 @@ def _reported(read: Callable[[CacheState], float]) -> Reading:
 ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
     "up": ("1 while the engine takes calls", lambda engine: engine.health.state in TAKES_CALLS and not engine.draining),
     "draining": ("1 while the engine is draining", lambda engine: engine.draining),
+    "stalled": (
+        "1 while the engine begins streams and does not go on with them: other engines get the new calls",
+        lambda engine: engine.stalled,
+    ),
     "reports": ("1 if the engine reports its cache, 0 if it is estimated", lambda engine: bool(engine.reports)),
     "degraded": (
         "1 while the engine has Plait's plugin but no usable report: see /ready",

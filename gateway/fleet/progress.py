@@ -2,7 +2,8 @@
 
 An engine is hung if it owes bytes and none come. Its queue and its prompts are not held against it: a call's first byte
 is due only `PATIENCE` times as late as predicted. A call is forgotten if its first byte is late and the engine
-goes on to serve later calls that are about as large.
+goes on to serve later calls that are about as large. An engine is stalled if it begins streams and does not go on with
+them. It should get no new calls: each first byte would hide for a time that the engine hangs.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ DEFAULT_HANG_S = 8.0
 PATIENCE = 3.0
 """A first byte is due after this many times its predicted time, which may rest on the wrong profile."""
 
-
 LATE_S = 2.0
 """A first byte that is later than patience allows by this much is late: from then on the call can be overtaken."""
+STALL_S = 1.0
+"""Streams are stalled after this time without a byte, and the time of the prompts that are computed meanwhile.
+
+A stream is judged when it is twice as old: what comes with its first token says nothing about the next ones.
+"""
 
 OVERTAKEN_CALLS = 3
 """A late call that so many others overtook is forgotten. Short or urgent calls do not count: a scheduler may favour
@@ -37,6 +42,7 @@ class Progress:
         self.byte_s = -inf
         self._refuses = False
         self._hang_s = hang_s
+        self._answer_s = -inf  # when an answer was last complete
         self.waiting: dict[Booking, None] = {}
         self._streaming: dict[Booking, None] = {}
         self._prefill_s = 0.0  # of the calls that wait
@@ -57,10 +63,21 @@ class Progress:
 
     def first_byte(self, booking: Booking, now_s: float) -> None:
         """A call has its first byte. It streams from now on."""
-        self.answered(booking, now_s)
+        self._came(booking, now_s)
         self._streaming[booking] = None
+        booking.byte_s = now_s
+
+    def next_byte(self, booking: Booking, now_s: float) -> None:
+        """A further piece of a stream came."""
+        self.byte(now_s)
+        booking.byte_s = now_s
 
     def answered(self, booking: Booking, now_s: float) -> None:
+        """A call has its whole answer."""
+        self._came(booking, now_s)
+        self._answer_s = now_s
+
+    def _came(self, booking: Booking, now_s: float) -> None:
         """A call has its first byte, or its whole answer. Calls that wait past their time were overtaken."""
         self.byte(now_s)
         self._refuses = False
@@ -103,6 +120,19 @@ class Progress:
         if self.waiting:
             return any(booking.due_s < now_s for booking in self.waiting)
         return any(not booking.client_is_slow for booking in self._streaming)
+
+    def is_stalled(self, now_s: float) -> bool:
+        """Whether no stream goes on, no answer ends, and prompts that are computed do not explain it.
+
+        New calls may have got their first bytes meanwhile. A stream whose client does not read is owed nothing.
+        """
+        began = {booking: booking.first_token_s or 0.0 for booking in self._streaming}
+        older = [booking for booking, began_s in began.items() if now_s - began_s > 2 * STALL_S]
+        if all(booking.client_is_slow for booking in older):
+            return False
+        since_s = max(self._answer_s, *(booking.byte_s for booking in older))
+        prompts_s = sum(booking.prefill_s for booking, began_s in began.items() if began_s > since_s)
+        return now_s - since_s > STALL_S + prompts_s + self._prefill_s
 
     def check(self, bookings: int) -> None:
         """Assert the invariants for an engine with this many calls; for tests."""

@@ -146,7 +146,7 @@ class Router:
 
     def received(self, booking: Booking, now_s: float) -> None:
         """A further piece of the call's answer came."""
-        self.engines[booking.placement.engine_id].progress.byte(now_s)
+        self.engines[booking.placement.engine_id].progress.next_byte(booking, now_s)
 
     def settle(self, booking: Booking, usage: CallUsage | None, now_s: float) -> HealthChange | None:
         """The call got its whole answer. The engine's token counts, if it sent any, replace the predicted ones."""

@@ -71,7 +71,8 @@ class ServedModels:
     def eligible(self, model: str, route: str | None = None) -> list[EngineView]:
         """The engines that take calls for `model` on `route` (None: one that each has), at least one.
 
-        If every other engine is out, ejected ones and those on probation count: a sick engine is better than none.
+        Stalled engines count if there is no other. If all are out, ejected ones and those on probation count: a sick
+        engine is better than none.
         Raises the errors of `check`, and `NotFoundError` if these engines do not have the route.
         """
         views = self._eligible.get(model)
@@ -125,6 +126,7 @@ class ServedModels:
     def _able(self, model: str) -> list[FleetEngine]:
         serving = [engine for engine in self._engines.values() if model in engine.offer.models]
         able = [engine for engine in serving if engine.takes_calls]
+        able = [engine for engine in able if not engine.stalled] or able
         return able or [e for e in serving if e.health.state in _BETTER_THAN_NONE and not e.draining]
 
     def _longest_context(self, model: str) -> int | None:

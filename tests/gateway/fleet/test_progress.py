@@ -83,6 +83,61 @@ def test_the_only_engine_is_waited_for(router: Router) -> None:
     assert router.models.serving("m") == 1
 
 
+def stalled(router: Router, now_s: float) -> list[str]:
+    """The engines that are stalled now."""
+    router.health.stalled(now_s)
+    return [engine_id for engine_id, engine in router.engines.items() if engine.stalled]
+
+
+def test_first_bytes_of_new_calls_do_not_hide_streams_that_stall(router: Router) -> None:
+    for number in range(20):
+        begun = booked(router, number / 10, tokens=10)
+        router.first_token(begun, number / 10)
+        router.received(begun, number / 10 + 0.05)
+    assert stalled(router, 2.0) == []
+    assert stalled(router, 2.5) == ["a"]
+    call = Call("next", "m", 10, 64, [], streamed=True)
+    assert router.select(call, 2.5, prefer="a").engine_id == "b"
+    assert is_hung(router, 10.0), "which it is only because the new calls go elsewhere"
+
+
+def test_a_stalled_engine_goes_on_with_a_further_byte_or_an_answer(router: Router) -> None:
+    streams = [booked(router, 0.0) for _ in range(2)]
+    for stream in streams:
+        router.first_token(stream, 0.0)
+    assert stalled(router, 2.5) == ["a"]
+    assert [engine.view.engine_id for engine in router.health.stalled(2.5)] == [], "told once"
+    router.received(streams[0], 2.6)
+    assert [engine.view.engine_id for engine in router.health.stalled(2.7)] == ["a"]
+    assert stalled(router, 3.5) == []
+    assert stalled(router, 3.7) == ["a"]
+    router.settle(streams[0], CallUsage(100, 10), 3.8)
+    assert stalled(router, 3.9) == []
+    streams[1].client_is_slow = True
+    assert stalled(router, 30.0) == []
+
+
+def test_prompts_that_are_computed_explain_why_streams_wait(router: Router) -> None:
+    router.first_token(booked(router, 0.0), 0.1)
+    begun = booked(router, 0.2, tokens=2_000)
+    booked(router, 0.2, tokens=1_000)
+    router.first_token(begun, 2.2)
+    assert stalled(router, 4.0) == []
+    assert stalled(router, 4.2) == ["a"]
+
+
+def test_a_stalled_engine_gets_calls_if_there_is_no_other(router: Router) -> None:
+    router.health.unreachable("b")
+    router.first_token(booked(router, 0.0), 0.0)
+    assert stalled(router, 2.5) == ["a"]
+    assert booked(router, 2.6).placement.engine_id == "a"
+
+
+def forgotten(router: Router, now_s: float) -> list[Booking]:
+    """The calls that an engine has forgotten."""
+    return [booking for engine in router.engines.values() for booking in engine.progress.forgotten(now_s)]
+
+
 def overtake(router: Router, now_s: float, *, tokens: int = 100, **more: Any) -> None:
     """A later call is served."""
     call = Call("late", "m", tokens, 64, [], **more)
@@ -95,18 +150,18 @@ def overtake(router: Router, now_s: float, *, tokens: int = 100, **more: Any) ->
 def test_a_call_that_many_as_large_overtake_is_forgotten(router: Router) -> None:
     early = booked(router, 0.0)
     for number in range(3):
-        assert router.health.forgotten(100.0) == []
+        assert forgotten(router, 100.0) == []
         overtake(router, 10.0 + number)
-    assert router.health.forgotten(100.0) == [early]
+    assert forgotten(router, 100.0) == [early]
     router.fail(early, Failure("timeout"), 100.0)
-    assert router.health.forgotten(100.0) == []
+    assert forgotten(router, 100.0) == []
 
 
 def test_before_it_is_late_a_call_may_be_overtaken(router: Router) -> None:
     booked(router, 0.0)
     for _ in range(20):
         overtake(router, 2.2)
-    assert router.health.forgotten(100.0) == []
+    assert forgotten(router, 100.0) == []
 
 
 @pytest.mark.parametrize(
@@ -124,12 +179,12 @@ def test_what_a_scheduler_favours_does_not_count(router: Router, more: dict[str,
     booked(router, 0.0)
     for number in range(20):
         overtake(router, 10.0 + number, **more)
-    assert router.health.forgotten(100.0) == []
+    assert forgotten(router, 100.0) == []
 
 
-@pytest.mark.parametrize(("limit", "forgotten"), [(10, 1), (50, 1), (5, 0), (None, 0)])
-def test_a_whole_answer_is_overtaken_by_ones_as_long(router: Router, limit: int | None, forgotten: int) -> None:
+@pytest.mark.parametrize(("limit", "count"), [(10, 1), (50, 1), (5, 0), (None, 0)])
+def test_a_whole_answer_is_overtaken_by_ones_as_long(router: Router, limit: int | None, count: int) -> None:
     booked(router, 0.0, streamed=False, limit=10)
     for number in range(3):
         overtake(router, 10.0 + number, streamed=False, output_limit=limit)
-    assert len(router.health.forgotten(100.0)) == forgotten
+    assert len(forgotten(router, 100.0)) == count

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from sys import byteorder
 from typing import TYPE_CHECKING, Any
 
 from plait.backends.tokenization.chatml import CHATML, render
@@ -12,6 +14,9 @@ from plait.backends.tokenization.word_patterns import GPT2
 
 if TYPE_CHECKING:
     import tiktoken
+
+
+_UTF_32 = f"utf-32-{byteorder[0]}e"
 
 
 class _PlainTokenizer(ChatTokenizer):
@@ -56,11 +61,21 @@ class ByteTokenizer(_PlainTokenizer):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         """The bytes of the prompt's UTF-8."""
-        try:
-            return list(text.encode())
-        except UnicodeEncodeError as error:
-            raise not_unicode() from error
+        return list(_utf8(text))
+
+    def encode_array(self, text: str, *, add_special_tokens: bool = True) -> array[int]:  # noqa: ARG002
+        """The same. In UTF-32, a character of Latin 1 for each byte is that byte as a 32-bit integer."""
+        ids = array("I")
+        ids.frombytes(_utf8(text).decode("latin-1").encode(_UTF_32))
+        return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the bytes."""
         return bytes(token_ids).decode(errors="replace")
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise not_unicode() from error

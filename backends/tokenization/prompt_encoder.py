@@ -61,7 +61,7 @@ class PromptEncoder:
         cuts = self.tokenizer.cuts
         if cuts is None or len(text) < self.part_characters:
             yield
-            return EncodedPrompt(array("I", self.tokenizer.encode(text, add_special_tokens=add_special_tokens)))
+            return EncodedPrompt(self.tokenizer.encode_array(text, add_special_tokens=add_special_tokens))
         before, after = self.tokenizer.ids_around if add_special_tokens else ((), ())
         parts = _Parts(self, text, cuts, root, (scope, add_special_tokens), EncodedPrompt(array("I", before)))
         keeps = self.cache.takes(text)

@@ -7,6 +7,7 @@ bytes, as a fallback. `loading` makes each.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -46,6 +47,10 @@ class Tokenizer(Protocol):
 
         Raises CallerError for text that is not valid Unicode.
         """
+        ...
+
+    def encode_array(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
+        """The ids of `encode` as unsigned 32-bit integers: a list takes nine times as much memory."""
         ...
 
     def encode_parts(self, parts: Sequence[str]) -> list[list[int]]:
@@ -91,6 +96,10 @@ class ChatTokenizer(ABC):
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a plain prompt."""
+
+    def encode_array(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
+        """The ids of `encode` as unsigned 32-bit integers."""
+        return array("I", self.encode(text, add_special_tokens=add_special_tokens))
 
     @abstractmethod
     def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:

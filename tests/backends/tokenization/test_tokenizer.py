@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from array import array
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
 
 SHIPPED = load_tokenizer("embedded")
+BYTES = load_tokenizer("bytes")
 REPOSITORY = Path(__file__).parents[3]
 TOOLS: list[dict[str, Any]] = [
     {
@@ -221,6 +223,8 @@ def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(CallerError, match="not valid Unicode"):
         tokenizer.encode("\ud800")
     with pytest.raises(CallerError, match="not valid Unicode"):
+        tokenizer.encode_array("\ud800")
+    with pytest.raises(CallerError, match="not valid Unicode"):
         tokenizer.encode_chat([{"role": "user", "content": "\ud800"}])
 
 
@@ -329,3 +333,9 @@ def test_an_embedded_fleet_starts_without_transformers() -> None:
         "t.encode_chat([{'role': 'user', 'content': 'hi'}]); sys.exit('transformers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
+
+
+@given(st.text())
+def test_an_array_has_the_same_ids(text: str) -> None:
+    for tokenizer in (BYTES, SHIPPED):
+        assert tokenizer.encode_array(text) == array("I", tokenizer.encode(text))

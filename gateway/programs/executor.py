@@ -118,9 +118,9 @@ class Executor:
             self._show(call)
 
     def produce(self, call: HeldCall, value: str, now_s: float, *, was_cut: bool = False) -> None:
-        """Set a running call's current output to its value. Raises `ValueTooLargeError`.
+        """Set a running call's current output to its value. With its last one the call finishes.
 
-        `was_cut` says that the text ended at its length limit.
+        Raises `ValueTooLargeError`. `was_cut` says that the text ended at its length limit.
         """
         session, output = self._after.homes.get(call), call.output
         if session is None:
@@ -137,10 +137,10 @@ class Executor:
         session.made[output.variable] = Made(min((call.arrived_s, *begun_s)), was_cut)
         session.hold(size_bytes)
         call.produced += 1
-        self._after.apply(session, effects, now_s)
+        self._after.apply(session, effects, now_s, call if call.output is None else None)
 
     def finish(self, call: HeldCall, now_s: float) -> None:
-        """A running call has produced all of its outputs."""
+        """A running call without outputs has its answer. No effect on others, which finish with their last output."""
         session = self._after.homes.get(call)
         if session is not None:
             self._after.apply(session, session.graph.finish(call.call_id), now_s)

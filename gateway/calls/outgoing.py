@@ -43,17 +43,19 @@ _WHOLE_ONLY = frozenset(
 
 _UNSET = (b"null", b"false")
 
+_WITH_USAGE: Final = StreamOptions(include_usage=True)
+_STREAM: Final = FIELDS.decode(msgspec.json.encode({"stream": True, "stream_options": _WITH_USAGE}))
 
-def as_stream(
-    body: bytes, request: ChatRequest | CompletionRequest
-) -> tuple[bytes, ChatRequest | CompletionRequest] | None:
-    """The same request for a stream with its usage; None if it has a field for which engines have no stream."""
-    fields = FIELDS.decode(body)
+
+def as_stream(fields: Fields, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest | None:
+    """The request for a stream with its usage, also in the `fields` of its body.
+
+    None, and nothing is changed, if it has a field for which engines have no stream.
+    """
     if any(bytes(fields[name]) not in _UNSET for name in _WHOLE_ONLY & fields.keys()):
         return None
-    options = StreamOptions(include_usage=True)
-    fields |= {"stream": _raw(True), "stream_options": _raw(options)}
-    return msgspec.json.encode(fields), msgspec.structs.replace(request, stream=True, stream_options=options)
+    fields |= _STREAM
+    return msgspec.structs.replace(request, stream=True, stream_options=_WITH_USAGE)
 
 
 def unhurried(request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:

@@ -22,7 +22,7 @@ from plait.gateway.calls.annotations import Annotations, promised_output
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.condition import with_condition
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
-from plait.gateway.calls.outgoing import as_stream
+from plait.gateway.calls.outgoing import FIELDS, as_stream
 from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.answer_bytes import AnswerBytes
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
@@ -67,10 +67,13 @@ class AnsweredCall(ChainedCall):
         assert asked is not None, "a call runs once"
         self._asked = None  # frees the body: a session may keep the call long after it ran
         values = {name: ready.values[name] for name in asked.annotations.inputs}
-        body, request = fill_in(asked.incoming.body, asked.request, values)
-        streamed = as_stream(body, request) if call.outputs and not request.stream else None
-        body, request = (streamed[0], self.unless_watched(streamed[1])) if streamed else (body, request)
-        incoming = msgspec.structs.replace(asked.incoming, body=body, request_id=call.call_id, arrived_s=ready.ready_s)
+        fields = FIELDS.decode(asked.incoming.body)
+        request = fill_in(fields, asked.request, values)
+        streamed = as_stream(fields, request) if call.outputs and not request.stream else None
+        request = request if streamed is None else self.unless_watched(streamed)
+        incoming = msgspec.structs.replace(
+            asked.incoming, body=msgspec.json.encode(fields), request_id=call.call_id, arrived_s=ready.ready_s
+        )
         promised = self.promise.annotated(asked.annotations, ready.ready_s)
         delivery = await runner.reader.read(incoming, request, promised, ready.group)
         runner.executor.start(call, loop_time_s())

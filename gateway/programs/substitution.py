@@ -11,28 +11,27 @@ import msgspec
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.chat_messages import TEXT_KEYS
 from plait.gateway.calls.names import VARIABLE_NAME
-from plait.gateway.calls.outgoing import FIELDS
+from plait.gateway.calls.outgoing import Fields
 
 PLACEHOLDER = re.compile(rf"\{{\{{\s*({VARIABLE_NAME})\s*\}}\}}")
 
 
 def fill_in(
-    body: bytes, request: ChatRequest | CompletionRequest, values: Mapping[str, str]
-) -> tuple[bytes, ChatRequest | CompletionRequest]:
-    """A request's body, and the request itself, with `values` filled into its messages or its prompt.
+    fields: Fields, request: ChatRequest | CompletionRequest, values: Mapping[str, str]
+) -> ChatRequest | CompletionRequest:
+    """The request with `values` filled into its messages or its prompt, also in the `fields` of its body.
 
     Every other field stays as the client wrote it. Placeholders inside a value are not replaced.
     """
     if not values:
-        return body, request
+        return request
     name, filled = (
         ("messages", [filled_message(message, values) for message in request.messages])
         if isinstance(request, ChatRequest)
         else ("prompt", _texts(request.prompt, values))
     )
-    fields = FIELDS.decode(body)
     fields[name] = msgspec.Raw(msgspec.json.encode(filled))
-    return msgspec.json.encode(fields), msgspec.structs.replace(request, **{name: filled})
+    return msgspec.structs.replace(request, **{name: filled})
 
 
 def replaced(text: str, values: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
-from plait.gateway.calls.outgoing import STREAM_INTERVAL, OutgoingBody, as_stream, unhurried
+from plait.gateway.calls.outgoing import FIELDS, STREAM_INTERVAL, OutgoingBody, as_stream, unhurried
 from plait.policy.types import Call, Objective, Placement, PlacementReason, Slo
 
 CALL = Call("c", "m", 100, 64, ())
@@ -119,11 +119,13 @@ def test_parameters_that_are_no_object_are_the_engines_to_judge() -> None:
 
 def test_a_request_becomes_a_stream_with_its_usage() -> None:
     body = CHAT % b',"stream":false,"stream_options":null,"best_of":null,"use_beam_search":false'
-    streamed = as_stream(body, parse_request(body, ChatRequest))
-    assert streamed is not None
-    assert streamed[1] == parse_request(streamed[0], ChatRequest)
-    assert b'"vendor":{"x":[1 , 2.50]}' in streamed[0]
-    outgoing = OutgoingBody(*streamed)
+    fields = FIELDS.decode(body)
+    request = as_stream(fields, parse_request(body, ChatRequest))
+    streamed = msgspec.json.encode(fields)
+    assert request is not None
+    assert request == parse_request(streamed, ChatRequest)
+    assert b'"vendor":{"x":[1 , 2.50]}' in streamed
+    outgoing = OutgoingBody(streamed, request)
     assert (outgoing.withholds_usage, sent(outgoing, None)["stream"]) == (False, True)
     assert sent(outgoing, None)["stream_options"] == {"include_usage": True}
 
@@ -141,7 +143,9 @@ def test_vllm_sends_several_tokens_at_a_time_of_a_stream_that_nobody_watches(kin
 @pytest.mark.parametrize("field", ['"best_of": 3', '"use_beam_search": true', '"prompt_logprobs": 0', '"audio": {}'])
 def test_what_engines_do_not_stream_stays_whole(field: str) -> None:
     body = b'{"model": "m", "prompt": "one", %b}' % field.encode()
-    assert as_stream(body, parse_request(body, CompletionRequest)) is None
+    fields = FIELDS.decode(body)
+    assert as_stream(fields, parse_request(body, CompletionRequest)) is None
+    assert fields == FIELDS.decode(body)
 
 
 @pytest.mark.parametrize(("kind", "priority"), [("vllm", 5), ("embedded", 5), (None, 5), ("sglang", -5)])

@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
+from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.programs.substitution import fill_in, replaced
 
 VALUES = {"a": "one", "b": "{{a}} and \\1"}
+Request = ChatRequest | CompletionRequest
+
+
+def filled_in(body: bytes, request: Request) -> tuple[bytes, Request]:
+    """The body and the request with `VALUES`."""
+    fields = FIELDS.decode(body)
+    filled = fill_in(fields, request, VALUES)
+    return msgspec.json.encode(fields), filled
 
 
 @pytest.mark.parametrize(
@@ -41,7 +51,7 @@ def test_a_text(text: str, expected: str) -> None:
 )
 def test_messages(content: Any, expected: Any) -> None:
     body = b'{"model":"m", "vendor": 1.50,"messages":%b}' % json.dumps([{"role": "user", "content": content}]).encode()
-    filled, request = fill_in(body, parse_request(body, ChatRequest), VALUES)
+    filled, request = filled_in(body, parse_request(body, ChatRequest))
     assert isinstance(request, ChatRequest)
     assert request.messages == [{"role": "user", "content": expected}]
     assert parse_request(filled, ChatRequest) == request
@@ -54,11 +64,13 @@ def test_messages(content: Any, expected: Any) -> None:
 )
 def test_prompts(prompt: Any, expected: Any) -> None:
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
-    filled, request = fill_in(body, parse_request(body, CompletionRequest), VALUES)
+    filled, request = filled_in(body, parse_request(body, CompletionRequest))
     assert isinstance(request, CompletionRequest)
     assert request.prompt == json.loads(filled)["prompt"] == expected
 
 
 def test_without_values_nothing_is_touched() -> None:
-    body = b'{"model": "m", "prompt": "{{a}}"}'
-    assert fill_in(body, parse_request(body, CompletionRequest), {})[0] is body
+    body = b'{"model":"m","prompt":"{{a}}"}'
+    request, fields = parse_request(body, CompletionRequest), FIELDS.decode(body)
+    assert fill_in(fields, request, {}) is request
+    assert msgspec.json.encode(fields) == body

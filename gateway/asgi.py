@@ -52,7 +52,7 @@ def id_of(headers: Headers) -> str:
 
 def is_event_stream(headers: Headers) -> bool:
     """Whether these are the headers of a stream of server-sent events."""
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+    return (header(headers, b"content-type") or "").startswith("text/event-stream")
 
 
 async def read_body(

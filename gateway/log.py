@@ -69,7 +69,7 @@ class _Logger(_OfAnyLevel):  # type: ignore[misc]
 
     def info(self, event: str, *args: object, **fields: object) -> None:
         if _threshold["level"] <= logging.INFO:
-            super().info(event, *args, **fields)
+            self._proxy_to_logger("info", event % args if args else event, **fields)
 
 
 def _drop_below_threshold(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

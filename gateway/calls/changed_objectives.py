@@ -8,8 +8,7 @@ repeated: the calls then run with the objectives that they were sent with.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 
@@ -53,17 +52,15 @@ class ChangedObjectives:
         self._journeys: dict[str, Journey] = {}
         self._untold: dict[str, dict[str, Call]] = {}
 
-    @contextmanager
-    def following(self, journey: Journey) -> Iterator[None]:
-        """The call is on its way in the block."""
+    def begin(self, journey: Journey) -> None:
+        """The call is on its way until `end`."""
         handle = journey.delivery.handle
         if handle is not None:
             self._journeys[handle] = journey
-        try:
-            yield
-        finally:
-            if handle is not None:
-                del self._journeys[handle]
+
+    def end(self, journey: Journey) -> None:
+        """The call has ended."""
+        self._journeys.pop(journey.delivery.handle or "", None)
 
     def change(self, delivery: Delivery) -> None:
         """The call with this delivery's handle has its objectives from now on. No effect if it is not on its way."""

@@ -71,9 +71,12 @@ class Relay:
     async def run(self, delivery: Delivery, send: Send) -> Outcome:
         """As `deliver`, but the call does not end when a client goes. Raises `PlaitError` if no engine can take it."""
         journey = Journey(delivery)
-        with self._objectives.following(journey):
+        self._objectives.begin(journey)
+        try:
             journey.ticket = await self._gate.enter(delivery)
             return await self._run(journey, send)
+        finally:
+            self._objectives.end(journey)
 
     def refine(self, delivery: Delivery) -> None:
         """The call with this delivery's handle has its objectives from now on. No effect if it is not on its way."""

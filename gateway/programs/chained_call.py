@@ -134,7 +134,8 @@ class ChainedCall(ABC):
         on another engine if there is one. It is started at most `max_attempts` times, and not again once a client has
         seen a part of its answer. Raises `BrokenCallError` or `PlaitError`.
         """
-        with self.promise.delivering(delivery):
+        self.promise.begin(delivery)
+        try:
             attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Outcome]()
             while True:
                 try:
@@ -151,6 +152,8 @@ class ChainedCall(ABC):
                     raise _broken(outcome)
                 self.runner.executor.begin_anew(self.call)
                 self.runner.metrics.tried_again(delivery.call.model, outcome.engine_id)
+        finally:
+            self.promise.end()
 
     async def _attempt(self, send: Send, failed: Sequence[Outcome]) -> Outcome:
         text = TextTap(self._on_text) if self.call.outputs else None

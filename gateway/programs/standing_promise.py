@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from secrets import token_hex
 
@@ -44,14 +42,13 @@ class StandingPromise:
             self._delivery = self._renewed(self._delivery, self._delivery.handle)
             self._relay.refine(self._delivery)
 
-    @contextmanager
-    def delivering(self, delivery: Delivery) -> Iterator[None]:
-        """The delivery is on its way in the block."""
+    def begin(self, delivery: Delivery) -> None:
+        """The delivery is on its way until `end`."""
         self._delivery = self._renewed(delivery, token_hex(16))
-        try:
-            yield
-        finally:
-            self._delivery = None
+
+    def end(self) -> None:
+        """No delivery is on its way."""
+        self._delivery = None
 
     def annotated(self, annotations: Annotations, zero_s: float) -> Annotations:
         """The client's annotations, with what a step is promised whose times count from `zero_s`."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
 from sys import byteorder
 
@@ -30,6 +31,7 @@ def tree_block_tokens(engine_block_tokens: int) -> int:
     return -(-MIN_TREE_BLOCK_TOKENS // engine_block_tokens) * engine_block_tokens
 
 
+@lru_cache(maxsize=1024)
 def root_hash(model: str, cache_salt: str = "") -> int:
     """h_0 of a chain; NUL joins its parts. `model` is the name that calls use, so each LoRA adapter has own chains."""
     seed = "\0".join((f"plait-{FORMAT_VERSION}", model, cache_salt))

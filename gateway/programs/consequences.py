@@ -69,25 +69,19 @@ class Consequences:
         tokens = call.prompt_tokens + input_characters // CHARACTERS_PER_TOKEN
         call.predicted_s = self._predicted_s(call.model, tokens, call.output_tokens)
 
-    def apply(self, session: Session, effects: Effects, now_s: float, finishes: HeldCall | None = None) -> None:
+    def apply(self, session: Session, effects: Effects, now_s: float) -> None:
         """Bring the session up to date with the graph, then notify getters and call owners.
 
-        With the event a call finishes, if one is given. Calls whose conditions do not hold after it are skipped.
+        Calls whose conditions do not hold after the event are skipped with it.
         """
-        events, changed, ended = list[Effects](), dict[str, None](), list[EndedCall]()
-
-        def update(event: Effects) -> None:
-            events.append(event)
-            more_changed, more_ended = self._update(session, event)
-            changed.update(more_changed)
-            ended.extend(more_ended)
-
-        update(effects)
-        if finishes is not None:
-            update(session.graph.finish(finishes.call_id))
+        events = [effects]
+        changed, ended = self._update(session, effects)
         for call in untaken(session, effects):
             if call in self.homes:
-                update(session.graph.cancel(call.call_id, skip_cause(call)))
+                events.append(session.graph.cancel(call.call_id, skip_cause(call)))
+                more_changed, more_ended = self._update(session, events[-1])
+                changed |= more_changed
+                ended += more_ended
         session.account()
         calls = self._gathering.joined(session, changed)
         if effects.added is not None:  # an end says nothing new of what runs

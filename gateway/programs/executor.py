@@ -137,7 +137,9 @@ class Executor:
         session.made[output.variable] = Made(min((call.arrived_s, *begun_s)), was_cut)
         session.hold(size_bytes)
         call.produced += 1
-        self._after.apply(session, effects, now_s, call if call.output is None else None)
+        if call.output is None:
+            effects = effects._replace(ended=session.graph.finish(call.call_id).ended)
+        self._after.apply(session, effects, now_s)
 
     def finish(self, call: HeldCall, now_s: float) -> None:
         """A running call without outputs has its answer. No effect on others, which finish with their last output."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -60,8 +59,7 @@ class Delivery(msgspec.Struct, frozen=True):
 Problem = EngineError | str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a delivered call ended.
 
     `problem` is None if the engine answered in full, with a text where one is read. It is an `EngineError` if the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
@@ -20,8 +20,7 @@ from plait.gateway.config import Config, ModelConfig
 from plait.policy.prefix.block_hash import extend_chain, root_hash
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedPrompt:
+class TokenizedPrompt(NamedTuple):
     """A request's prompts as token ids. `tokens` is their total, `block_hashes` are those of the first prompt.
 
     `exact` is True if the engine's tokenizer gives the same ids. `root` is the hash before the first block. One of

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
+from typing import NamedTuple
 
 from plait.policy.placement.load import LedgerEntry
 from plait.policy.placement.prefill_queue import Prefill
@@ -87,8 +88,7 @@ class Failure:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CallUsage:
+class CallUsage(NamedTuple):
     """The engine's token counts of a call that ended. `cached_tokens` is None if the engine does not report them."""
 
     prompt_tokens: int

@@ -56,8 +56,7 @@ class Promise:
         return None if self.slo is None else self.slo.from_zero(self.since_s - zero_s)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyCall:
+class ReadyCall(NamedTuple):
     """A ready call's input values and its objectives, whose times count from `ready_s` (docs/design/clocks.md).
 
     `group` is the task group that it is placed with.

@@ -8,7 +8,6 @@ using it costs more than computing it again. See docs/design/placement.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -17,8 +16,7 @@ from plait.policy.placement.situation import Situation, cached_blocks
 from plait.policy.types import Call, DelayCost
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """A call to be placed: the length that is expected of its answer, and its TTFT (infinite if it has none)."""
 
     call: Call
@@ -36,8 +34,7 @@ Rank = tuple[float, float]
 """By how much the TTFT is missed, and the whole delay. The least is the best."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """What an engine offers to a call."""
 
     rank: Rank

@@ -7,7 +7,7 @@ holds only eligible engines: healthy, not draining, serving the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.traffic import NO_TRAFFIC, Traffic
@@ -15,8 +15,7 @@ from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call, DelayCost, LoadCost, Placement, PlacementReason
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(NamedTuple):
     """A policy's input at the time `now_s`.
 
     `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is the number of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -129,7 +129,7 @@ def test_it_is_like_its_parts_with_the_first_calls_held_back(drawn: Drawn) -> No
     parts.executor.variables.set_value(parts.session(), BEGIN, "", 0.0)
 
     expected = {
-        name: replace(started, values={key: text for key, text in started.values.items() if key != BEGIN})
+        name: started._replace(values={key: text for key, text in started.values.items() if key != BEGIN})
         for name, started in run_to_the_end(parts, held_back).items()
     }
     assert run_to_the_end(whole, entered) == expected

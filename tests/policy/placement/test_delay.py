@@ -140,10 +140,10 @@ def test_an_engine_that_fails_its_calls_at_once_does_not_look_idle() -> None:
         failing.begin(70.0, prefill)
         failing.lose(70.0, prefill, float(number) / 100)
     assert (failing.outstanding, failing.calls) == (0, 10)
-    assert {least_delay(call_of("prefix"), replace(fleet, turn=turn)).engine_id for turn in range(2)} == {"1"}
+    assert {least_delay(call_of("prefix"), fleet._replace(turn=turn)).engine_id for turn in range(2)} == {"1"}
     failing.refresh(100.0)
     assert (failing.calls, failing.context_tokens) == (0, 0.0)
-    assert {least_delay(call_of("prefix"), replace(fleet, turn=turn)).engine_id for turn in range(2)} == {"0", "1"}
+    assert {least_delay(call_of("prefix"), fleet._replace(turn=turn)).engine_id for turn in range(2)} == {"0", "1"}
 
 
 ENGINES = st.builds(

@@ -53,6 +53,6 @@ def test_an_engine_is_used_only_if_that_saves_a_tenth(places: list[Place], calls
 
 
 def test_a_ttft_comes_before_the_group() -> None:
-    fleet = replace(situation(Engine("prefix", contexts=(100,) * 9), Engine()), siblings=15)
+    fleet = situation(Engine("prefix", contexts=(100,) * 9), Engine())._replace(siblings=15)
     call = replace(call_of("prefix"), slo=Slo(ttft_s=0.05))
-    assert least_delay(call, fleet).engine_id == least_delay(call, replace(fleet, siblings=0)).engine_id
+    assert least_delay(call, fleet).engine_id == least_delay(call, fleet._replace(siblings=0)).engine_id

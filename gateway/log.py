@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -39,7 +41,7 @@ def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the conf
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="iso", utc=True) if console else _stamp,
     ]
     render = _console_processors() if console else _json_processors()
     structlog.configure(
@@ -65,16 +67,26 @@ _OfAnyLevel: Any = structlog.make_filtering_bound_logger(logging.DEBUG)  # the l
 
 
 class _Logger(_OfAnyLevel):  # type: ignore[misc]
-    """A logger that does not even begin an info below the level: there is one for each call."""
+    """A logger that does not even begin an info below the level: there is one for each call.
+
+    Nor does it pass the fields on as arguments, which takes as long as to encode them.
+    """
 
     def info(self, event: str, *args: object, **fields: object) -> None:
         if _threshold["level"] <= logging.INFO:
-            self._proxy_to_logger("info", event % args if args else event, **fields)
+            with suppress(structlog.DropEvent):
+                written, more = self._process_event("info", event % args if args else event, fields)
+                self._logger.info(*written, **more)
 
 
 def _drop_below_threshold(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     if _LEVELS.get(method, logging.CRITICAL) < _threshold["level"]:
         raise structlog.DropEvent
+    return event
+
+
+def _stamp(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    event["timestamp"] = datetime.now(UTC)  # msgspec writes it as ISO 8601, in a third of the time
     return event
 
 
@@ -105,6 +117,8 @@ def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 
 
 def _plain(value: object) -> str | int | float | None:
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 

@@ -29,7 +29,7 @@ class CriticalPaths:
     Then the producers of each changed call are renewed. The cost grows with the calls and links on changed paths.
     """
 
-    __slots__ = ("_below_s", "_graph", "_marks", "_predicted_s", "_touched", "_waits")
+    __slots__ = ("_below_s", "_first", "_graph", "_marks", "_predicted_s", "_touched", "_waits")
 
     def __init__(self, graph: RequestGraphView, marks: Marks, predicted_s: Callable[[str], float]) -> None:
         self._graph = graph
@@ -37,6 +37,7 @@ class CriticalPaths:
         self._predicted_s = predicted_s
         self._below_s: dict[str, dict[str, float]] = {}  # by call and variable
         self._waits: dict[str, int] = {}  # by call: its links to producers; only calls that have some
+        self._first: set[str] = set()  # the calls on these paths that wait for no other
         self._touched: set[str] = set()
 
     @property
@@ -54,7 +55,7 @@ class CriticalPaths:
         """The share of each of these ready calls, in seconds from now. If several JCTs apply, the tightest counts.
 
         `left_s` is the time until a timed variable is due. `call_left_s` is the time that a call still takes. Calls
-        that no timed variable needs have no share. O(calls that timed variables need, times those variables).
+        that no timed variable needs have no share. O(calls without producers on the paths, times the variables).
         """
         below_s = {call_id: self._below_s[call_id] for call_id in call_ids if call_id in self._below_s}
         if not below_s:
@@ -72,11 +73,9 @@ class CriticalPaths:
     def _critical_s(self, variables: Iterable[str], call_left_s: Callable[[str], float]) -> dict[str, float]:
         """The length of each variable's critical path, which begins with a call that waits for no other call."""
         critical_s = dict.fromkeys(variables, 0.0)
-        for call_id, paths_s in self._below_s.items():
-            if call_id in self._waits:
-                continue
+        for call_id in self._first:
             own_s = call_left_s(call_id)
-            for variable, path_s in paths_s.items():
+            for variable, path_s in self._below_s[call_id].items():
                 if path_s + own_s > critical_s.get(variable, path_s + own_s):
                     critical_s[variable] = path_s + own_s
         return critical_s
@@ -86,8 +85,11 @@ class CriticalPaths:
         waits = self._waits.get(link.consumer, 0) + count
         if waits:
             self._waits[link.consumer] = waits
+            self._first.discard(link.consumer)
         else:
             del self._waits[link.consumer]
+            if link.consumer in self._below_s:
+                self._first.add(link.consumer)
         if count < 0:
             self.touch(link.producer)
 
@@ -115,8 +117,11 @@ class CriticalPaths:
         paths_s = {name: path_s for name, path_s in {**before_s, **after_s}.items() if path_s is not None}
         if paths_s:
             self._below_s[call_id] = paths_s
+            if call_id not in self._waits:
+                self._first.add(call_id)
         else:
             del self._below_s[call_id]
+            self._first.discard(call_id)
         moved.update(changed)
         return True
 
@@ -124,6 +129,7 @@ class CriticalPaths:
         """Forget a call that has ended."""
         self._below_s.pop(call_id, None)
         self._waits.pop(call_id, None)
+        self._first.discard(call_id)
         self._touched.discard(call_id)
 
     def _paths_s(self, call_id: str, variables: Iterable[str] | None) -> dict[str, float | None]:
@@ -142,6 +148,7 @@ class CriticalPaths:
     def check(self) -> None:
         """Assert the invariants; for tests."""
         assert not self._touched
+        assert self._first == self._below_s.keys() - self._waits.keys()
         for call_id in (*self._below_s, *self._waits):
             assert self._below_s.get(call_id, {}) == self._paths_s(call_id, None)
             assert self._waits.get(call_id, 0) == len(tuple(self._graph.producers(call_id)))

@@ -80,13 +80,14 @@ def read_usage(usage: object, bounds: UsageBounds) -> tuple[CallUsage | None, bo
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     prompt_tokens, output_tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens") or 0
-    if not all(map(_is_number, (prompt_tokens, output_tokens, 0 if cached is None else cached))):
+    prompt, output = _within(prompt_tokens, bounds.prompt_tokens), _within(output_tokens, bounds.output_tokens)
+    if prompt is None or output is None:
         return None, True
-    prompt = _within(prompt_tokens, bounds.prompt_tokens)
-    output = _within(output_tokens, bounds.output_tokens)
     found = None if cached is None else _within(cached, prompt)
+    if found is None and cached is not None:
+        return None, True
     read = CallUsage(prompt, output, found)
-    return read, (prompt, output, found) != (prompt_tokens, output_tokens, cached)
+    return read, read != (prompt_tokens, output_tokens, cached)
 
 
 def reported_error(engine_id: str, error: object) -> EngineError | str:
@@ -132,11 +133,8 @@ def _reason_text(reason: object) -> str:
     return str(reason.get("type", "")) if isinstance(reason, dict) else str(reason)
 
 
-def _is_number(value: object) -> bool:
-    if isinstance(value, float):
-        return not isnan(value)
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _within(value: float, limit: int) -> int:
+def _within(value: object, limit: int) -> int | None:
+    """The number, at least 0 and at most the limit; None if it is no number."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or (isinstance(value, float) and isnan(value)):
+        return None
     return int(min(max(value, 0), limit))

@@ -27,4 +27,6 @@ class Journey:
     @property
     def avoids(self) -> frozenset[str]:
         """The engines that failed the call."""
-        return self.delivery.avoids | {engine_id for engine_id, _ in self.failures}
+        if not self.failures:
+            return self.delivery.avoids
+        return self.delivery.avoids.union(engine_id for engine_id, _ in self.failures)

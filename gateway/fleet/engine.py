@@ -222,7 +222,6 @@ class FleetEngine:
 
     def _assume_stored(self, leaf: Node) -> None:
         residency = self.view.residency
-        residency.touch(leaf)
         residency.resident.store_path(leaf)
         residency.unbook(leaf)
         if self.kv_tokens is not None:

@@ -90,7 +90,7 @@ class ResidentBlocks:
         self._shrink(node, offset)
 
     def store_path(self, leaf: Node) -> None:
-        """Assume that all blocks up to the end of `leaf` were stored; for engines that do not report."""
+        """Assume that all blocks up to the end of `leaf` were stored and used; for engines that do not report."""
         for node in leaf.path():
             self._grow(node, len(node))
         self._order.touch_path(leaf)

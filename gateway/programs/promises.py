@@ -25,7 +25,7 @@ def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[
     """
     if not calls:
         return []
-    shares = _jct_shares(session, calls, now_s)
+    shares = _jct_shares(session, calls, now_s) if session.deductions.paths.timed else {}
     groups: dict[Stage, Group] = {}
     return [(call, _promised(session, call, groups, shares.get(call.call_id))) for call in calls]
 

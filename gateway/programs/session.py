@@ -40,13 +40,14 @@ class Session:
 
     `calls` holds the calls that have not ended, by id. `outputs` maps each variable with a producer to the call that
     produces or produced it (None: the client set it, or it failed); a repeated call is recognised by it. `getters`
-    holds the getters of each variable that is awaited. `made` says how each value that a call produced was made.
+    holds the getters of each variable that is awaited, `not_clocked` those whose JCT does not count yet, and some that
+    have gone. `made` says how each value that a call produced was made.
     """
 
     __slots__ = (
         "_answer_bytes", "_variables", "_waiting_calls", "calls", "closed", "created_s", "deductions", "due_s", "ended",
-        "getters", "graph", "held_bytes", "made", "objective", "outputs", "session_id", "tenant", "touched_s", "ttl_s",
-        "values",
+        "getters", "graph", "held_bytes", "made", "not_clocked", "objective", "outputs", "session_id", "tenant",
+        "touched_s", "ttl_s", "values",
     )  # fmt: skip
 
     def __init__(self, tenant: Tenant, session_id: str, ttl_s: float, now_s: float) -> None:
@@ -65,6 +66,7 @@ class Session:
         self.values: dict[str, str] = {}
         self.made: dict[str, Made] = {}
         self.getters: dict[str, list[Getter]] = {}
+        self.not_clocked: list[Getter] = []
         self.held_bytes = self._answer_bytes = 0
         self._variables = self._waiting_calls = 0
 
@@ -151,13 +153,14 @@ class Session:
 
         The JCT counts from the first arrival among the unfinished calls that the variable needs.
         """
-        for variable in self.deductions.paths.timed:
-            waiting = self.getters.get(variable, ())
-            getters = [getter for getter in waiting if getter.jct_s is not None and getter.since_s is None]
-            if getters and self.state_of(variable) is VariableState.PENDING:
-                since_s = min(self.calls[call_id].arrived_s for call_id in self.deductions.paths.upstream(variable))
-                for getter in getters:
-                    getter.since_s = since_s
+        for getter in tuple(self.not_clocked):
+            variable = getter.variable
+            if getter not in self.getters.get(variable, ()):
+                self.not_clocked.remove(getter)  # it was answered, or its client has gone
+            elif self.state_of(variable) is VariableState.PENDING:
+                self.not_clocked.remove(getter)
+                upstream = self.deductions.paths.upstream(variable)
+                getter.since_s = min(self.calls[call_id].arrived_s for call_id in upstream)
 
     def end(self) -> tuple[list[HeldCall], list[Getter]]:
         """Remove the session from its tenant and forget its contents; returns its calls and getters."""
@@ -168,7 +171,7 @@ class Session:
         del self.tenant.sessions[self.session_id]
         self.tenant.idle.pop(self.session_id, None)
         concerned = list(self.calls.values()), [getter for waiting in self.getters.values() for getter in waiting]
-        for texts in (self.calls, self.outputs, self.values, self.getters):
+        for texts in (self.calls, self.outputs, self.values, self.getters, self.not_clocked):
             texts.clear()
         self.graph = RequestGraph()
         self.deductions = self._new_deductions()

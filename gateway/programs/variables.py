@@ -88,6 +88,8 @@ class Variables:
             getter.on_failed(variable_failed(variable, cause))
             return
         session.getters.setdefault(variable, []).append(getter)
+        if getter.jct_s is not None:
+            session.not_clocked.append(getter)
         self._after.holds.add(session, getter, now_s)
         session.touch(now_s)
         if getter.mark is not None:

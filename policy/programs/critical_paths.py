@@ -74,8 +74,11 @@ class CriticalPaths:
         """The length of each variable's critical path, which begins with a call that waits for no other call."""
         critical_s = dict.fromkeys(variables, 0.0)
         for call_id in self._first:
+            paths_s = self._below_s[call_id]
+            if paths_s.keys().isdisjoint(critical_s):
+                continue
             own_s = call_left_s(call_id)
-            for variable, path_s in self._below_s[call_id].items():
+            for variable, path_s in paths_s.items():
                 if path_s + own_s > critical_s.get(variable, path_s + own_s):
                     critical_s[variable] = path_s + own_s
         return critical_s

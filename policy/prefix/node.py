@@ -127,7 +127,7 @@ class Holding:
 
     def needed_blocks(self) -> int:
         """Leading blocks of the node that must stay in the tree because of this engine."""
-        return len(self.node) if self.bookings or self.sharers else self.resident_blocks
+        return len(self.node.hashes) if self.bookings or self.sharers else self.resident_blocks
 
     def split(self, upper: Node, blocks: int) -> Holding:
         """The holding of `upper`, which takes over the node's first `blocks` blocks. It follows in the order of use."""

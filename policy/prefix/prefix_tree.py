@@ -124,8 +124,10 @@ class PrefixTree:
         """Drop blocks that no engine needs, from `node` upwards; returns how many nodes left the tree."""
         removed = 0
         while node.parent is not None and not node.children:
-            keep = max((h.needed_blocks() for h in node.holdings.values()), default=0)
-            self._blocks -= len(node) - keep
+            keep = 0
+            for holding in node.holdings.values():
+                keep = max(keep, holding.needed_blocks())
+            self._blocks -= len(node.hashes) - keep
             if keep:
                 del node.hashes[keep:]
                 break

@@ -39,9 +39,11 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 def presented_key(headers: Headers) -> bytes:
     """The API key of a request; empty if it has none. A bearer token counts first."""
-    scheme, _, token = (header(headers, b"authorization") or "").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip().encode("latin-1")
+    authorization = header(headers, b"authorization")
+    if authorization is not None:
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() == "bearer":
+            return token.strip().encode("latin-1")
     return (header(headers, b"x-api-key") or header(headers, b"api-key") or "").strip().encode("latin-1")
 
 

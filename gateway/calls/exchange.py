@@ -261,7 +261,7 @@ def _response_headers(response: Response, booking: Booking, session: str | None)
         *to_client(response.headers),
         (b"x-request-id", booking.call.call_id.encode("latin-1")),
         (b"plait-engine", placement.engine_id.encode("latin-1")),
-        (b"plait-placement", placement.reason.value.encode()),
+        (b"plait-placement", placement.reason.encode()),
         (b"plait-cached-tokens", str(placement.cached_tokens).encode()),
         *more,
     ]

@@ -91,7 +91,7 @@ class CallMetrics:
     def placed(self, booking: Booking) -> None:
         """A call was placed."""
         placement = booking.placement
-        self._placements.of(booking.call.model, placement.engine_id, placement.reason.value).inc()
+        self._placements.of(booking.call.model, placement.engine_id, placement.reason).inc()
 
     def retried(self, model: str, engine_id: str, cause: str) -> None:
         """A call that the engine failed is tried again."""

@@ -25,7 +25,7 @@ class ObjectiveMetrics:
     def ended(self, exchange: Exchange, now_s: float, *, answered: bool) -> None:
         """A call was answered, or its engine failed it."""
         call, tenant = exchange.booking.call, exchange.delivery.tenant
-        labels = (call.model, tenant, "" if call.objective is None else call.objective.value)
+        labels = (call.model, tenant, "" if call.objective is None else call.objective)
         met_all = answered
         for slo, limit_s, taken_s in _times(exchange, now_s):
             met = answered and taken_s <= limit_s

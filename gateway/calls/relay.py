@@ -216,7 +216,7 @@ class Relay:
             tenant=delivery.tenant,
             model=delivery.call.model,
             engine=exchange and exchange.engine_id,
-            placement=booking and booking.placement.reason.value,
+            placement=booking and booking.placement.reason,
             objective=delivery.call.objective,
             slo_at_risk=bool(booking and booking.placement.is_at_risk) or None,
             group=delivery.call.group and delivery.call.group.group_id,

@@ -42,9 +42,9 @@ class Booking:
     `taken_tokens` were subtracted from the engine's free tokens; its latest report was then number `report_number`.
     `context_tokens` is the call's share of the engine's. `iteration_s` and `computed_s` are the engine's at the first
     token. The prompt is expected to take `prefill_s`. The first byte of the answer is late from `late_s` and due at
-    `due_s`. The latest piece came at `byte_s`. `client_is_slow` is True while a piece of the answer waits for the
-    client to read. `overtaken` counts later calls that were served first although they are about as large. `give_up`
-    ends the wait for the first byte.
+    `due_s`. The latest piece came at `byte_s`, and `pause_s` is the longest time between two. `client_is_slow` is True
+    while a piece of the answer waits for the client to read. `overtaken` counts later calls that were served first
+    although they are about as large. `give_up` ends the wait for the first byte.
     """
 
     call: Call
@@ -64,6 +64,7 @@ class Booking:
     late_s: float = inf
     due_s: float = inf
     byte_s: float = -inf
+    pause_s: float = 0.0
     client_is_slow: bool = False
     overtaken: int = 0
     give_up: Callable[[], None] | None = None

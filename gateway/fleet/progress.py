@@ -20,8 +20,9 @@ PATIENCE = 3.0
 
 LATE_S = 2.0
 """A first byte that is later than patience allows by this much is late: from then on the call can be overtaken."""
+
 STALL_S = 1.0
-"""Streams are stalled after this time without a byte, and the time of the prompts that are computed meanwhile.
+"""Streams are stalled after this much more than their longest pause so far and the prompts that are computed meanwhile.
 
 A stream is judged when it is twice as old: what comes with its first token says nothing about the next ones.
 """
@@ -70,6 +71,7 @@ class Progress:
     def next_byte(self, booking: Booking, now_s: float) -> None:
         """A further piece of a stream came."""
         self.byte(now_s)
+        booking.pause_s = max(booking.pause_s, now_s - booking.byte_s)
         booking.byte_s = now_s
 
     def answered(self, booking: Booking, now_s: float) -> None:
@@ -132,7 +134,8 @@ class Progress:
             return False
         since_s = max(self._answer_s, *(booking.byte_s for booking in older))
         prompts_s = sum(booking.prefill_s for booking, began_s in began.items() if began_s > since_s)
-        return now_s - since_s > STALL_S + prompts_s + self._prefill_s
+        pause_s = max(booking.pause_s for booking in older)
+        return now_s - since_s > STALL_S + pause_s + prompts_s + self._prefill_s
 
     def check(self, bookings: int) -> None:
         """Assert the invariants for an engine with this many calls; for tests."""

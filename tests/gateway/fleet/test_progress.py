@@ -109,12 +109,21 @@ def test_a_stalled_engine_goes_on_with_a_further_byte_or_an_answer(router: Route
     assert [engine.view.engine_id for engine in router.health.stalled(2.5)] == [], "told once"
     router.received(streams[0], 2.6)
     assert [engine.view.engine_id for engine in router.health.stalled(2.7)] == ["a"]
-    assert stalled(router, 3.5) == []
-    assert stalled(router, 3.7) == ["a"]
-    router.settle(streams[0], CallUsage(100, 10), 3.8)
-    assert stalled(router, 3.9) == []
+    assert stalled(router, 6.1) == [], "it has paused for 2.6 s before"
+    assert stalled(router, 6.3) == ["a"]
+    router.settle(streams[0], CallUsage(100, 10), 6.4)
+    assert stalled(router, 6.5) == []
     streams[1].client_is_slow = True
     assert stalled(router, 30.0) == []
+
+
+def test_a_stream_may_pause_as_long_as_before(router: Router) -> None:
+    """vLLM sends several tokens in an event where it is asked to."""
+    stream = booked(router, 0.0)
+    for event in range(4):
+        (router.received if event else router.first_token)(stream, 1.5 * event)
+    assert stalled(router, 6.9) == []
+    assert stalled(router, 7.1) == ["a"]
 
 
 def test_prompts_that_are_computed_explain_why_streams_wait(router: Router) -> None:

@@ -189,6 +189,7 @@ class Consequences:
             told += [(getter, variable_failed(variable, cause)) for getter in getters]
         session.touch(now_s)
         for getter, _ in told:
+            session.not_clocked.pop(getter, None)
             self.holds.drop(getter)
         for getter, answer in told:
             if isinstance(answer, str):

@@ -40,8 +40,8 @@ class Session:
 
     `calls` holds the calls that have not ended, by id. `outputs` maps each variable with a producer to the call that
     produces or produced it (None: the client set it, or it failed); a repeated call is recognised by it. `getters`
-    holds the getters of each variable that is awaited, `not_clocked` those whose JCT does not count yet, and some that
-    have gone. `made` says how each value that a call produced was made.
+    holds the getters of each variable that is awaited, `not_clocked` those of them whose JCT does not count yet. `made`
+    says how each value that a call produced was made.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Session:
         self.values: dict[str, str] = {}
         self.made: dict[str, Made] = {}
         self.getters: dict[str, list[Getter]] = {}
-        self.not_clocked: list[Getter] = []
+        self.not_clocked: dict[Getter, None] = {}
         self.held_bytes = self._answer_bytes = 0
         self._variables = self._waiting_calls = 0
 
@@ -154,12 +154,9 @@ class Session:
         The JCT counts from the first arrival among the unfinished calls that the variable needs.
         """
         for getter in tuple(self.not_clocked):
-            variable = getter.variable
-            if getter not in self.getters.get(variable, ()):
-                self.not_clocked.remove(getter)  # it was answered, or its client has gone
-            elif self.state_of(variable) is VariableState.PENDING:
-                self.not_clocked.remove(getter)
-                upstream = self.deductions.paths.upstream(variable)
+            if self.state_of(getter.variable) is VariableState.PENDING:
+                del self.not_clocked[getter]
+                upstream = self.deductions.paths.upstream(getter.variable)
                 getter.since_s = min(self.calls[call_id].arrived_s for call_id in upstream)
 
     def end(self) -> tuple[list[HeldCall], list[Getter]]:

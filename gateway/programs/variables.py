@@ -89,7 +89,7 @@ class Variables:
             return
         session.getters.setdefault(variable, []).append(getter)
         if getter.jct_s is not None:
-            session.not_clocked.append(getter)
+            session.not_clocked[getter] = None
         self._after.holds.add(session, getter, now_s)
         session.touch(now_s)
         if getter.mark is not None:
@@ -107,6 +107,7 @@ class Variables:
         if getter not in getters:
             return
         getters.remove(getter)
+        session.not_clocked.pop(getter, None)
         self._after.holds.drop(getter)
         if not getters:
             del session.getters[getter.variable]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import msgspec
 from e2e.faults.modes import HEALTHY
 from e2e.faults.raw_client import Client
 from e2e.ports import free_ports
-from e2e.servers import Server
+from e2e.servers import Launcher, Server
+from plait.gateway.config import UpstreamConfig
 
 KEY = "sk-engine"
 
@@ -68,3 +70,19 @@ class ScriptedServer(Server):
             command += ["--name", engine.name, "--model", ",".join(engine.models)]
             command += ["--port", str(engine.port), "--control-port", str(engine.control_port)]
         self._command = command
+
+
+@contextmanager
+def two_engines(folder: Path, *pace: str) -> Iterator[tuple[Server, ScriptedEngine]]:
+    """A gateway with its default time-outs, and one of two engines `a` and `b` that serve `demo` behind it."""
+    scripted = ScriptedServer("engines", {"a": ["demo"], "b": ["demo"]}, folder, *pace)
+    with ExitStack() as stack:
+        stack.callback(scripted.stop)
+        launch = stack.enter_context(Launcher(folder))
+        entries = [engine.entry() for engine in scripted.engines.values()]
+        gateway = launch.gateway(entries, upstream=msgspec.structs.asdict(UpstreamConfig()))
+        for server in (scripted, gateway):
+            server.start()
+        for server in (scripted, gateway):
+            server.wait_until_ready()
+        yield gateway, scripted.engines["a"]

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
-from e2e.faults.fleet import ScriptedServer
+from e2e.faults.fleet import two_engines
 from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.faults.watching import Watch
-from e2e.servers import Launcher
-from plait.gateway.config import UpstreamConfig
 
 APART_S: Final = 0.05
 """Between two calls. At this rate the healthy engine has some ten at once, and the stalled one looks no worse.
@@ -27,22 +22,12 @@ ANSWER_S: Final = 13.0
 
 async def test_new_streams_do_not_hide_the_stalled_ones(tmp_path: Path) -> None:
     """The engine is given up although each new call gets its first events from it at once."""
-    pace = ("--first-s", "0.1", "--token-s", "0.05")
-    scripted = ScriptedServer("engines", {"a": ["demo"], "b": ["demo"]}, tmp_path, *pace)
-    with ExitStack() as stack:
-        stack.callback(scripted.stop)
-        launch = stack.enter_context(Launcher(tmp_path))
-        entries = [engine.entry() for engine in scripted.engines.values()]
-        gateway = launch.gateway(entries, upstream=msgspec.structs.asdict(UpstreamConfig()))
-        for server in (scripted, gateway):
-            server.start()
-        for server in (scripted, gateway):
-            server.wait_until_ready()
+    with two_engines(tmp_path, "--first-s", "0.1", "--token-s", "0.05") as (gateway, engine):
         async with Client(gateway.port) as client, Watch(gateway.port) as watch:
-            await scripted.engines["a"].set_mode("hang_stream")
+            await engine.set_mode("hang_stream")
             calls: list[asyncio.Task[Answer]] = []
             begun_s = time.monotonic()
-            waiting = asyncio.create_task(watch.until(lambda: watch.was_out("a", begun_s), 2 * OUT_WITHIN_S))
+            waiting = asyncio.create_task(watch.until(lambda: watch.was_out(engine.name, begun_s), 2 * OUT_WITHIN_S))
             while not waiting.done():
                 calls.append(asyncio.create_task(_call(client, len(calls))))
                 await asyncio.sleep(APART_S)

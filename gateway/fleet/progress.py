@@ -124,7 +124,7 @@ class Progress:
         return any(not booking.client_is_slow for booking in self._streaming)
 
     def is_stalled(self, now_s: float) -> bool:
-        """Whether no stream goes on, no answer ends, and prompts that are computed do not explain it.
+        """Whether no stream goes on and no answer ends for longer than prompts and the streams' own pauses explain.
 
         New calls may have got their first bytes meanwhile. A stream whose client does not read is owed nothing.
         """

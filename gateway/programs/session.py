@@ -193,5 +193,7 @@ class Session:
         for name, getters in self.getters.items():
             assert getters
             assert self.state_of(name) in {VariableState.EMPTY, VariableState.PENDING}
+        timed = [getter for waiting in self.getters.values() for getter in waiting if getter.jct_s is not None]
+        assert self.not_clocked.keys() == {getter for getter in timed if getter.since_s is None}
         for call in self.calls.values():
             assert call.ready_s is not None or view.call_state(call.call_id) is CallState.WAITING

@@ -137,12 +137,10 @@ class Executor:
         session.made[output.variable] = Made(min((call.arrived_s, *begun_s)), was_cut)
         session.hold(size_bytes)
         call.produced += 1
-        if call.output is None:
-            effects = effects._replace(ended=session.graph.finish(call.call_id).ended)
         self._after.apply(session, effects, now_s)
 
     def finish(self, call: HeldCall, now_s: float) -> None:
-        """A running call without outputs has its answer. No effect on others, which finish with their last output."""
+        """A running call has its answer. No effect on a call with outputs, which finishes with its last one."""
         session = self._after.homes.get(call)
         if session is not None:
             self._after.apply(session, session.graph.finish(call.call_id), now_s)

@@ -92,7 +92,6 @@ class NativeSteps:
             raise problem
         executor.start(step, now_s)
         executor.produce(step, value, now_s)
-        executor.finish(step, now_s)
 
     def set_failed(self, session: Session, variable: str, what: FailureCause, now_s: float) -> None:
         """The client could not compute a variable. Saying so again has no effect.

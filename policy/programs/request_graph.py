@@ -94,21 +94,24 @@ class RequestGraph:
         return NO_EFFECTS
 
     def produce(self, call_id: str, variable: str) -> Effects:
-        """A running call's next output has its value."""
+        """A running call's next output has its value. With its last one the call finishes."""
         node = self._store.call(call_id)
-        output = next(iter(node.unset), None)
-        if output is None or output.name != variable:
-            due = "has produced all its outputs" if output is None else f"must produce {output.name!r} next"
-            raise GraphTransitionError(f"call {call_id!r} {due}: it cannot produce {variable!r} now")
-        self._store.enter(node, CallEvent.PRODUCE)
+        due = node.due
+        if due is None or due.name != variable:
+            raise GraphTransitionError(f"call {call_id!r} must produce {due and due.name!r} next, not {variable!r}")
+        is_last = due is node.outputs[-1]
+        if is_last:
+            self._store.end(node, CallEvent.FINISH)
+        else:
+            self._store.enter(node, CallEvent.PRODUCE)
         node.produced += 1
-        return self._set(output)
+        return self._set(due, (Ended(call_id, node.state, None),) if is_last else ())
 
     def finish(self, call_id: str) -> Effects:
-        """A running call has ended after producing all its outputs."""
+        """A running call without outputs has its answer."""
         node = self._store.call(call_id)
-        if node.unset:
-            raise GraphTransitionError(f"call {call_id!r} cannot finish before it produces {node.unset[0].name!r}")
+        if node.due is not None:
+            raise GraphTransitionError(f"call {call_id!r} cannot finish before it produces {node.due.name!r}")
         self._store.end(node, CallEvent.FINISH)
         return Effects(ended=(Ended(call_id, node.state, None),))
 
@@ -162,7 +165,7 @@ class RequestGraph:
         node.enter(CallEvent.FAIL)
         return self._collapse(node, cause, (), added=node.call_id)
 
-    def _set(self, variable: VariableNode) -> Effects:
+    def _set(self, variable: VariableNode, ended: tuple[Ended, ...] = ()) -> Effects:
         cut, ready = [], []
         for call in variable.consumers:
             if variable.state is VariableState.PENDING and variable.producer is not None:
@@ -172,7 +175,7 @@ class RequestGraph:
                 self._store.enter(call, CallEvent.UNBLOCK)
                 ready.append(call.call_id)
         variable.enter(VariableEvent.SET)
-        return Effects(ready=tuple(ready), variable_set=variable.name, cut=tuple(cut))
+        return Effects(ready=tuple(ready), variable_set=variable.name, ended=ended, cut=tuple(cut))
 
     def _break_off(self, call_id: str, event: CallEvent, what: object) -> Effects:
         node = self._store.call(call_id)

@@ -76,6 +76,11 @@ class CallNode:
         self.state = next_state(CALL_TRANSITIONS, self.state, event, "call", self.call_id)
 
     @property
+    def due(self) -> VariableNode | None:
+        """The output that the call has to produce next; None if it has no outputs."""
+        return self.outputs[self.produced] if self.outputs else None
+
+    @property
     def unset(self) -> tuple[VariableNode, ...]:
         """The outputs that the call has still to produce, the next first."""
         return self.outputs[self.produced :] if self.produced else self.outputs

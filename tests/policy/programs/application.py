@@ -24,10 +24,10 @@ class Application:
     def run(self, name: str) -> list[str]:
         """The calls whose deductions change while a ready call runs from start to end."""
         graph, apply = self.graph, self.deductions.apply
-        changed = [*apply(graph.start(name))]
-        for output in graph.view.unset_outputs(name):
+        outputs, changed = graph.view.unset_outputs(name), [*apply(graph.start(name))]
+        for output in outputs:
             changed += apply(graph.produce(name, output))
-        return [*changed, *apply(graph.finish(name))]
+        return changed if outputs else [*changed, *apply(graph.finish(name))]
 
     def stages(self) -> dict[str, tuple[str | None, int | None]]:
         """The objective in a word, and the stage, of every call."""

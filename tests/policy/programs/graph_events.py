@@ -20,11 +20,8 @@ def trail(cause: Cause | None) -> list[tuple[str, str]]:
 
 def run(graph: RequestGraph, call_id: str, *outputs: str) -> list[Effects]:
     """A ready call from its start to its end."""
-    return [
-        graph.start(call_id),
-        *(graph.produce(call_id, output) for output in outputs),
-        graph.finish(call_id),
-    ]
+    done = [graph.start(call_id), *(graph.produce(call_id, output) for output in outputs)]
+    return done if outputs else [*done, graph.finish(call_id)]
 
 
 def refused(graph: RequestGraph, event: Callable[[], object], error: type[GraphError]) -> GraphError:

@@ -38,7 +38,7 @@ class Job:
         self.deductions.apply(effects)
 
     def run(self, name: str, output: str) -> None:
-        for effects in (self.graph.start(name), self.graph.produce(name, output), self.graph.finish(name)):
+        for effects in (self.graph.start(name), self.graph.produce(name, output)):
             self.apply(effects)
 
     def shares(self, left_s: float = 16.0) -> dict[str, float]:

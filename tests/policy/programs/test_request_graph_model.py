@@ -237,6 +237,8 @@ class Session(RuleBasedStateMachine):
         def change() -> None:
             spec.produced += 1
             self.model.values.add(name)
+            if not spec.unset:
+                self.end(call_id)
 
         legal = spec.started and spec.unset[:1] == [name]
         self.happens(lambda: self.graph.produce(call_id, name), change, legal=legal)

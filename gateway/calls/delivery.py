@@ -33,7 +33,8 @@ class Delivery(msgspec.Struct, frozen=True):
     there only if there is no other engine. The body has `prompts` prompts and asks for `choices` completions in all.
     The model's context is `context_tokens` long, None if it is not known. The answer has this `form`. Only engines that
     have the `route` may get it, if it is not None. It is a `turn_of` a session that the client has named, be it by
-    `session` or in its own way; empty if it has named none.
+    `session` or in its own way; empty if it has named none. Its text becomes the variable `output`. It was held for
+    `held_s` until its inputs had values.
     """
 
     call: Call
@@ -54,6 +55,8 @@ class Delivery(msgspec.Struct, frozen=True):
     form: AnswerForm = COMPLETION
     route: str | None = None
     turn_of: str = ""
+    output: str | None = None
+    held_s: float | None = None
 
 
 Problem = EngineError | str | None

@@ -156,10 +156,16 @@ class ChainedCall(ABC):
             self.promise.end()
 
     async def _attempt(self, send: Send, failed: Sequence[Outcome]) -> Outcome:
-        text = TextTap(self._on_text) if self.call.outputs else None
-        avoids = frozenset(outcome.engine_id for outcome in failed)
-        held = AnswerBytes(self.runner.executor.sessions, self.session)
-        delivery = msgspec.structs.replace(self.promise.delivery, text=text, held=held, avoids=avoids)
+        call, output = self.call, self.call.output
+        text = None if output is None else TextTap(self._on_text)
+        delivery = msgspec.structs.replace(
+            self.promise.delivery,
+            text=text,
+            held=AnswerBytes(self.runner.executor.sessions, self.session),
+            avoids=frozenset(outcome.engine_id for outcome in failed),
+            output=None if output is None else output.variable,
+            held_s=None if call.ready_s is None else call.ready_s - call.arrived_s,
+        )
         outcome = await self.runner.relay.run(delivery, send)
         self._was_cut = text is not None and text.was_cut
         return outcome
@@ -199,14 +205,15 @@ class ChainedCall(ABC):
             executor.fail(call, cause, loop_time_s())
         if error is not None:
             self.on_failed(error)
-        log.info(
-            "chained call",
-            request_id=call.call_id,
-            session=self.session.session_id,
-            outputs=[output.variable for output in call.outputs],
-            problem=cause and cause.message,
-            held_s=None if call.ready_s is None else round(call.ready_s - call.arrived_s, 4),
-        )
+        if cause is not None:
+            log.info(
+                "chained call",
+                request_id=call.call_id,
+                session=self.session.session_id,
+                outputs=[output.variable for output in call.outputs],
+                problem=cause.message,
+                held_s=None if call.ready_s is None else round(call.ready_s - call.arrived_s, 4),
+            )
 
 
 def _cause_of(error: PlaitError) -> FailureCause:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from benchmarks.chaining.served import Request, Served
+from benchmarks.chaining.served import Request, Served, completion
 
 HELD_SESSIONS = 1_000
 CALLS_A_SESSION = 10
@@ -26,7 +26,8 @@ CRITERIA: Final[Mapping[str, Any]] = {
 """What each get of a program asks for, by name."""
 PROMPT = "Go on with this, and keep to what was said so far. " * 20
 """What a prompt holds beside its number and the value before it: 1,000 characters, and so has each answer."""
-ANSWER = "x" * len(PROMPT)
+TEXT = "x" * len(PROMPT)
+ANSWER = completion(TEXT)
 HOLD_TURNS = 5
 """Turns of the event loop after which a request is held: it waits for nothing else on its way there."""
 
@@ -55,7 +56,7 @@ class Measurement:
         """CPU seconds of plain calls, each from its request to its answer, with the prompts that chained ones have."""
         served, times_s = self._served, []
         for _ in range(calls):
-            prompt = self._prompt(ANSWER)
+            prompt = self._prompt(TEXT)
             began_s = time.process_time()
             request = served.complete(prompt)
             await served.engine.calls(1)

@@ -49,12 +49,15 @@ class CuedEngine:
             self._came.clear()
             await self._came.wait()
 
-    def answer(self, text: str) -> None:
+    def answer(self, completion: bytes) -> None:
         """Answer the call that came first."""
-        usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 0}}
-        self._calls.popleft().set_result(
-            msgspec.json.encode({"choices": [{"text": text, "finish_reason": "stop"}], "usage": usage})
-        )
+        self._calls.popleft().set_result(completion)
+
+
+def completion(text: str) -> bytes:
+    """An engine's answer with this text."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 0}}
+    return msgspec.json.encode({"choices": [{"text": text, "finish_reason": "stop"}], "usage": usage})
 
 
 class _Nowhere:

@@ -135,6 +135,6 @@ def _reason_text(reason: object) -> str:
 
 def _within(value: object, limit: int) -> int | None:
     """The number, at least 0 and at most the limit; None if it is no number."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or (isinstance(value, float) and isnan(value)):
-        return None
-    return int(min(max(value, 0), limit))
+    if type(value) is int:  # nearly always, and no bool
+        return min(max(value, 0), limit)
+    return int(min(max(value, 0), limit)) if isinstance(value, float) and not isnan(value) else None

@@ -13,6 +13,7 @@ only with calls and links, not with time. They are kept from event to event.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from math import inf
 from typing import Final
 
 from plait.policy.programs.objectives_marks import Marks
@@ -57,31 +58,21 @@ class CriticalPaths:
         `left_s` is the time until a timed variable is due. `call_left_s` is the time that a call still takes. Calls
         that no timed variable needs have no share. O(calls without producers on the paths, times the variables).
         """
-        below_s = {call_id: self._below_s[call_id] for call_id in call_ids if call_id in self._below_s}
-        if not below_s:
-            return {}
-        critical_s = self._critical_s({variable for paths_s in below_s.values() for variable in paths_s}, call_left_s)
-        scale = {
-            variable: max(0.0, left_s(variable)) / length_s if length_s else 0.0
-            for variable, length_s in critical_s.items()
-        }
-        return {
-            call_id: min(scale[variable] * (critical_s[variable] - path_s) for variable, path_s in paths_s.items())
-            for call_id, paths_s in below_s.items()
-        }
+        shares: dict[str, float] = {}
+        critical: dict[str, tuple[float, float]] = {}  # by variable: its longest path, and the time for each second
+        for call_id in call_ids:
+            for variable, below_s in self._below_s.get(call_id, _NO_PATHS).items():
+                if variable not in critical:
+                    length_s = self._critical_s(variable, call_left_s)
+                    critical[variable] = length_s, max(0.0, left_s(variable)) / length_s if length_s else 0.0
+                length_s, stretch = critical[variable]
+                shares[call_id] = min(stretch * (length_s - below_s), shares.get(call_id, inf))
+        return shares
 
-    def _critical_s(self, variables: Iterable[str], call_left_s: Callable[[str], float]) -> dict[str, float]:
-        """The length of each variable's critical path, which begins with a call that waits for no other call."""
-        critical_s = dict.fromkeys(variables, 0.0)
-        for call_id in self._first:
-            paths_s = self._below_s[call_id]
-            if paths_s.keys().isdisjoint(critical_s):
-                continue
-            own_s = call_left_s(call_id)
-            for variable, path_s in paths_s.items():
-                if path_s + own_s > critical_s.get(variable, path_s + own_s):
-                    critical_s[variable] = path_s + own_s
-        return critical_s
+    def _critical_s(self, variable: str, call_left_s: Callable[[str], float]) -> float:
+        """The length of a variable's critical path, which begins with a call that waits for no other call."""
+        paths_s = ((call_id, self._below_s[call_id].get(variable)) for call_id in self._first)
+        return max((below_s + call_left_s(call_id) for call_id, below_s in paths_s if below_s is not None), default=0.0)
 
     def link(self, link: Link, count: int) -> None:
         """A link has come (1) or gone (-1)."""

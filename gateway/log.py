@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -73,10 +72,13 @@ class _Logger(_OfAnyLevel):  # type: ignore[misc]
     """
 
     def info(self, event: str, *args: object, **fields: object) -> None:
-        if _threshold["level"] <= logging.INFO:
-            with suppress(structlog.DropEvent):
-                written, more = self._process_event("info", event % args if args else event, fields)
-                self._logger.info(*written, **more)
+        if _threshold["level"] > logging.INFO:
+            return
+        try:
+            written, more = self._process_event("info", event % args if args else event, fields)
+        except structlog.DropEvent:
+            return
+        self._logger.info(*written, **more)
 
 
 def _drop_below_threshold(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

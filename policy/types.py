@@ -50,8 +50,7 @@ class TaskGroup:
     calls: int
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One LLM call as the policies see it. Its prompt is given as chained hashes of whole tree blocks, not as text.
 
     `block_hashes[i]` is the hash of the first `(i + 1) * block_tokens` tokens of the prompt (see `block_hash`).

@@ -20,7 +20,7 @@ from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
 from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.fleet.router import Router
 from plait.policy.prefix.answered_prompts import whole_hash
-from plait.policy.types import Call, TaskGroup
+from plait.policy.types import Call
 
 OFF_LOOP_BYTES = 16 * 1024
 """Larger bodies are tokenized in threads: some 4,000 tokens would block the event loop for 2 ms or more."""
@@ -61,9 +61,8 @@ class CallReader:
         incoming: Incoming,
         request: ChatRequest | CompletionRequest,
         annotations: Annotations,
-        group: TaskGroup | None = None,
     ) -> Delivery:
-        """The call, as part of its task `group`, ready to be delivered.
+        """The call, with the objectives in its annotations, ready to be delivered.
 
         Raises `CallerError` for a call that no engine can take, `NoEngineError` while no engine of the model is up.
         """
@@ -84,7 +83,6 @@ class CallReader:
             slo=annotations.slo,
             objective=annotations.objective,
             priority=annotations.priority,
-            group=group,
             output_limit=request.output_limit,
             streamed=bool(request.stream),
             prompt_hash=self._arrived(request, prompt),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -62,7 +62,7 @@ class Delivery(msgspec.Struct, frozen=True):
 Problem = EngineError | str | None
 
 
-class Outcome(NamedTuple):
+class Outcome(msgspec.Struct, frozen=True):
     """How a delivered call ended.
 
     `problem` is None if the engine answered in full, with a text where one is read. It is an `EngineError` if the

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
@@ -20,7 +21,7 @@ from plait.gateway.config import Config, ModelConfig
 from plait.policy.prefix.block_hash import extend_chain, root_hash
 
 
-class TokenizedPrompt(NamedTuple):
+class TokenizedPrompt(msgspec.Struct, frozen=True):
     """A request's prompts as token ids. `tokens` is their total, `block_hashes` are those of the first prompt.
 
     `exact` is True if the engine's tokenizer gives the same ids. `root` is the hash before the first block. One of

@@ -58,7 +58,8 @@ class AnswerWindow:
     @property
     def lag_bytes(self) -> int:
         """How far the slowest follower is behind."""
-        return max((self._written_bytes - follower.size_bytes for follower in self.followers), default=0)
+        written = self._written_bytes
+        return written - min([follower.size_bytes for follower in self.followers], default=written)
 
     def next(self, follower: Follower) -> Message | None:
         """The next message for a follower; None if it has not come yet."""

@@ -189,9 +189,10 @@ class ChainedCall(ABC):
                 FailureCause(message="the gateway has stopped", transient=True), EngineError("The gateway has stopped.")
             )
             raise
-        finally:  # `_end` has no effect here unless an unforeseen exception was raised
-            unforeseen = EngineError("The call failed because of an internal error of the gateway; see its log.")
-            self._end(FailureCause(message="an internal error of the gateway"), unforeseen)
+        finally:
+            if not self._has_ended:  # an unforeseen exception was raised
+                unforeseen = EngineError("The call failed because of an internal error of the gateway; see its log.")
+                self._end(FailureCause(message="an internal error of the gateway"), unforeseen)
 
     def _end(self, cause: FailureCause | None, error: PlaitError | None) -> None:
         """Tell the executor and the clients how the call ended. Only the first call has an effect."""

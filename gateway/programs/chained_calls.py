@@ -74,8 +74,7 @@ class AnsweredCall(ChainedCall):
         incoming = msgspec.structs.replace(
             asked.incoming, body=msgspec.json.encode(fields), request_id=call.call_id, arrived_s=ready.ready_s
         )
-        promised = self.promise.annotated(asked.annotations, ready.ready_s)
-        delivery = await runner.reader.read(incoming, request, promised, ready.group)
+        delivery = await runner.reader.read(incoming, request, asked.annotations)
         runner.executor.start(call, loop_time_s())
         if not call.outputs:
             await self.deliver(delivery, self.answer.send)

@@ -39,7 +39,7 @@ class GrowingText:
         return text[start - begins :] if begins < start else text
 
     def __str__(self) -> str:
-        return self.since(0)
+        return "".join([*self._blocks, *self._pieces])
 
 
 def utf8_bytes(text: str) -> int:

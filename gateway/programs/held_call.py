@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
 
 from plait.backends.errors import PlaitError
 from plait.gateway.calls.condition import Condition
@@ -29,7 +31,7 @@ class Output:
         return text if self.transform is None else self.transform.apply(text)
 
 
-class Made(NamedTuple):
+class Made(msgspec.Struct, frozen=True):
     """How a value was made. The job began at `begun_s`, with the first call that the value needed.
 
     `was_cut` is True if the text ended at its length limit.
@@ -39,8 +41,7 @@ class Made(NamedTuple):
     was_cut: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(msgspec.Struct, frozen=True):
     """What a call that may run is promised: its SLO, its objective, and the task group that it is placed with.
 
     The SLO's times count from `since_s`: when the call was ready, or when a later get or call changed its objective.
@@ -49,14 +50,14 @@ class Promise:
     slo: Slo | None
     objective: Objective | None
     group: TaskGroup | None
-    since_s: float = field(compare=False)
+    since_s: float
 
     def slo_from(self, zero_s: float) -> Slo | None:
         """The SLO for times that count from `zero_s`."""
         return None if self.slo is None else self.slo.from_zero(self.since_s - zero_s)
 
 
-class ReadyCall(NamedTuple):
+class ReadyCall(msgspec.Struct, frozen=True):
     """A ready call's input values and its objectives, whose times count from `ready_s` (docs/design/clocks.md).
 
     `group` is the task group that it is placed with.
@@ -151,7 +152,7 @@ class HeldCall:
             self.owner.on_ready(ready)
             return
         since_s = before.since_s if before.slo == ready.slo else now_s
-        self.promise = replace(ready.promise, group=ready.group or before.group, since_s=since_s)
+        self.promise = Promise(ready.slo, ready.objective, ready.group or before.group, since_s)
         if self.promise != before:
             self.owner.on_refined(self.promise)
 

@@ -156,10 +156,11 @@ class RecordedAnswer:
                 self._waiting.remove(waiter)
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
 
 
 async def _keep_alive(send: Send, headers: Headers, *, begun: bool) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from secrets import token_hex
 
 import msgspec
 
-from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.held_call import Promise
@@ -50,11 +48,6 @@ class StandingPromise:
         """No delivery is on its way."""
         self._delivery = None
 
-    def annotated(self, annotations: Annotations, zero_s: float) -> Annotations:
-        """The client's annotations, with what a step is promised whose times count from `zero_s`."""
-        slo = self.slo_from(zero_s) or NO_SLO
-        return msgspec.structs.replace(annotations, slo=slo, objective=self._promise.objective)
-
     def slo_from(self, zero_s: float) -> Slo | None:
         """A step's SLO: the call's TTFT and TPOT, and an equal share of what is left of its JCT.
 
@@ -71,9 +64,6 @@ class StandingPromise:
 
     def _renewed(self, delivery: Delivery, handle: str | None) -> Delivery:
         """The delivery under this handle, with what the call is promised now."""
-        call, promise = delivery.call, self._promise
-        promised = (self.slo_from(delivery.arrived_s) or NO_SLO, promise.objective, promise.group)
-        if promised != (call.slo, call.objective, call.group):  # a copy takes a few microseconds
-            slo, objective, group = promised
-            call = replace(call, slo=slo, objective=objective, group=group)
+        promise, slo = self._promise, self.slo_from(delivery.arrived_s) or NO_SLO
+        call = delivery.call._replace(slo=slo, objective=promise.objective, group=promise.group)
         return msgspec.structs.replace(delivery, call=call, handle=handle)

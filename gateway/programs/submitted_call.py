@@ -48,9 +48,7 @@ class SubmittedCall(ChainedCall):
                 arrived_s=now_s if number else ready.ready_s,
             )
             self.promise.steps_left = len(submission.steps) - number
-            promised = self.promise.annotated(annotations, incoming.arrived_s)
-            request = self.unless_watched(request)
-            delivery = await self.runner.reader.read(incoming, request, promised, ready.group)
+            delivery = await self.runner.reader.read(incoming, self.unless_watched(request), annotations)
             if number == 0:
                 self.runner.executor.start(self.call, now_s)
             generated = await self.generate(msgspec.structs.replace(delivery, continues_on=engine_id), _nobody)

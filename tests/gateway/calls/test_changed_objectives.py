@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -53,7 +52,7 @@ def report(made: Gateway, engine: str, *, takes_objectives: bool = True) -> None
 
 
 def changed(delivery: Delivery, slo: Slo | None, objective: Objective | None = Objective.LATENCY) -> Delivery:
-    call: Call = replace(delivery.call, slo=slo, objective=objective)
+    call: Call = delivery.call._replace(slo=slo, objective=objective)
     return msgspec.structs.replace(delivery, call=call)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -30,7 +29,7 @@ def spread(calls: int, *, grouped: bool) -> list[int]:
         router.add_engine(name, COSTS, kv_tokens=1_000_000)
         router.health.answered(name, {"m": None})
     for number in range(32):
-        chat = replace(prompt(100 + number), prompt_tokens=1000, block_hashes=[])
+        chat = prompt(100 + number)._replace(prompt_tokens=1000, block_hashes=[])
         booking = router.book(chat, router.select(chat, 0.0), 0.0)
         router.first_token(booking, 1.0)
     group = TaskGroup("g", calls) if grouped else None
@@ -76,11 +75,11 @@ def test_a_call_on_an_engine_may_change_its_group() -> None:
     alone, member = prompt(1), prompt(2, group=group)
     for call in (alone, member):
         demand.placed(call)
-    demand.refined(alone, replace(alone, group=group))
+    demand.refined(alone, alone._replace(group=group))
     assert demand.siblings(prompt(3, group=group)) == 0, "both are placed"
-    demand.refined(member, replace(member, group=other))
+    demand.refined(member, member._replace(group=other))
     assert demand.siblings(prompt(3, group=group)) == 1
-    for call in (replace(alone, group=group), replace(member, group=other)):
+    for call in (alone._replace(group=group), member._replace(group=other)):
         demand.left(call)
     demand.check(0)
 
@@ -90,5 +89,5 @@ def test_answers_of_task_groups_have_a_length_of_their_own() -> None:
     for second in range(100):  # the prior counts as four calls
         demand.answered(part, 20, float(second))
         demand.answered(chat, 400, float(second))
-    lengths = [demand.traffic(call).expected_output_tokens(None) for call in (part, chat, replace(chat, model="other"))]
+    lengths = [demand.traffic(call).expected_output_tokens(None) for call in (part, chat, chat._replace(model="other"))]
     assert lengths == [pytest.approx(26, abs=1), pytest.approx(378, abs=3), 100]

@@ -4,7 +4,7 @@ engines reported and what running calls will bring, and when all has ended nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -154,7 +154,7 @@ class Fleet(RuleBasedStateMachine):
     )
     def refine(self, which: int, slo: Slo | None, group: TaskGroup | None) -> None:
         booking = list(self.running)[which % len(self.running)]
-        call = replace(booking.call, slo=slo, group=group)
+        call = booking.call._replace(slo=slo, group=group)
         self.router.refine(booking, call)
         assert booking.call is call
 

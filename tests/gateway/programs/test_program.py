@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from plait.backends.errors import CallerError, ConflictError, LimitError, PlaitError, ValueTooLargeError
 from plait.gateway.programs import program_entry
@@ -129,7 +130,7 @@ def test_it_is_like_its_parts_with_the_first_calls_held_back(drawn: Drawn) -> No
     parts.executor.variables.set_value(parts.session(), BEGIN, "", 0.0)
 
     expected = {
-        name: started._replace(values={key: text for key, text in started.values.items() if key != BEGIN})
+        name: replace(started, values={key: text for key, text in started.values.items() if key != BEGIN})
         for name, started in run_to_the_end(parts, held_back).items()
     }
     assert run_to_the_end(whole, entered) == expected

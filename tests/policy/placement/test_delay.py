@@ -5,7 +5,7 @@ An iteration takes 10 ms, 1 ms for each new token and 10 us for each token of co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import pytest
@@ -104,7 +104,7 @@ def test_a_cached_prefix_attracts_until_using_it_costs_more_than_computing_it_ag
 
 
 def urgent(*engines: Engine, ttft_s: float) -> tuple[str, bool]:
-    placement = least_delay(replace(call_of("prefix"), slo=Slo(ttft_s=ttft_s)), situation(*engines))
+    placement = least_delay(call_of("prefix")._replace(slo=Slo(ttft_s=ttft_s)), situation(*engines))
     return placement.engine_id, placement.is_at_risk
 
 
@@ -122,7 +122,7 @@ def test_a_call_with_a_ttft_goes_where_it_is_met_even_if_that_delays_others_more
 def test_an_engine_that_serves_urgent_calls_first_makes_them_wait_for_urgent_calls_only() -> None:
     fleet = situation(Engine("prefix", waiting=(300,), contexts=(300,)), Engine(contexts=(100,) * 9))
     fleet.engines[0].use_report(100, urgent_first=True)
-    call = replace(call_of("prefix"), slo=Slo(ttft_s=0.2))
+    call = call_of("prefix")._replace(slo=Slo(ttft_s=0.2))
     assert least_delay(call, fleet).engine_id == "0"
     fleet.engines[0].queue.add(Prefill(300, 0.3, 0.0, 0.0, is_urgent=True))
     assert least_delay(call, fleet).engine_id == "1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations, pairwise
 from math import inf
 
@@ -54,5 +53,5 @@ def test_an_engine_is_used_only_if_that_saves_a_tenth(places: list[Place], calls
 
 def test_a_ttft_comes_before_the_group() -> None:
     fleet = situation(Engine("prefix", contexts=(100,) * 9), Engine())._replace(siblings=15)
-    call = replace(call_of("prefix"), slo=Slo(ttft_s=0.05))
+    call = call_of("prefix")._replace(slo=Slo(ttft_s=0.05))
     assert least_delay(call, fleet).engine_id == least_delay(call, fleet._replace(siblings=0)).engine_id

@@ -125,8 +125,7 @@ class DelayCost(NamedTuple):
         return self.queue_s + self.prefill_s + self.decode_s + self.stall_s + self.slow_s
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """The choice of an engine for a call. `cached_tokens` of the prompt are expected in that engine's cache.
 
     `is_at_risk` says that no engine is expected to meet the call's TTFT.

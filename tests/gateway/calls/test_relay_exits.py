@@ -85,6 +85,19 @@ async def test_a_client_that_goes_away_when_the_engine_has_said_all_changes_no_b
         assert made.seconds_booked("a") == pytest.approx((0.010 + 0.193) + 9 * 0.011)
 
 
+async def test_a_gateway_that_stops_while_it_gives_a_call_up() -> None:
+    async with gateway(FakeHttp(None), FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        task = asyncio.create_task(made.deliver(Client()))
+        await until_stuck()
+        (booking,) = made.router.engines["a"].progress.waiting
+        assert booking.give_up is not None
+        booking.give_up()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert made.outcomes() == {("a", "client_gone"): 1}, "it is not tried elsewhere"
+
+
 async def test_a_client_that_was_gone_already() -> None:
     client = Client()
     client.gone.set()

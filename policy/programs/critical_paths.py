@@ -71,8 +71,12 @@ class CriticalPaths:
 
     def _critical_s(self, variable: str, call_left_s: Callable[[str], float]) -> float:
         """The length of a variable's critical path, which begins with a call that waits for no other call."""
-        paths_s = ((call_id, self._below_s[call_id].get(variable)) for call_id in self._first)
-        return max((below_s + call_left_s(call_id) for call_id, below_s in paths_s if below_s is not None), default=0.0)
+        length_s = 0.0
+        for call_id in self._first:
+            below_s = self._below_s[call_id].get(variable)
+            if below_s is not None:
+                length_s = max(length_s, below_s + call_left_s(call_id))
+        return length_s
 
     def link(self, link: Link, count: int) -> None:
         """A link has come (1) or gone (-1)."""

@@ -127,9 +127,10 @@ class Deductions:
             self.paths.touch(effects.added)
         for links, count in ((effects.linked, 1), (effects.cut, -1)):
             for link in links:
-                self._needs.link(link, count)
                 self.paths.link(link, count)
-                changed[link.producer] = None
+                if link.producer in self._graph:  # what has ended is forgotten below
+                    self._needs.link(link, count)
+                    changed[link.producer] = None
         if effects.variable_set is not None and effects.variable_set in self._marks:
             self._marks.answer(effects.variable_set)
             for producer in self._producer(effects.variable_set):

@@ -33,6 +33,8 @@ class TextTap:
     `was_cut` is True if the text ended at its length limit.
     """
 
+    __slots__ = ("_found", "_on_text", "_problem", "was_cut")
+
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self._on_text = on_text
         self._found = False

@@ -7,7 +7,6 @@ token ids, it gets those instead of text, so that a prompt is not tokenized twic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -84,8 +83,7 @@ class EngineBody(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardedBody:
+class ForwardedBody(msgspec.Struct, frozen=True):
     """A body that engines get as it came, but for Plait's own field and for a model under another name (`renamed`)."""
 
     original: bytes
@@ -111,8 +109,7 @@ class ForwardedBody:
         return msgspec.json.encode(fields)
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingBody:
+class OutgoingBody(msgspec.Struct, frozen=True):
     """A request's body, and the changes to it that do not depend on the engine.
 
     `prompt_ids` are the prompts' token ids if an engine may compute those. `cache_salt` separates the tenants' caches.

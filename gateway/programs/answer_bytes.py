@@ -10,6 +10,8 @@ from plait.gateway.programs.sessions import Sessions
 class AnswerBytes:
     """One answer's part of the bytes that a tenant's sessions hold. Once the session has ended nothing counts."""
 
+    __slots__ = ("_session", "_sessions")
+
     def __init__(self, sessions: Sessions, session: Session) -> None:
         self._sessions = sessions
         self._session = session

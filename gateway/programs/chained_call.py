@@ -64,11 +64,14 @@ class CallRunner:
 class ChainedCall(ABC):
     """Runs one call. It tells the executor exactly once how the call ended."""
 
+    __slots__ = ("_has_ended", "_task", "_was_cut", "call", "held", "promise", "runner", "session")
+
     def __init__(self, runner: CallRunner, session: Session) -> None:
         self.runner = runner
         self.session = session
         self.call: HeldCall
         self.promise = StandingPromise(runner.relay)
+        self.held = AnswerBytes(runner.executor.sessions, session)
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
         self._was_cut = False
@@ -161,7 +164,7 @@ class ChainedCall(ABC):
         delivery = msgspec.structs.replace(
             self.promise.delivery,
             text=text,
-            held=AnswerBytes(self.runner.executor.sessions, self.session),
+            held=self.held,
             avoids=frozenset(outcome.engine_id for outcome in failed),
             output=None if output is None else output.variable,
             held_s=None if call.ready_s is None else call.ready_s - call.arrived_s,
@@ -200,10 +203,10 @@ class ChainedCall(ABC):
             return
         self._has_ended = True
         executor, call = self.runner.executor, self.call
-        if cause is None:
-            executor.finish(call, loop_time_s())
-        else:
+        if cause is not None:
             executor.fail(call, cause, loop_time_s())
+        elif not call.outputs:  # a call with outputs has finished with the last
+            executor.finish(call, loop_time_s())
         if error is not None:
             self.on_failed(error)
         if cause is not None:

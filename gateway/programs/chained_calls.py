@@ -24,7 +24,6 @@ from plait.gateway.calls.condition import with_condition
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.calls.outgoing import FIELDS, as_stream
 from plait.gateway.calls.relay import Relay
-from plait.gateway.programs.answer_bytes import AnswerBytes
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.failure_cause import FailureCause
@@ -54,10 +53,12 @@ class HeldRequest(NamedTuple):
 class AnsweredCall(ChainedCall):
     """A call whose clients get the engine's answer: a request to one of OpenAI's routes."""
 
+    __slots__ = ("_asked", "answer", "streams")
+
     def __init__(self, runner: CallRunner, session: Session, asked: HeldRequest) -> None:
         super().__init__(runner, session)
         may_repeat = asked.annotations.output is not None
-        self.answer = RecordedAnswer(AnswerBytes(runner.executor.sessions, session), keeps=may_repeat)
+        self.answer = RecordedAnswer(self.held, keeps=may_repeat)
         self.streams = bool(asked.request.stream)
         self._asked: HeldRequest | None = asked
 
@@ -81,7 +82,7 @@ class AnsweredCall(ChainedCall):
         elif streamed is None:
             await self.generate(delivery, self.answer.send)
         else:
-            unstreamed = UnstreamedAnswer(self.answer.send, AnswerBytes(runner.executor.sessions, self.session))
+            unstreamed = UnstreamedAnswer(self.answer.send, self.held)
             try:
                 await self.generate(delivery, unstreamed.send)
             finally:

@@ -21,6 +21,8 @@ class StandingPromise:
     `steps_left` counts the step that is on its way or comes next, and those after it.
     """
 
+    __slots__ = ("_delivery", "_promise", "_relay", "steps_left")
+
     def __init__(self, relay: Relay) -> None:
         self.steps_left = 1
         self._relay = relay

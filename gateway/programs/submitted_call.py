@@ -28,6 +28,8 @@ class HeldSubmission(NamedTuple):
 class SubmittedCall(ChainedCall):
     """A call whose client does not wait for it. Clients get its outputs by name."""
 
+    __slots__ = ("_asked",)
+
     def __init__(self, runner: CallRunner, session: Session, asked: HeldSubmission) -> None:
         super().__init__(runner, session)
         incoming = msgspec.structs.replace(asked.incoming, path=asked.submission.path)

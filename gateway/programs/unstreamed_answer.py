@@ -26,6 +26,8 @@ class UnstreamedAnswer:
     tried again or fails. Each head begins a new answer.
     """
 
+    __slots__ = ("_completion", "_headers", "_held", "_held_bytes", "_is_stream", "_to_client")
+
     def __init__(self, to_client: Send, held: HeldBytes) -> None:
         self._to_client = to_client
         self._held = held

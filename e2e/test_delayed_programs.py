@@ -69,6 +69,8 @@ async def test_the_first_stage_knows_its_objective_and_its_group(fleet: Fleet, k
     assert {call["objective"] for call in calls} == {"latency"}
     groups = Counter(call["group"] for call in calls if call["group"])
     assert list(groups.values()) == [MAPS]
+    assert (len({call["session"] for call in calls}), len({call["output"] for call in calls})) == (1, MAPS + 1)
+    assert max(calls, key=lambda call: call["held_s"])["group"] is None, "the reduce waits for its inputs"
 
 
 async def test_a_native_step_is_a_stream_for_its_input_and_a_request_for_its_value(proxy: DelayingProxy) -> None:

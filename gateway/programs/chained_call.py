@@ -62,16 +62,16 @@ class CallRunner:
 
 
 class ChainedCall(ABC):
-    """Runs one call. It tells the executor exactly once how the call ended."""
+    """Runs one call. The executor gets each of its outputs, and is told once if the call ends in another way."""
 
-    __slots__ = ("_has_ended", "_task", "_was_cut", "call", "held", "promise", "runner", "session")
+    __slots__ = ("_has_ended", "_task", "_was_cut", "answer_bytes", "call", "promise", "runner", "session")
 
     def __init__(self, runner: CallRunner, session: Session) -> None:
         self.runner = runner
         self.session = session
         self.call: HeldCall
         self.promise = StandingPromise(runner.relay)
-        self.held = AnswerBytes(runner.executor.sessions, session)
+        self.answer_bytes = AnswerBytes(runner.executor.sessions, session)
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
         self._was_cut = False
@@ -103,7 +103,7 @@ class ChainedCall(ABC):
 
     def on_broken(self, error: PlaitError) -> None:
         """The call ended for a reason outside it: an input failed, it was cancelled, or its session ended."""
-        self._end(_cause_of(error), error)
+        self._fail(_cause_of(error), error)
         if self._task is not None:
             self._task.cancel()
 
@@ -164,7 +164,7 @@ class ChainedCall(ABC):
         delivery = msgspec.structs.replace(
             self.promise.delivery,
             text=text,
-            held=self.held,
+            held=self.answer_bytes,
             avoids=frozenset(outcome.engine_id for outcome in failed),
             output=None if output is None else output.variable,
             held_s=None if call.ready_s is None else call.ready_s - call.arrived_s,
@@ -182,42 +182,45 @@ class ChainedCall(ABC):
     async def _run(self, ready: ReadyCall) -> None:
         try:
             await self.run(ready)
-            self._end(None, None)
+            self._finish()
         except PlaitError as error:
-            self._end(_cause_of(error), error)
+            self._fail(_cause_of(error), error)
         except BrokenCallError as broken:
-            self._end(broken.cause, broken.error)
+            self._fail(broken.cause, broken.error)
         except asyncio.CancelledError:
-            self._end(
+            self._fail(
                 FailureCause(message="the gateway has stopped", transient=True), EngineError("The gateway has stopped.")
             )
             raise
         finally:
             if not self._has_ended:  # an unforeseen exception was raised
                 unforeseen = EngineError("The call failed because of an internal error of the gateway; see its log.")
-                self._end(FailureCause(message="an internal error of the gateway"), unforeseen)
+                self._fail(FailureCause(message="an internal error of the gateway"), unforeseen)
 
-    def _end(self, cause: FailureCause | None, error: PlaitError | None) -> None:
-        """Tell the executor and the clients how the call ended. Only the first call has an effect."""
+    def _finish(self) -> None:
+        """The call has its answer. One with outputs has finished with the last."""
+        if not self._has_ended:
+            self._has_ended = True
+            if not self.call.outputs:
+                self.runner.executor.finish(self.call, loop_time_s())
+
+    def _fail(self, cause: FailureCause, error: PlaitError | None) -> None:
+        """Tell the executor that the call has failed, and clients that do not know the `error`. Once, if at all."""
         if self._has_ended:
             return
         self._has_ended = True
-        executor, call = self.runner.executor, self.call
-        if cause is not None:
-            executor.fail(call, cause, loop_time_s())
-        elif not call.outputs:  # a call with outputs has finished with the last
-            executor.finish(call, loop_time_s())
+        call = self.call
+        self.runner.executor.fail(call, cause, loop_time_s())
         if error is not None:
             self.on_failed(error)
-        if cause is not None:
-            log.info(
-                "chained call",
-                request_id=call.call_id,
-                session=self.session.session_id,
-                outputs=[output.variable for output in call.outputs],
-                problem=cause.message,
-                held_s=None if call.ready_s is None else round(call.ready_s - call.arrived_s, 4),
-            )
+        log.info(
+            "chained call",
+            request_id=call.call_id,
+            session=self.session.session_id,
+            outputs=[output.variable for output in call.outputs],
+            problem=cause.message,
+            held_s=None if call.ready_s is None else round(call.ready_s - call.arrived_s, 4),
+        )
 
 
 def _cause_of(error: PlaitError) -> FailureCause:

@@ -58,7 +58,7 @@ class AnsweredCall(ChainedCall):
     def __init__(self, runner: CallRunner, session: Session, asked: HeldRequest) -> None:
         super().__init__(runner, session)
         may_repeat = asked.annotations.output is not None
-        self.answer = RecordedAnswer(self.held, keeps=may_repeat)
+        self.answer = RecordedAnswer(self.answer_bytes, keeps=may_repeat)
         self.streams = bool(asked.request.stream)
         self._asked: HeldRequest | None = asked
 
@@ -82,7 +82,7 @@ class AnsweredCall(ChainedCall):
         elif streamed is None:
             await self.generate(delivery, self.answer.send)
         else:
-            unstreamed = UnstreamedAnswer(self.answer.send, self.held)
+            unstreamed = UnstreamedAnswer(self.answer.send, self.answer_bytes)
             try:
                 await self.generate(delivery, unstreamed.send)
             finally:

@@ -215,9 +215,7 @@ class _Owner:
         _failed(error)
 
     def _ended(self, ids: Sequence[int]) -> None:
-        now_s = self._clients.simulation.now_s
-        self._executor.produce(self.held, text_of(ids), now_s)
-        self._executor.finish(self.held, now_s)
+        self._executor.produce(self.held, text_of(ids), self._clients.simulation.now_s)
 
 
 def _failed(error: PlaitError) -> None:

@@ -49,9 +49,9 @@ class CuedEngine:
             self._came.clear()
             await self._came.wait()
 
-    def answer(self, completion: bytes) -> None:
+    def answer(self, body: bytes) -> None:
         """Answer the call that came first."""
-        self._calls.popleft().set_result(completion)
+        self._calls.popleft().set_result(body)
 
 
 def completion(text: str) -> bytes:

@@ -159,7 +159,7 @@ class ChainedCall(ABC):
             self.promise.end()
 
     async def _attempt(self, send: Send, failed: Sequence[Outcome]) -> Outcome:
-        call, output = self.call, self.call.output
+        output = self.call.output
         text = None if output is None else TextTap(self._on_text)
         delivery = msgspec.structs.replace(
             self.promise.delivery,
@@ -167,7 +167,7 @@ class ChainedCall(ABC):
             held=self.answer_bytes,
             avoids=frozenset(outcome.engine_id for outcome in failed),
             output=None if output is None else output.variable,
-            held_s=None if call.ready_s is None else call.ready_s - call.arrived_s,
+            held_s=self.call.held_s,
         )
         outcome = await self.runner.relay.run(delivery, send)
         self._was_cut = text is not None and text.was_cut
@@ -205,7 +205,10 @@ class ChainedCall(ABC):
                 self.runner.executor.finish(self.call, loop_time_s())
 
     def _fail(self, cause: FailureCause, error: PlaitError | None) -> None:
-        """Tell the executor that the call has failed, and clients that do not know the `error`. Once, if at all."""
+        """Tell the executor that the call has failed, and the clients that have not seen the `error`.
+
+        No effect on a call that has ended.
+        """
         if self._has_ended:
             return
         self._has_ended = True
@@ -219,7 +222,7 @@ class ChainedCall(ABC):
             session=self.session.session_id,
             outputs=[output.variable for output in call.outputs],
             problem=cause.message,
-            held_s=None if call.ready_s is None else round(call.ready_s - call.arrived_s, 4),
+            held_s=call.held_s and round(call.held_s, 4),
         )
 
 

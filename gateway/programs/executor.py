@@ -140,7 +140,7 @@ class Executor:
         self._after.apply(session, effects, now_s)
 
     def finish(self, call: HeldCall, now_s: float) -> None:
-        """A running call without outputs has its answer. One with outputs has finished with its last one."""
+        """A running call without outputs has its answer. A call with outputs finishes with the last of them."""
         session = self._after.homes.get(call)
         if session is not None:
             self._after.apply(session, session.graph.finish(call.call_id), now_s)

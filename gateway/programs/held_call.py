@@ -132,6 +132,11 @@ class HeldCall:
         return self.outputs[self.produced] if self.produced < len(self.outputs) else None
 
     @property
+    def held_s(self) -> float | None:
+        """Seconds from its arrival until its inputs had values; None if they have none yet."""
+        return None if self.ready_s is None else self.ready_s - self.arrived_s
+
+    @property
     def is_native(self) -> bool:
         """Whether the client computes the output, and no engine."""
         return self.native_s is not None

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop
 from itertools import islice
 from math import inf
-from operator import attrgetter
 
 from plait.policy.cost_model import CostModel
 from plait.policy.placement.delay import Asked, Offer, Rank, offer
@@ -29,8 +28,6 @@ MOST_FOR_GROUP = 16
 
 ROUNDING = 1 - 1e-9
 """A floor and a cost that are equal may differ by the order in which they were added up."""
-
-_RANK = attrgetter("rank")
 
 
 def least_delay(call: Call, situation: Situation) -> Placement:
@@ -54,7 +51,7 @@ def least_delay(call: Call, situation: Situation) -> Placement:
 
 def best_of_all(asked: Asked, situation: Situation, engines: Iterable[EngineView]) -> Offer:
     """The best offer; of equal ones the first."""
-    return min([offer(asked, situation, engine) for engine in engines], key=_RANK)
+    return min((offer(asked, situation, engine) for engine in engines), key=lambda one: one.rank)
 
 
 def best_of_many(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Offer:

@@ -59,7 +59,7 @@ class CriticalPaths:
         that no timed variable needs have no share. O(calls without producers on the paths, times the variables).
         """
         shares: dict[str, float] = {}
-        critical: dict[str, tuple[float, float]] = {}  # by variable: its longest path, and the time for each second
+        critical: dict[str, tuple[float, float]] = {}  # by variable: the critical path, and the time left for 1 s of it
         for call_id in call_ids:
             for variable, below_s in self._below_s.get(call_id, _NO_PATHS).items():
                 if variable not in critical:

@@ -98,7 +98,8 @@ class RequestGraph:
         node = self._store.call(call_id)
         due = node.due
         if due is None or due.name != variable:
-            raise GraphTransitionError(f"call {call_id!r} must produce {due and due.name!r} next, not {variable!r}")
+            next_one = due and due.name
+            raise GraphTransitionError(f"call {call_id!r} cannot produce {variable!r} now: next is {next_one!r}")
         is_last = due is node.outputs[-1]
         if is_last:
             self._store.end(node, CallEvent.FINISH)

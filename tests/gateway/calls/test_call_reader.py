@@ -18,7 +18,6 @@ from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
-BODY = b'{"model": "m", "prompt": [1, 2, 3]}'
 
 
 class Chat:

@@ -94,7 +94,8 @@ class Core:
             self.executor.generated(call, text)
             assert call.output is not None
             self.executor.produce(call, call.output.value(str(call.text)), now_s)
-        self.executor.finish(call, now_s)
+        if not texts:
+            self.executor.finish(call, now_s)
 
     def elapse(self, now_s: float) -> None:
         """What is due by now happens."""

@@ -73,7 +73,6 @@ def test_several_outputs_come_one_after_the_other(core: Core) -> None:
     core.executor.produce(call, "one", 1.0)
     assert (ready(after_a).values, owner(after_b).ready) == ({"a": "one"}, None)
     core.executor.produce(call, "two", 2.0)
-    core.executor.finish(call, 2.0)
     assert ready(after_b).values == {"a": "one", "b": "two"}
 
 

@@ -64,7 +64,6 @@ def test_the_last_call_of_a_group_keeps_what_the_group_was_promised(core: Core) 
     first, last = (started(core, name, name.lower(), prompt_tokens=100) for name in "AB")
     core.add("R", "a b", objective=Objective.LATENCY)
     core.executor.produce(first, "text", 7.0)
-    core.executor.finish(first, 7.0)
     assert len(owner(last).refined) == 1, "nobody has said more of it"
     core.get("b", Slo(tpot_s=0.03), now_s=8.0)
     before, after = owner(last).refined
@@ -134,7 +133,6 @@ def test_what_is_deduced_anew_by_a_get_or_a_call_is_promised(seed: int) -> None:
         if event == 3 and running:
             call = running.pop(random.randrange(len(running)))
             core.executor.produce(call, "text", now_s)
-            core.executor.finish(call, now_s)
         elif event == 2:
             core.get(f"v{random.randrange(number + 1)}", random.choice([None, *Objective]), now_s=now_s)
         else:

@@ -197,5 +197,4 @@ def test_a_text_beyond_the_limit_is_given_up_and_fails_the_variable() -> None:
     core.executor.generated(call, "short")
     core.executor.produce(call, str(call.text), 0.0)
     assert core.session().values == {"a": "short"}
-    core.executor.finish(call, 0.0)
     core.executor.check()

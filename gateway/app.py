@@ -27,7 +27,6 @@ from plait.gateway.api.call_api import CallApi
 from plait.gateway.api.completion_api import CompletionApi
 from plait.gateway.api.forwarding_api import ForwardingApi
 from plait.gateway.api.metrics import RefusalMetrics, SlowClientMetrics
-from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.api.operations import Operations
 from plait.gateway.api.program_api import ProgramApi
 from plait.gateway.api.responses_api import ResponsesApi
@@ -38,6 +37,7 @@ from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.engine_set import EngineSet, enlist, new_link
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
+from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import ROUTES
@@ -94,8 +94,9 @@ class Gateway:
         )
         relay = self._new_relay(reader)
         self._stored = StoredResponses(config.sessions.max_response_bytes, config.sessions.ttl_s)
-        self._chained = ChainedCalls(executor, reader, relay, programs, keep_alive_s=config.sessions.keep_alive_s)
         bodies = OpenBodies(config.server.max_body_bytes, config.server.max_open_body_bytes)
+        keep_alive_s = config.sessions.keep_alive_s
+        self._chained = ChainedCalls(executor, reader, relay, programs, bodies, keep_alive_s=keep_alive_s)
         self.refusals = RefusalMetrics(self._registry)
         completions = CompletionApi(reader, relay, self._chained)
         self._calls = CallApi(completions, ForwardingApi(completions, self._stored), self._keys, bodies, self.refusals)

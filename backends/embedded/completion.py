@@ -211,7 +211,7 @@ def _output(
 
 def _output_limit(request: Request, target: Target, prompt_tokens: int) -> int:
     """The most tokens of a completion. Raises `CallerError` for an empty prompt and for one that is too long."""
-    param = "messages" if isinstance(request, ChatRequest) else "prompt"
+    param = request.prompt_field
     if prompt_tokens < 1:
         raise CallerError("The prompt is empty; it must have at least one token.", param=param)
     room = target.model.max_context_tokens - prompt_tokens

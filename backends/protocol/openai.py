@@ -79,6 +79,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return "max_tokens"
 
     @property
+    def prompt_field(self) -> str:
+        """The name of the field that the prompt comes from."""
+        return "prompt"
+
+    @property
     def single_prompt(self) -> bool:
         """Whether the request has exactly one prompt."""
         return True
@@ -102,6 +107,11 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+    @property
+    def prompt_field(self) -> str:
+        """The name of the field that the prompt comes from."""
+        return "messages"
 
     @property
     def given_limit(self) -> Any:

@@ -16,9 +16,9 @@ from plait.gateway.api.completion_api import CompletionApi
 from plait.gateway.api.error_shapes import error_body
 from plait.gateway.api.forwarding_api import ForwardingApi
 from plait.gateway.api.metrics import RefusalMetrics
-from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.asgi import ClientGoneError, Headers, id_of, send_error
 from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.routes import KINDS
 from plait.gateway.timer import loop_time_s
 

@@ -15,10 +15,10 @@ from plait.backends.errors import CallerError, ProgramTooLargeError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.criteria import Criteria, mark_of
-from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.api.program_response import AskedProgram, ProgramResponse
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.native_step import DeclaredStep
 from plait.gateway.programs.program import named, placed

@@ -17,10 +17,10 @@ from plait.backends.errors import CallerError, FailedDependencyError, NotFoundEr
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.criteria import Criteria, mark_of
-from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.api.variable_response import VariableResponse, described, described_failure
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.held_call import HeldCall

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -17,7 +19,7 @@ from plait.gateway.calls.known_sessions import known_session
 from plait.gateway.calls.outgoing import ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
-from plait.gateway.calls.turns import TurnThreads
+from plait.gateway.calls.turns import Steps, TurnThreads
 from plait.gateway.fleet.router import Router
 from plait.policy.prefix.answered_prompts import whole_hash
 from plait.policy.types import Call
@@ -30,6 +32,9 @@ TOKENIZER_THREADS = 3
 
 TEMPLATE_THREADS = 2
 """Of their own, because they only wait for the processes that render the templates of requests."""
+
+
+T = TypeVar("T")
 
 
 class Incoming(msgspec.Struct, frozen=True):
@@ -139,6 +144,20 @@ class CallReader:
         prompt = await self._tokenized(incoming, msgspec.structs.replace(request, model=model), None)
         return prompt.tokens
 
+    def check_sizes(self, model: str, sizes: Iterable[int], field: str) -> None:
+        """Raises `CallerError` if prompts, not put together yet, have more bytes of text than the model can take."""
+        served = self.router.models.check(model)
+        context_tokens = self.router.models.context_tokens(served)
+        for size_bytes in sizes:
+            self.prompts.check_size(served, size_bytes, context_tokens, field)
+
+    async def in_turns(self, tenant: str, work: Callable[[], T], size: int) -> T:
+        """What `work` makes of `size` bytes: at once of a few, else on a thread, in turns with others' long prompts.
+
+        Raises what it raises, and `LimitError` if too much of the tenant's waits.
+        """
+        return work() if size <= OFF_LOOP_BYTES else await self.threads.run(tenant, _in_one_turn(work), size)
+
     async def _tokenized(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, cache_salt: str | None
     ) -> TokenizedPrompt:
@@ -210,5 +229,10 @@ class CallReader:
             raise ContextLengthError(
                 f"The model '{request.model}' has a context of {context_tokens} tokens; the request needs {needed}: "
                 f"{prompt_tokens} of prompt and {request.output_limit or 1} of output. Shorten one of them.",
-                param="messages" if isinstance(request, ChatRequest) else "prompt",
+                param=request.prompt_field,
             )
+
+
+def _in_one_turn(work: Callable[[], T]) -> Steps[T]:
+    yield from ()
+    return work()

@@ -73,6 +73,19 @@ class PromptReader:
                 param="chat_template",
             )
 
+    def check_size(self, model: str, size_bytes: int, context_tokens: int | None, field: str) -> None:
+        """Raises `ContextLengthError` if the text of a prompt cannot fit by its bytes. `field` is the prompt's."""
+        tokenizer = self._encoder(model).tokenizer
+        longest = tokenizer.longest_token_bytes
+        if context_tokens is None or longest is None or not tokenizer.exact:
+            return
+        if size_bytes > context_tokens * longest:
+            raise ContextLengthError(
+                f"The prompt has {size_bytes} bytes. The model '{model}' has a context of {context_tokens} tokens, and "
+                f"a token has at most {longest} bytes, so {context_tokens * longest} bytes fit at most. Shorten it.",
+                param=field,
+            )
+
     def read(
         self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None
     ) -> TokenizedPrompt:
@@ -106,7 +119,9 @@ class PromptReader:
                     prompts.append(prompt)
                     continue
                 text, adds_tokens = prompt, isinstance(request, CompletionRequest) and request.add_special_tokens
-                _check_bytes(request, text, tokenizer, context_tokens)
+                if context_tokens is not None and len(text) * 4 > context_tokens:  # else it fits, whatever it is
+                    size_bytes = len(text.encode(errors="replace"))
+                    self.check_size(request.model, size_bytes, context_tokens, request.prompt_field)
                 encoded = yield from encoder.steps(text, scope, root, add_special_tokens=adds_tokens)
                 hashes = hashes if prompts else encoded.hashes
                 prompts.append(encoded.ids)
@@ -164,19 +179,3 @@ class PromptReader:
 
 def _own_template(request: ChatRequest | CompletionRequest) -> str | None:
     return request.chat_template if isinstance(request, ChatRequest) else None
-
-
-def _check_bytes(
-    request: ChatRequest | CompletionRequest, text: str, tokenizer: Tokenizer, context_tokens: int | None
-) -> None:
-    """Raises `ContextLengthError` for a text that has more bytes than the longest tokens of a whole context."""
-    longest = tokenizer.longest_token_bytes
-    if context_tokens is None or longest is None or not tokenizer.exact or len(text) * 4 <= context_tokens * longest:
-        return
-    size = len(text.encode(errors="replace"))
-    if size > context_tokens * longest:
-        raise ContextLengthError(
-            f"The prompt has {size} bytes. The model '{request.model}' has a context of {context_tokens} tokens, and "
-            f"a token has at most {longest} bytes, so {context_tokens * longest} bytes fit at most. Shorten it.",
-            param="messages" if isinstance(request, ChatRequest) else "prompt",
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -22,10 +22,12 @@ from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.answer_bytes import AnswerBytes
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.failure_cause import FailureCause
+from plait.gateway.programs.filled_prompts import FilledPrompts
 from plait.gateway.programs.getter import streaming
 from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.session import Session
+from plait.gateway.programs.slices import Slices
 from plait.gateway.programs.standing_promise import StandingPromise
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import TransformError
@@ -58,7 +60,9 @@ class CallRunner:
     reader: CallReader
     relay: Relay
     metrics: ProgramMetrics
-    tasks: set[asyncio.Task[None]]
+    prompts: FilledPrompts
+    slices: Slices = field(default_factory=Slices)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class ChainedCall(ABC):
@@ -181,6 +185,7 @@ class ChainedCall(ABC):
 
     async def _run(self, ready: ReadyCall) -> None:
         try:
+            await self.runner.slices.take(self.session.tenant.name)  # a thousand may become ready in one event
             await self.run(ready)
             self._finish()
         except PlaitError as error:

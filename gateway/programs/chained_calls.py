@@ -8,7 +8,9 @@ for the answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -22,18 +24,20 @@ from plait.gateway.calls.annotations import Annotations, promised_output
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.condition import with_condition
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.outgoing import FIELDS, as_stream
 from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.failure_cause import FailureCause
+from plait.gateway.programs.filled_prompts import FilledPrompts, Unfilled
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.recorded_answer import RecordedAnswer
 from plait.gateway.programs.repetition import repeated
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.stranded import stranded
-from plait.gateway.programs.substitution import fill_in
+from plait.gateway.programs.substitution import fill_in, filled_sizes
 from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
@@ -67,26 +71,39 @@ class AnsweredCall(ChainedCall):
         runner, call, asked = self.runner, self.call, self._asked
         assert asked is not None, "a call runs once"
         self._asked = None  # frees the body: a session may keep the call long after it ran
-        values = {name: ready.values[name] for name in asked.annotations.inputs}
+        request, values = asked.request, {name: ready.values[name] for name in asked.annotations.inputs}
+        unfilled = Unfilled(
+            request.model,
+            request.prompt_field,
+            partial(filled_sizes, request, values),
+            partial(self._fill, asked, values),
+            self._adapted,
+        )
+        incoming = msgspec.structs.replace(asked.incoming, request_id=call.call_id, arrived_s=ready.ready_s)
+        with runner.prompts.of(asked.incoming.tenant, call) as prompt:
+            delivery = await prompt.read(incoming, unfilled, asked.annotations)
+            runner.executor.start(call, loop_time_s())
+            if not call.outputs:
+                await self.deliver(delivery, self.answer.send)
+            elif self.streams or not delivery.call.streamed:
+                await self.generate(delivery, self.answer.send)
+            else:
+                unstreamed = UnstreamedAnswer(self.answer.send, self.answer_bytes)
+                try:
+                    await self.generate(delivery, unstreamed.send)
+                finally:
+                    unstreamed.drop()
+
+    def _fill(self, asked: HeldRequest, values: Mapping[str, str]) -> tuple[bytes, ChatRequest | CompletionRequest]:
+        """The body with `values` in its prompt. It asks for a stream if its text becomes a value, where that can be."""
         fields = FIELDS.decode(asked.incoming.body)
         request = fill_in(fields, asked.request, values)
-        streamed = as_stream(fields, request) if call.outputs and not request.stream else None
-        request = request if streamed is None else self.unless_watched(streamed)
-        incoming = msgspec.structs.replace(
-            asked.incoming, body=msgspec.json.encode(fields), request_id=call.call_id, arrived_s=ready.ready_s
-        )
-        delivery = await runner.reader.read(incoming, request, asked.annotations)
-        runner.executor.start(call, loop_time_s())
-        if not call.outputs:
-            await self.deliver(delivery, self.answer.send)
-        elif streamed is None:
-            await self.generate(delivery, self.answer.send)
-        else:
-            unstreamed = UnstreamedAnswer(self.answer.send, self.answer_bytes)
-            try:
-                await self.generate(delivery, unstreamed.send)
-            finally:
-                unstreamed.drop()
+        if self.call.outputs and not self.streams:
+            request = as_stream(fields, request) or request
+        return msgspec.json.encode(fields), request
+
+    def _adapted(self, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
+        return self.unless_watched(request) if request.stream and not self.streams else request
 
     def take_back(self) -> bool:
         """Discard the answer; False if a client has been sent a part of it."""
@@ -101,10 +118,17 @@ class ChainedCalls:
     """The chained calls of a gateway, until `close`."""
 
     def __init__(
-        self, executor: Executor, reader: CallReader, relay: Relay, metrics: ProgramMetrics, *, keep_alive_s: float
+        self,
+        executor: Executor,
+        reader: CallReader,
+        relay: Relay,
+        metrics: ProgramMetrics,
+        bodies: OpenBodies,
+        *,
+        keep_alive_s: float,
     ) -> None:
         self.executor = executor
-        self.runner = CallRunner(executor, reader, relay, metrics, set())
+        self.runner = CallRunner(executor, reader, relay, metrics, FilledPrompts(reader, executor, bodies))
         self._keep_alive_s = keep_alive_s
 
     def give_up_stranded(self) -> None:

@@ -92,6 +92,18 @@ class Executor:
             session.graph.start(call.call_id)  # it has no effects on others
             session.touch(now_s)
 
+    def hold(self, call: HeldCall, size_bytes: int) -> None:
+        """The call holds so many bytes now: its body, and its prompt if that is filled. Raises `ValueTooLargeError`."""
+        session = self._after.homes.get(call)
+        if session is None:
+            return
+        more_bytes = size_bytes - call.held_bytes
+        problem = self.sessions.make_room(session, held_bytes=more_bytes) if more_bytes > 0 else None
+        if problem is not None:
+            raise problem
+        call.held_bytes = size_bytes
+        session.hold(more_bytes)
+
     def generated(self, call: HeldCall, text: str) -> None:
         """More text of the call's current output. Streaming getters receive it, unless the output has a transform.
 

@@ -18,7 +18,7 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check
 from plait.gateway.calls.names import SESSION_ID, VARIABLE_NAME
 from plait.gateway.calls.routes import CHAT_PATH, KINDS, TEXT_PATH
 from plait.gateway.programs.held_call import Output
-from plait.gateway.programs.substitution import PLACEHOLDER, message_texts
+from plait.gateway.programs.substitution import PLACEHOLDER, message_texts, sizes_of
 from plait.gateway.programs.turn import Message, placeholders, turns
 from plait.gateway.transforms import parse
 
@@ -125,6 +125,11 @@ class Submission:
         return sum(len(text) for turn in self._turns for text in message_texts(turn.message))
 
     @property
+    def field(self) -> str:
+        """The field that the prompt comes from."""
+        return "prompt" if self.body.messages is None else "messages"
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """The variables that the call takes, each once."""
         return tuple({one.variable: None for one in self._placeholders.values() if not one.in_out})
@@ -146,6 +151,14 @@ class Submission:
         messages.append({**turn.message, "content": begun})
         going_on = {"add_generation_prompt": False, "continue_final_message": True}
         return self._request(step, {"messages": messages, **going_on})
+
+    def filled_sizes(self, step: Step, values: Mapping[str, str], generated: Mapping[str, str]) -> list[int]:
+        """The bytes of text in the prompt that `request` makes of these."""
+        sizes, texts = sizes_of(values), sizes_of(generated)
+        named = {name: sizes[one.variable] for name, one in self._placeholders.items() if one.variable in sizes}
+        *before, turn = self._turns[: step.turn + 1]
+        sizes_before = (earlier.filled_bytes(None, named, texts) for earlier in before)
+        return [sum(sizes_before, turn.filled_bytes(step.end, named, texts))]
 
     def unfilled(self, step: Step) -> ChatRequest | CompletionRequest:
         """The request for one output before there are values: each placeholder becomes `{{name}}` of its variable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +12,7 @@ from plait.backends.errors import PlaitError
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
+from plait.gateway.programs.filled_prompts import Unfilled
 from plait.gateway.programs.held_call import ReadyCall
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.submission import Submission
@@ -41,19 +43,25 @@ class SubmittedCall(ChainedCall):
         (sent, submission, annotations), self._asked = self._asked, None  # frees the body: the call is kept longer
         values, texts, engine_id = dict(ready.values), dict[str, str](), None
         for number, step in enumerate(submission.steps):
-            body, request = submission.request(step, values, texts)
             now_s = loop_time_s()
             incoming = msgspec.structs.replace(
                 sent,
-                body=body,
                 request_id=f"{self.call.call_id}.{number}" if number else self.call.call_id,
                 arrived_s=now_s if number else ready.ready_s,
             )
             self.promise.steps_left = len(submission.steps) - number
-            delivery = await self.runner.reader.read(incoming, self.unless_watched(request), annotations)
-            if number == 0:
-                self.runner.executor.start(self.call, now_s)
-            generated = await self.generate(msgspec.structs.replace(delivery, continues_on=engine_id), _nobody)
+            with self.runner.prompts.of(sent.tenant, self.call) as prompt:
+                unfilled = Unfilled(
+                    submission.body.model,
+                    submission.field,
+                    partial(submission.filled_sizes, step, values, texts),
+                    partial(submission.request, step, values, texts),
+                    self.unless_watched,
+                )
+                delivery = await prompt.read(incoming, unfilled, annotations)
+                if number == 0:
+                    self.runner.executor.start(self.call, loop_time_s())
+                generated = await self.generate(msgspec.structs.replace(delivery, continues_on=engine_id), _nobody)
             engine_id, texts[step.name], values[step.output.variable] = generated
 
     def take_back(self) -> bool:

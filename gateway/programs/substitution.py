@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -12,8 +12,10 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.chat_messages import TEXT_KEYS
 from plait.gateway.calls.names import VARIABLE_NAME
 from plait.gateway.calls.outgoing import Fields
+from plait.gateway.programs.growing_text import utf8_bytes
 
 PLACEHOLDER = re.compile(rf"\{{\{{\s*({VARIABLE_NAME})\s*\}}\}}")
+NOWHERE: Final[Mapping[int, int]] = {}
 
 
 def fill_in(
@@ -32,6 +34,39 @@ def fill_in(
     )
     fields[name] = msgspec.Raw(msgspec.json.encode(filled))
     return msgspec.structs.replace(request, **{name: filled})
+
+
+def filled_sizes(request: ChatRequest | CompletionRequest, values: Mapping[str, str]) -> list[int]:
+    """The bytes of text in each prompt that `fill_in` makes; none without `values`.
+
+    It takes as long as to read the request's own texts.
+    """
+    if not values:
+        return []
+    sizes = sizes_of(values)
+    if isinstance(request, ChatRequest):
+        return [sum(filled_bytes(text, sizes) for message in request.messages for text in message_texts(message))]
+    prompts = request.prompt if isinstance(request.prompt, list) else [request.prompt]
+    return [filled_bytes(prompt, sizes) for prompt in prompts if isinstance(prompt, str)]
+
+
+def sizes_of(values: Mapping[str, str]) -> dict[str, int]:
+    """The bytes of each value."""
+    return {name: utf8_bytes(value) for name, value in values.items()}
+
+
+def filled_bytes(text: str, sizes: Mapping[str, int], at: Mapping[int, int] = NOWHERE) -> int:
+    """The bytes of a text whose placeholders are replaced by values of these `sizes`, by name.
+
+    A placeholder that begins `at` a position is replaced by a text of that size instead.
+    """
+    total = utf8_bytes(text)
+    if "{{" in text:
+        for match in PLACEHOLDER.finditer(text):
+            size = at.get(match.start(), sizes.get(match[1]))
+            if size is not None:
+                total += size - utf8_bytes(match[0])
+    return total
 
 
 def replaced(text: str, values: Mapping[str, str]) -> str:

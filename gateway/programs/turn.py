@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.backends.errors import CallerError
-from plait.gateway.programs.substitution import PLACEHOLDER, filled_message, message_texts
+from plait.gateway.programs.substitution import PLACEHOLDER, filled_bytes, filled_message, message_texts
 
 Message = Mapping[str, Any]
 """A chat message as it was sent, or a raw prompt as the content of a message without a role."""
@@ -41,6 +41,13 @@ class Turn:
             return values.get(match[1], match[0]) if output is None else generated[output]
 
         return PLACEHOLDER.sub(text, self.message["content"][:end])
+
+    def filled_bytes(self, end: int | None, values: Mapping[str, int], generated: Mapping[str, int]) -> int:
+        """The bytes of text in what `filled` (`end` is None) or `begun` makes of values and texts of these sizes."""
+        if not self.outputs:
+            return sum(filled_bytes(text, values) for text in message_texts(self.message))
+        places = {place: generated[output] for place, output in self.outputs.items() if output in generated}
+        return filled_bytes(self.message["content"][:end], values, places)
 
 
 def turns(messages: Iterable[Message], outputs: Collection[str]) -> Iterator[Turn]:

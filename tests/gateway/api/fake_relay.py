@@ -13,10 +13,10 @@ from plait.gateway.api.call_api import CallApi
 from plait.gateway.api.completion_api import CompletionApi
 from plait.gateway.api.forwarding_api import ForwardingApi
 from plait.gateway.api.metrics import RefusalMetrics
-from plait.gateway.api.open_bodies import OpenBodies
 from plait.gateway.asgi import send_whole
 from plait.gateway.calls.call_reader import CallReader
 from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.calls.tokenization import PromptReader
@@ -63,8 +63,9 @@ class Api:
         relay, ring = cast("Relay", self.relay), KeyRing(keys)
         reader = CallReader(self.router, prompts, isolate_tenants)
         self.executor = Executor(SessionsConfig(), reader.predicted_s, at_loop_time)
-        chained = ChainedCalls(self.executor, reader, relay, ProgramMetrics(new_registry()), keep_alive_s=5.0)
-        completions, bodies = CompletionApi(reader, relay, chained), OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES)
+        bodies, metrics = OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES), ProgramMetrics(new_registry())
+        chained = ChainedCalls(self.executor, reader, relay, metrics, bodies, keep_alive_s=5.0)
+        completions = CompletionApi(reader, relay, chained)
         self.stored = StoredResponses(10_000, 60.0)
         forwarding = ForwardingApi(completions, self.stored)
         app = CallApi(completions, forwarding, ring, bodies, RefusalMetrics(new_registry()))

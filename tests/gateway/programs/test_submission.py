@@ -10,7 +10,8 @@ import pytest
 
 from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, decode_body
-from plait.gateway.programs.submission import Submission, SubmitBody
+from plait.gateway.programs.submission import Step, Submission, SubmitBody
+from plait.gateway.programs.substitution import message_texts
 
 TASK, CODE, TEST = {"name": "task"}, {"name": "code", "in_out": True}, {"name": "test", "in_out": True}
 
@@ -27,7 +28,16 @@ def asked(made: Submission, values: dict[str, str] | None = None, **generated: s
     step = made.steps[len(generated)]
     own = {earlier.output.variable: generated[earlier.name].upper() for earlier in made.steps[: len(generated)]}
     body: dict[str, Any] = json.loads(made.request(step, {**(values or {}), **own}, generated)[0])
+    check_size(made, step, {**(values or {}), **own, **{name: 3 * value for name, value in own.items()}}, generated)
     return body
+
+
+def check_size(made: Submission, step: Step, values: dict[str, str], generated: dict[str, str]) -> None:
+    """The bytes of a prompt's texts are known before it is filled, also where values differ from generated texts."""
+    body = json.loads(made.request(step, values, generated)[0])
+    messages = body.get("messages", [{"content": body.get("prompt")}])
+    texts = [text for message in messages for text in message_texts(message)]
+    assert made.filled_sizes(step, values, generated) == [sum(len(text.encode()) for text in texts)]
 
 
 def user(text: Any) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.gateway.calls.outgoing import FIELDS
-from plait.gateway.programs.substitution import fill_in, replaced
+from plait.gateway.programs.substitution import fill_in, filled_sizes, message_texts, replaced
 
 VALUES = {"a": "one", "b": "{{a}} and \\1"}
 Request = ChatRequest | CompletionRequest
@@ -74,3 +76,28 @@ def test_without_values_nothing_is_touched() -> None:
     request, fields = parse_request(body, CompletionRequest), FIELDS.decode(body)
     assert fill_in(fields, request, {}) is request
     assert msgspec.json.encode(fields) == body
+
+
+TEXTS = st.lists(st.sampled_from(["{{a}}", "{{ b }}", "{{c}}", "{{\u2003a}}", "{{", "}}", "é", "x"])).map("".join)
+VALUES_OF = st.fixed_dictionaries({"a": st.text(), "b": TEXTS})
+
+
+@given(st.lists(st.one_of(TEXTS, st.lists(st.one_of(TEXTS, st.builds(lambda text: {"text": text}, TEXTS))))), VALUES_OF)
+def test_the_size_of_a_chat_is_known_before_it_is_filled(contents: list[Any], values: dict[str, str]) -> None:
+    request = ChatRequest(messages=[{"role": "user", "content": content} for content in contents])
+    filled = fill_in({}, request, values)
+    assert isinstance(filled, ChatRequest)
+    texts = [text for message in filled.messages for text in message_texts(message)]
+    assert filled_sizes(request, values) == [sum(len(text.encode()) for text in texts)]
+
+
+@given(st.one_of(TEXTS, st.lists(TEXTS, min_size=1)), VALUES_OF)
+def test_the_sizes_of_prompts_are_known_before_they_are_filled(prompt: Any, values: dict[str, str]) -> None:
+    request = CompletionRequest(prompt=prompt)
+    filled = fill_in({}, request, values)
+    assert isinstance(filled, CompletionRequest)
+    assert filled_sizes(request, values) == [len(str(text).encode()) for text in filled.prompts()]
+
+
+def test_a_request_without_values_stays_as_it_is() -> None:
+    assert filled_sizes(CompletionRequest(prompt="{{a}}"), {}) == []

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive
 
 from plait.backends.errors import BodyTooLargeError, LimitError
-from plait.gateway.api.open_bodies import LARGE_BYTES, BodyPace, OpenBodies, OpenBody
 from plait.gateway.asgi import PART_BYTES, ClientGoneError, read_body
+from plait.gateway.calls.open_bodies import LARGE_BYTES, BodyPace, OpenBodies, OpenBody
 
 MOST, MOST_OF_ALL = 10, 25
 

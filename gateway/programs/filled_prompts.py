@@ -1,0 +1,169 @@
+"""Prompts with values filled in: bounded before they are put together, and counted from then on.
+
+A placeholder may stand in a prompt a thousand times, and its value may have a megabyte. So the size is computed first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import msgspec
+
+from plait.backends.errors import BodyTooLargeError, LimitError, ValueTooLargeError
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.open_bodies import OpenBodies
+from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.held_call import HeldCall
+
+Request = ChatRequest | CompletionRequest
+
+
+class Unfilled(NamedTuple):
+    """A request for `model` whose prompts, in the field `field`, are to be filled.
+
+    `measure` computes the bytes of text that each prompt will have, `fill` makes the body and the request. Both may run
+    on a thread. `adapt` changes the request afterwards.
+    """
+
+    model: str
+    field: str
+    measure: Callable[[], Sequence[int]]
+    fill: Callable[[], tuple[bytes, Request]]
+    adapt: Callable[[Request], Request]
+
+
+class FilledPrompts:
+    """The filled prompts in the gateway: how many bytes of them a tenant may have, and who waits for room.
+
+    They count as open bodies and as what the tenant's sessions hold. A prompt for which there is no room waits until
+    others of its tenant have ended. If there are no others, it is refused.
+    """
+
+    def __init__(self, reader: CallReader, executor: Executor, bodies: OpenBodies) -> None:
+        self.reader = reader
+        self.executor = executor
+        self.bodies = bodies
+        self._open: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    def __repr__(self) -> str:
+        waiting = {tenant: len(prompts) for tenant, prompts in self._waiting.items()}
+        return f"FilledPrompts(open={dict(self._open)}, waiting={waiting})"
+
+    def of(self, tenant: str, call: HeldCall) -> FilledPrompt:
+        """The next prompt of a call; a context that ends with its delivery."""
+        return FilledPrompt(self, tenant, call, call.held_bytes)
+
+    def take(self, tenant: str, size: int) -> None:
+        """A prompt of so many bytes takes room. Raises `LimitError` if that is too much."""
+        self.bodies.add(tenant, size)
+        self._open[tenant] += 1
+
+    def give_back(self, tenant: str, size: int) -> None:
+        """A prompt takes no more room."""
+        self.bodies.remove(tenant, size)
+        self._open[tenant] -= 1
+        if not self._open[tenant]:
+            del self._open[tenant]
+
+    async def room(self, tenant: str, *, has_waited: bool) -> bool:
+        """Wait for the end of another prompt of the tenant; False, at once, if there is none.
+
+        One that has waited before goes before those that have not.
+        """
+        if not self._open[tenant]:
+            return False
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(tenant, deque())
+        (waiting.appendleft if has_waited else waiting.append)(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.wake(tenant)  # there is room for another
+            raise
+        return True
+
+    def wake(self, tenant: str) -> None:
+        """There may be room for the tenant's next prompt."""
+        waiting = self._waiting.get(tenant, deque())
+        while waiting and waiting[0].done():
+            waiting.popleft()
+        if waiting:
+            waiting.popleft().set_result(None)
+        if not waiting:
+            self._waiting.pop(tenant, None)
+
+
+@dataclass(slots=True)
+class FilledPrompt:
+    """One prompt of a call, which held `own_bytes` before. `size` are the bytes that count; 0 while there are none."""
+
+    prompts: FilledPrompts
+    tenant: str
+    call: HeldCall
+    own_bytes: int
+    size: int = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.size:
+            self._give_back()
+            self.prompts.wake(self.tenant)
+
+    async def read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Delivery:
+        """Fill the prompt and read it. Raises as `CallReader.read` does, and before anything is filled.
+
+        Raises `BodyTooLargeError` for a prompt that no client could send, `LimitError` and `ValueTooLargeError` for
+        one that the tenant's limits never allow.
+        """
+        prompts, has_waited = self.prompts, False
+        try:
+            while True:
+                try:
+                    return await self._read(incoming, unfilled, annotations)
+                except (LimitError, ValueTooLargeError):
+                    self._give_back()
+                    if not await prompts.room(self.tenant, has_waited=has_waited):
+                        raise
+                    has_waited = True
+        finally:
+            if has_waited:
+                prompts.wake(self.tenant)  # there may be room for the next one, too
+
+    async def _read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Delivery:
+        reader, own_bytes = self.prompts.reader, len(incoming.body)
+        sizes = await reader.in_turns(self.tenant, unfilled.measure, own_bytes)
+        reader.check_sizes(unfilled.model, sizes, unfilled.field)
+        self._take(sum(sizes))
+        body, request = await reader.in_turns(self.tenant, unfilled.fill, max(self.size, own_bytes))
+        return await reader.read(msgspec.structs.replace(incoming, body=body), unfilled.adapt(request), annotations)
+
+    def _take(self, size: int) -> None:
+        if not size:
+            return
+        most = self.prompts.bodies.max_bytes
+        if size > most:
+            raise BodyTooLargeError(f"The prompt with its values has {size} bytes; at most {most} are accepted.")
+        self.prompts.executor.hold(self.call, self.own_bytes + size)
+        try:
+            self.prompts.take(self.tenant, size)
+        except LimitError:
+            self.prompts.executor.hold(self.call, self.own_bytes)
+            raise
+        self.size = size
+
+    def _give_back(self) -> None:
+        if self.size:
+            self.prompts.give_back(self.tenant, self.size)
+            self.prompts.executor.hold(self.call, self.own_bytes)
+            self.size = 0

@@ -15,7 +15,8 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.program import Program
-from plait.gateway.programs.program_entry import enter
+from plait.gateway.programs.program_entry import entry
+from plait.gateway.programs.slices import at_once
 from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
 from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
 from plait.policy.types import Objective, Slo, TaskGroup
@@ -162,7 +163,7 @@ class _SessionClient:
         session = executor.sessions.open("benchmark", self._name, now_s)
         getters = [Getter(name, partial(self._got, name), _failed, mark=self._mark) for name in program.awaited]
         calls = {f"calls[{index}]": self._held(call) for index, call in enumerate(program.calls)}
-        enter(executor, session, Program({}, calls, getters), now_s)
+        at_once(entry(executor, session, Program({}, calls, getters), now_s))
 
     def _held(self, call: ProgramCall) -> HeldCall:
         owner = _Owner(self._clients, self._executor, self._job, call)
@@ -186,7 +187,7 @@ class _SessionClient:
     def _returned(self, now_s: float) -> None:
         self._job.finished_s = now_s
         session = self._executor.sessions.find("benchmark", self._name, now_s)
-        self._executor.endings.end(session, "is over")
+        self._executor.endings.end(session, "is over", now_s)
 
 
 class _Owner:

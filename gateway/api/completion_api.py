@@ -30,9 +30,11 @@ class CompletionApi:
             request = parse_request(incoming.body, KINDS[incoming.path])
             self.calls.prompts.check(request)
             annotations = read_annotations(incoming.headers, request.plait)
-            if annotations is not NO_ANNOTATIONS and self.chained.takes(incoming, annotations):
-                check_request(request)  # now: an engine might do so much later
-                held = self.chained.enter(HeldRequest(incoming, request, annotations))
+            if annotations is not NO_ANNOTATIONS:
+                await self.chained.runner.entrance.whole(incoming.tenant, annotations.session)
+                if self.chained.takes(incoming, annotations):
+                    check_request(request)  # now: an engine might do so much later
+                    held = self.chained.enter(HeldRequest(incoming, request, annotations))
         except PlaitError as error:
             self.chained.refused(incoming, error)
             raise

@@ -73,25 +73,24 @@ class ProgramApi:
         tenant = self._keys.check(headers)
         with self._bodies.open(tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
-        body = decode_body(raw, _PROGRAM)
-        self._check_size(len(body.calls) + len(body.natives))
-        incoming = Incoming(PATH, headers, raw, id_of(headers), loop_time_s(), tenant)
-        return ProgramResponse(
-            self._chained.runner,
-            AskedProgram(
+            body = decode_body(raw, _PROGRAM)
+            self._check_size(len(body.calls) + len(body.natives))
+            incoming = Incoming(PATH, headers, raw, id_of(headers), loop_time_s(), tenant)
+            asked = AskedProgram(
                 incoming.request_id,
                 tenant,
                 body.session or f"s-{uuid.uuid4().hex}",
                 body.texts(),
-                [self._read_call(index, call, incoming, body.session) for index, call in enumerate(body.calls)],
+                [await self._read_call(index, call, incoming, body.session) for index, call in enumerate(body.calls)],
                 body.natives,
                 {name: mark_of(criteria) for name, criteria in body.gets.items()},
                 body.external,
                 body.ttl_s,
-            ),
-            timeout_s=body.timeout_s,
-            keep_alive_s=self._keep_alive_s if body.stream else None,
-        )
+            )
+            keep_alive_s = self._keep_alive_s if body.stream else None
+            answer = ProgramResponse(self._chained.runner, asked, timeout_s=body.timeout_s, keep_alive_s=keep_alive_s)
+            await answer.enter()
+        return answer
 
     def _check_size(self, calls: int) -> None:
         most = self._chained.executor.sessions.limits.max_program_calls
@@ -102,15 +101,18 @@ class ProgramApi:
                 param="calls",
             )
 
-    def _read_call(self, index: int, call: msgspec.Raw, incoming: Incoming, session_id: str | None) -> HeldSubmission:
+    async def _read_call(
+        self, index: int, call: msgspec.Raw, incoming: Incoming, session_id: str | None
+    ) -> HeldSubmission:
         """A call of the program. Raises `CallerError` that names its place in the program."""
+        await self._chained.runner.slices.take(incoming.tenant)
         raw, place = bytes(call), f"calls[{index}]"
         with placed(place):
             body = decode_body(raw, _CALL)
         outputs = [placeholder.variable for placeholder in body.placeholders if placeholder.in_out]
         with placed(named(place, outputs)):
             sent = msgspec.structs.replace(incoming, body=raw, request_id=f"{incoming.request_id}:{index}")
-            asked = read_submission(self._chained.runner.reader, sent, body, session_id)
+            asked = await read_submission(self._chained.runner.reader, sent, body, session_id)
             if "session_id" in asked.submission.fields:
                 raise CallerError(
                     "A call of a program takes no 'session_id'; name the session in the program.", param="session_id"

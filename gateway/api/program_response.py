@@ -11,7 +11,6 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from plait.backends.errors import PlaitError
 from plait.gateway.api.awaited_variable import AwaitedVariable
 from plait.gateway.api.program_events import ProgramEvents, event
 from plait.gateway.api.variable_response import EVENT_STREAM, next_change
@@ -20,8 +19,9 @@ from plait.gateway.programs.chained_call import CallRunner
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.native_step import DeclaredStep, new_step
 from plait.gateway.programs.program import Program
-from plait.gateway.programs.program_entry import enter
+from plait.gateway.programs.program_entry import entry
 from plait.gateway.programs.session import Session
+from plait.gateway.programs.slices import Pieces
 from plait.gateway.programs.submission_reader import new_call
 from plait.gateway.programs.submitted_call import HeldSubmission
 from plait.gateway.timer import loop_time_s
@@ -48,7 +48,7 @@ class AskedProgram(NamedTuple):
 
 
 class ProgramResponse(Response):
-    """Enters a program into its session, then waits up to `timeout_s` for the variables that it gets."""
+    """Enters a program into its session (`enter`), then waits up to `timeout_s` for the variables that it gets."""
 
     def __init__(
         self, runner: CallRunner, asked: AskedProgram, *, timeout_s: float, keep_alive_s: float | None
@@ -61,14 +61,21 @@ class ProgramResponse(Response):
         self._keep_alive_s = keep_alive_s  # None: not streamed
         self._changed = asyncio.Event()
         self._call_ids: list[str] = []
+        self._session: Session
         self._awaited = [
             AwaitedVariable(name, mark, self._changed, streamed=keep_alive_s is not None)
             for name, mark in asked.gets.items()
         ]
 
+    async def enter(self) -> None:
+        """Enter the program. Raises `PlaitError` if it is refused; then nothing of it is there."""
+        asked, now_s = self._asked, loop_time_s()
+        self._session = await self._runner.entrance.run(asked.tenant, asked.session_id, self._entry(now_s))
+        self._asked = asked._replace(values={}, calls=(), natives=())  # the session holds them; the wait may be long
+
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Enter the program and answer. Raises `PlaitError` if it is refused; then nothing of it is there."""
-        session = self._enter(loop_time_s())
+        """Answer."""
+        session = self._session
         if not self._awaited:
             await send_whole(send, 202, JSON, msgspec.json.encode(self._described()))
             return
@@ -77,38 +84,43 @@ class ProgramResponse(Response):
             with suppress(ClientGoneError):
                 await unless_gone(receive, answer(session, send))
         finally:
-            for awaited in self._awaited:
-                self._executor.variables.release(session, awaited.getter, loop_time_s())
+            self._release(session)
             if not all(awaited.is_answered for awaited in self._awaited):
                 self._leave(session)
 
-    def _enter(self, now_s: float) -> Session:
-        """The session with the program in it. A session made for a program that is refused is gone again."""
-        sessions = self._executor.sessions
-        asked = self._asked
+    def _entry(self, now_s: float) -> Pieces[Session]:
+        """Make the session with the program in it. One that was made for a program that is refused is gone again."""
+        sessions, asked, is_whole = self._executor.sessions, self._asked, False
         known = sessions.label(asked.tenant, asked.session_id, now_s)
         session = sessions.open(asked.tenant, asked.session_id, now_s, asked.ttl_s)
-        getters = [one.getter for one in self._awaited]
-        program = Program(asked.values, self._calls(session), getters, asked.external)
         try:
-            calls = enter(self._executor, session, program, now_s)
-        except PlaitError:
-            if known is None:
-                self._executor.endings.end(session, "has ended because its program was refused")
-            raise
-        self._asked = asked._replace(values={}, calls=(), natives=())  # the session holds them; the wait may be long
-        self._call_ids = [call.call_id for call in calls]
+            calls = yield from self._calls(session)
+            program = Program(asked.values, calls, [one.getter for one in self._awaited], asked.external)
+            entered = yield from entry(self._executor, session, program, now_s)
+            self._call_ids = [call.call_id for call in entered]
+            is_whole = True
+        finally:
+            if not is_whole:
+                self._release(session)
+                if known is None:
+                    self._executor.endings.end(session, "has ended because its program was refused", now_s)
         return session
 
-    def _calls(self, session: Session) -> dict[str, HeldCall]:
+    def _release(self, session: Session) -> None:
+        for awaited in self._awaited:
+            self._executor.variables.release(session, awaited.getter, loop_time_s())
+
+    def _calls(self, session: Session) -> Pieces[dict[str, HeldCall]]:
         """The program's calls and native steps, by their places in it."""
-        asked = self._asked
-        calls = {f"calls[{index}]": new_call(self._runner, session, call) for index, call in enumerate(asked.calls)}
-        steps = {
-            f"natives[{index}]": new_step(self._executor, session, native, f"{asked.request_id}:native-{index}")
-            for index, native in enumerate(asked.natives)
-        }
-        return calls | steps
+        asked, calls = self._asked, dict[str, HeldCall]()
+        for index, call in enumerate(asked.calls):
+            calls[f"calls[{index}]"] = new_call(self._runner, session, call)
+            yield
+        for index, native in enumerate(asked.natives):
+            step_id = f"{asked.request_id}:native-{index}"
+            calls[f"natives[{index}]"] = new_step(self._executor, session, native, step_id)
+            yield
+        return calls
 
     def _leave(self, session: Session) -> None:
         """The client has gone."""

@@ -95,6 +95,7 @@ class SemanticApi:
     def __init__(self, chained: ChainedCalls, keys: KeyRing, bodies: OpenBodies, keep_alive_s: float) -> None:
         self._chained = chained
         self._executor = chained.executor
+        self._entrance = chained.runner.entrance
         self._natives = NativeSteps(chained.executor)
         self._keys = keys
         self._bodies = bodies
@@ -113,13 +114,13 @@ class SemanticApi:
     async def _open(self, request: Request) -> Response:
         tenant, body = await self._read(request, SessionBody)
         session_id = body.session_id or f"s-{uuid.uuid4().hex}"
+        await self._entrance.whole(tenant, session_id)
         session = self._executor.sessions.open(tenant, session_id, loop_time_s(), body.ttl_s)
         self._executor.prefer(session, body.objective, loop_time_s())
         return _json(_described_session(session))
 
     async def _session(self, request: Request) -> Response:
-        tenant = self._keys.check(request.scope["headers"])
-        session = self._executor.sessions.find(tenant, request.path_params["session_id"], loop_time_s())
+        session = await self._found(request)
         if request.method == "DELETE":
             self._executor.endings.delete(session, loop_time_s())
             return _json({"id": session.session_id, "object": "session.deleted", "deleted": True})
@@ -129,14 +130,12 @@ class SemanticApi:
         return _json({**_described_session(session), "calls": counts, "variables": variables})
 
     async def _close(self, request: Request) -> Response:
-        tenant = self._keys.check(request.scope["headers"])
-        session = self._executor.sessions.find(tenant, request.path_params["session_id"], loop_time_s())
+        session = await self._found(request)
         self._executor.endings.close(session, loop_time_s())
         return _json({"id": session.session_id, "object": "session.closed", "closed": True})
 
     async def _cancel(self, request: Request) -> Response:
-        tenant = self._keys.check(request.scope["headers"])
-        session = self._executor.sessions.find(tenant, request.path_params["session_id"], loop_time_s())
+        session = await self._found(request)
         call = session.calls.get(request.path_params["call_id"])
         if call is None:
             raise NotFoundError(
@@ -150,6 +149,7 @@ class SemanticApi:
     async def _declare(self, request: Request) -> Response:
         tenant, body = await self._read(request, VariableBody)
         body.check()
+        await self._entrance.whole(tenant, body.session_id)
         session = self._executor.sessions.open(tenant, body.session_id, loop_time_s())
         name = body.semantic_var_id or f"v_{uuid.uuid4().hex}"
         if body.inputs is not None:
@@ -162,12 +162,12 @@ class SemanticApi:
         return _json(_described_variable(session, name))
 
     async def _variable(self, request: Request) -> Response:
-        tenant = self._keys.check(request.scope["headers"])
-        session = self._executor.sessions.find(tenant, request.path_params["session_id"], loop_time_s())
+        session = await self._found(request)
         return _json(_described_variable(session, request.path_params["variable"]))
 
     async def _get(self, request: Request) -> Response:
         tenant, body = await self._read(request, GetBody)
+        await self._entrance.whole(tenant, body.session_id)
         session = self._executor.sessions.open(tenant, body.session_id, loop_time_s())
         return VariableResponse(
             self._executor,
@@ -185,7 +185,8 @@ class SemanticApi:
             raw = await open_body.read(request.receive, headers)
         body = decode_body(raw, _SUBMIT)
         incoming = Incoming("/v1/submit", headers, raw, id_of(headers), loop_time_s(), tenant)
-        asked = read_submission(self._chained.runner.reader, incoming, body, body.session_id)
+        asked = await read_submission(self._chained.runner.reader, incoming, body, body.session_id)
+        await self._entrance.whole(tenant, body.session_id)
         session = self._executor.sessions.open(tenant, body.session_id, incoming.arrived_s)
         call = self._submitted(session, asked)
         outputs = [
@@ -209,6 +210,12 @@ class SemanticApi:
         with suppress(FailedDependencyError):
             self._executor.add(session, call, asked.incoming.arrived_s)
         return call
+
+    async def _found(self, request: Request) -> Session:
+        """The session that the path names. Raises `NotFoundError`, or `SessionEndedError` for a deleted session."""
+        tenant, session_id = self._keys.check(request.scope["headers"]), request.path_params["session_id"]
+        await self._entrance.whole(tenant, session_id)
+        return self._executor.sessions.find(tenant, session_id, loop_time_s())
 
     async def _read(self, request: Request, kind: type[BodyT]) -> tuple[str, BodyT]:
         """The request's tenant and its decoded body."""

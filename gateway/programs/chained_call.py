@@ -26,6 +26,7 @@ from plait.gateway.programs.filled_prompts import FilledPrompts
 from plait.gateway.programs.getter import streaming
 from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
+from plait.gateway.programs.program_entry import Entrance
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.slices import Slices
 from plait.gateway.programs.standing_promise import StandingPromise
@@ -54,14 +55,15 @@ class Generated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallRunner:
-    """The parts of the gateway that a call needs. `tasks` holds the task of each running call."""
+    """The parts of the gateway that a call needs, and a program. `tasks` holds the task of each running call."""
 
     executor: Executor
     reader: CallReader
     relay: Relay
     metrics: ProgramMetrics
     prompts: FilledPrompts
-    slices: Slices = field(default_factory=Slices)
+    slices: Slices
+    entrance: Entrance
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 

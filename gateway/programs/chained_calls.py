@@ -33,9 +33,11 @@ from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.filled_prompts import FilledPrompts, Unfilled
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
+from plait.gateway.programs.program_entry import Entrance
 from plait.gateway.programs.recorded_answer import RecordedAnswer
 from plait.gateway.programs.repetition import repeated
 from plait.gateway.programs.session import Session
+from plait.gateway.programs.slices import Slices
 from plait.gateway.programs.stranded import stranded
 from plait.gateway.programs.substitution import fill_in, filled_sizes
 from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
@@ -128,7 +130,8 @@ class ChainedCalls:
         keep_alive_s: float,
     ) -> None:
         self.executor = executor
-        self.runner = CallRunner(executor, reader, relay, metrics, FilledPrompts(reader, executor, bodies))
+        slices, prompts = Slices(), FilledPrompts(reader, executor, bodies)
+        self.runner = CallRunner(executor, reader, relay, metrics, prompts, slices, Entrance(slices))
         self._keep_alive_s = keep_alive_s
 
     def give_up_stranded(self) -> None:
@@ -144,8 +147,7 @@ class ChainedCalls:
     async def close(self) -> None:
         """End every session and its running calls."""
         tasks = list(self.runner.tasks)
-        for session in list(self.executor.sessions):
-            self.executor.endings.end(session, "has ended because the gateway has stopped")
+        self.executor.endings.end_all("has ended because the gateway has stopped", loop_time_s())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

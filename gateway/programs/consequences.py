@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from plait.backends.errors import PlaitError
@@ -17,6 +18,7 @@ from plait.gateway.programs.holds import Holds
 from plait.gateway.programs.promises import begun, promised
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import cancelled, input_failed, variable_failed
+from plait.gateway.programs.slices import AT_ONCE, Continuations
 from plait.gateway.programs.untaken import is_skip, skip_cause, untaken
 from plait.gateway.timer import At
 from plait.policy.programs.objectives_marks import Mark
@@ -56,6 +58,7 @@ class Consequences:
         self.variables = Counter[str]()
         self._predicted_s = predicted_s
         self._on_job = on_job
+        self.continuations = Continuations(at)
         self._gathering = Gathering(gather_s, at, self.run)
         self._entering: dict[Session, list[HeldCall]] = {}
         self._to_look_at: list[HeldCall] = []
@@ -86,13 +89,13 @@ class Consequences:
         calls = self._gathering.joined(session, changed)
         if effects.added is not None:  # an end says nothing new of what runs
             calls += begun(session, changed)
-        promises = self._promised(session, [*calls, *self._ready(session, effects, now_s)], now_s)
+        calls += self._ready(session, effects, now_s)
+        promises = self._promised(session, calls[:AT_ONCE], now_s)
         for event in events:
             self._answer_getters(session, event, now_s)
-        for call, cause in ended:
-            if cause is not None:
-                call.owner.on_broken(_broken(call, cause))
+        self.continuations.each(ended, _break_off, now_s)
         self._tell(promises, now_s)
+        self._run_later(session, calls[AT_ONCE:], now_s)
         cut = [link.producer for event in events if event.ended for link in event.cut]
         if cut:
             self.cancel_unwanted([session.calls[call_id] for call_id in cut if call_id in session.calls], now_s)
@@ -128,7 +131,15 @@ class Consequences:
 
     def run(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> None:
         """Start ready calls, which have stopped gathering, with their objectives. Refine those of running calls."""
-        self._tell(self._promised(session, calls, now_s), now_s)
+        self._tell(self._promised(session, calls[:AT_ONCE], now_s), now_s)
+        self._run_later(session, calls[AT_ONCE:], now_s)
+
+    def _run_later(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> None:
+        """Run these calls with the next event, but for those that have ended by then."""
+        if calls:
+            self.continuations.add(
+                lambda now_s: self.run(session, [one for one in calls if one in self.homes], now_s), now_s
+            )
 
     def marked(self, session: Session, changed: Iterable[str], now_s: float) -> None:
         """The objectives of these calls were deduced anew: those that gather run, and running ones are refined."""
@@ -148,12 +159,15 @@ class Consequences:
             return  # the outer call's loop takes them: recursion would be too deep for a long chain
         self._cancelling = True
         try:
-            while self._to_look_at:
+            for _ in range(AT_ONCE):
+                if not self._to_look_at:
+                    return
                 call = self._to_look_at.pop()
                 session = self.homes.get(call)
                 if session is not None and _is_unwanted(session, call):
                     effects = session.graph.cancel(call.call_id, UNWANTED)
                     self.apply(session, effects, now_s)
+            self.continuations.add(partial(self.cancel_unwanted, ()), now_s)
         finally:
             self._cancelling = False
 
@@ -233,7 +247,8 @@ def _is_unwanted(session: Session, call: HeldCall) -> bool:
     )
 
 
-def _broken(call: HeldCall, cause: Cause) -> PlaitError:
-    if cause.because_of is None:
-        return cancelled(call.call_id, cause)
-    return input_failed(cause)
+def _break_off(ended: EndedCall) -> None:
+    """Tell the owner of a call that has not finished why it has ended."""
+    call, cause = ended
+    if cause is not None:
+        call.owner.on_broken(cancelled(call.call_id, cause) if cause.because_of is None else input_failed(cause))

@@ -44,19 +44,24 @@ class Endings:
     def delete(self, session: Session, now_s: float) -> None:
         """End a session for its client. Its id is refused for another time to live (`SessionEndedError`)."""
         self._sessions.deleted.add(session.tenant.name, session.session_id, now_s, now_s + session.ttl_s)
-        self.end(session, "was deleted")
+        self.end(session, "was deleted", now_s)
 
-    def end(self, session: Session, why: str) -> None:
+    def end(self, session: Session, why: str, now_s: float) -> None:
         """End a session: fail its calls and getters, and free its memory."""
         if session.ended:
             return
         error = SessionEndedError(f"The session '{session.session_id}' {why}.")
         calls, getters = self._sessions.end(session)
         self._after.lose(calls, getters)
-        for call in calls:
-            call.owner.on_broken(error)
+        self._after.continuations.each(calls, lambda call: call.owner.on_broken(error), now_s)
         for getter in getters:
             getter.on_failed(error)
+
+    def end_all(self, why: str, now_s: float) -> None:
+        """End every session. When this returns, all owners and getters have been told."""
+        for session in list(self._sessions):
+            self.end(session, why, now_s)
+        self._after.continuations.finish(now_s)
 
     def expire(self, now_s: float) -> int:
         """End the sessions past their time to live; returns how many. Called periodically.
@@ -67,7 +72,7 @@ class Endings:
             self._give_up(waiting, now_s)
         expired = self._sessions.idle(now_s)
         for session in expired:
-            self.end(session, "has expired")
+            self.end(session, "has expired", now_s)
         return len(expired)
 
     def _give_up(self, waiting: Unproduced, now_s: float) -> None:

@@ -16,6 +16,7 @@ from plait.gateway.programs.repetition import is_set, repeated
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import inputs_missing, refused
 from plait.gateway.programs.sessions import Sessions
+from plait.gateway.programs.slices import Pieces
 from plait.policy.programs.request_graph import CLIENT, RequestGraph
 from plait.policy.programs.request_graph_state import DoubleProducerError, GraphError, VariableState
 
@@ -57,28 +58,30 @@ class Program(NamedTuple):
 
         return sorted(self.values, key=rank)
 
-    def check(self, session: Session, sessions: Sessions) -> None:
+    def check(self, session: Session, sessions: Sessions) -> Pieces[None]:
         """Raise if the session or its tenant's limits do not allow the whole program. Changes nothing in the session.
 
         Raises `ConflictError` for a second producer, a cycle, or the value of a native step whose inputs have none,
         `CallerError` for a variable that nobody knows, `LimitError` or `ValueTooLargeError` beyond the limits. The
         message and `param` name the place in the program.
         """
-        self._check_graph(session)
-        self._check_names(session)
+        yield from self._check_graph(session)
+        yield from self._check_names(session)
         for name, value in self.values.items():
             with placed(f"values.{name}"):
                 _raise(sessions.check_size(session, utf8_bytes(value), 0))
+        yield
         _raise(self._room(session, sessions))
 
     def _produced(self) -> Iterator[str]:
         yield from self.values
         yield from (name for call in self.calls.values() for name in output_names(call))
 
-    def _check_graph(self, session: Session) -> None:
+    def _check_graph(self, session: Session) -> Pieces[None]:
         """Try the calls that have not ended, and then the program, on a graph of their own."""
         graph = RequestGraph()
-        for call in session.calls.values():
+        for call in [*session.calls.values()]:
+            yield
             graph.add(call.call_id, call.inputs, output_names(call)[call.produced :])
         for name in self.values:
             with placed(f"values.{name}"):
@@ -89,6 +92,7 @@ class Program(NamedTuple):
                 else:
                     self._check_inputs(session, name, step)
         for place, call in self.calls.items():
+            yield
             outputs = output_names(call)
             with placed(named(place, outputs), _field_of(call)):
                 _check_producers(session, outputs, call.call_id)
@@ -100,9 +104,10 @@ class Program(NamedTuple):
         if missing:
             raise inputs_missing(name, missing)
 
-    def _check_names(self, session: Session) -> None:
+    def _check_names(self, session: Session) -> Pieces[None]:
         known = {*self._produced(), *self.external}
         for place, call in self.calls.items():
+            yield
             if call.when is not None:
                 with placed(named(place, output_names(call)), "when"):
                     _check_known(session, known, [call.when.variable])

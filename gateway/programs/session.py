@@ -45,9 +45,29 @@ class Session:
     """
 
     __slots__ = (
-        "_answer_bytes", "_variables", "_waiting_calls", "calls", "closed", "created_s", "deductions", "due_s", "ended",
-        "getters", "graph", "held_bytes", "made", "not_clocked", "objective", "outputs", "session_id", "tenant",
-        "touched_s", "ttl_s", "values",
+        "_answer_bytes",
+        "_variables",
+        "_waiting_calls",
+        "calls",
+        "closed",
+        "created_s",
+        "deductions",
+        "due_s",
+        "ended",
+        "getters",
+        "graph",
+        "has_room",
+        "held_bytes",
+        "is_entered",
+        "made",
+        "not_clocked",
+        "objective",
+        "outputs",
+        "session_id",
+        "tenant",
+        "touched_s",
+        "ttl_s",
+        "values",
     )  # fmt: skip
 
     def __init__(self, tenant: Tenant, session_id: str, ttl_s: float, now_s: float) -> None:
@@ -59,6 +79,8 @@ class Session:
         self.objective: Objective | None = None
         self.closed = False  # it takes no more calls and values
         self.ended = False
+        self.is_entered = False  # a program enters it
+        self.has_room = False  # for all of that program, whatever the limits of its tenant are now
         self.calls: dict[str, HeldCall] = {}
         self.graph = RequestGraph()
         self.deductions = self._new_deductions()
@@ -88,7 +110,7 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """Whether nothing in it runs or waits. An idle session is evicted if its tenant needs the room."""
-        return not (self.calls or self.getters or self.ended)
+        return not (self.calls or self.getters or self.ended or self.is_entered)
 
     def touch(self, now_s: float) -> None:
         """Something happened in the session: its time to live begins again."""

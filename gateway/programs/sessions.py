@@ -110,6 +110,8 @@ class Sessions:
         self, session: Session, *, variables: int = 0, waiting_calls: int = 0, held_bytes: int = 0
     ) -> PlaitError | None:
         """Evict idle sessions of the tenant until its limits allow this much more; the error if that is not enough."""
+        if session.has_room:
+            return None
         limits, tenant = self.limits, session.tenant
         missing = tenant.variables + variables - limits.max_variables if variables else 0
         if missing > 0 and not self._evict(tenant, session, missing, _variables, "variables"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from hashlib import sha256
 
 import msgspec
@@ -12,6 +13,7 @@ from plait.gateway.calls.annotations import Annotations, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.condition import ACCEPTED, read_condition, with_condition
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.programs.chained_call import CallRunner
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session
@@ -19,19 +21,28 @@ from plait.gateway.programs.submission import SET_FOR_EACH_STEP, CallBody, Submi
 from plait.gateway.programs.submitted_call import HeldSubmission, SubmittedCall
 
 
-def read_submission(reader: CallReader, incoming: Incoming, body: CallBody, session_id: str | None) -> HeldSubmission:
+async def read_submission(
+    reader: CallReader, incoming: Incoming, body: CallBody, session_id: str | None
+) -> HeldSubmission:
     """The submission in `incoming`, whose body is decoded as `body`. Raises `CallerError` if it could never run."""
+    read = partial(_read, reader.prompts, incoming, body, session_id)
+    asked = await reader.in_turns(incoming.tenant, read, len(incoming.body))
+    reader.router.models.check(body.model)
+    return asked
+
+
+def _read(prompts: PromptReader, incoming: Incoming, body: CallBody, session_id: str | None) -> HeldSubmission:
+    """What can be read of a submission without the state of the fleet: on a thread, if it is long."""
     submission = Submission(incoming.body, body)
     _check_whole(submission)
     annotations = _annotations(body, session_id)
-    reader.router.models.check(body.model)
-    reader.prompts.check(submission.opening)
-    return HeldSubmission(incoming, submission, annotations)
+    prompts.check(submission.opening)
+    return HeldSubmission(incoming, submission, annotations, sha256(b"submit" + incoming.body).digest())
 
 
 def new_call(runner: CallRunner, session: Session, asked: HeldSubmission) -> HeldCall:
     """The submission's call, which is not in the session yet."""
-    incoming, submission, annotations = asked
+    incoming, submission, annotations, fingerprint = asked
     owner = SubmittedCall(runner, session, asked)
     owner.call = HeldCall(
         session.unused_id(incoming.request_id),
@@ -45,7 +56,7 @@ def new_call(runner: CallRunner, session: Session, asked: HeldSubmission) -> Hel
         prompt_tokens=submission.characters // CHARACTERS_PER_TOKEN,
         output_tokens=submission.output_tokens,
         held_bytes=len(incoming.body),
-        fingerprint=sha256(b"submit" + incoming.body).digest(),
+        fingerprint=fingerprint,
     )
     return owner.call
 

@@ -20,11 +20,12 @@ from plait.gateway.timer import loop_time_s
 
 
 class HeldSubmission(NamedTuple):
-    """A client's submission, parsed, with its annotations."""
+    """A client's submission, parsed, with its annotations. `fingerprint` is equal for a repetition."""
 
     incoming: Incoming
     submission: Submission
     annotations: Annotations
+    fingerprint: bytes
 
 
 class SubmittedCall(ChainedCall):
@@ -40,7 +41,7 @@ class SubmittedCall(ChainedCall):
     async def run(self, ready: ReadyCall) -> None:
         """For each output: fill the prompt, then generate."""
         assert self._asked is not None, "a call runs once"
-        (sent, submission, annotations), self._asked = self._asked, None  # frees the body: the call is kept longer
+        (sent, submission, annotations, _), self._asked = self._asked, None  # frees the body: the call is kept longer
         values, texts, engine_id = dict(ready.values), dict[str, str](), None
         for number, step in enumerate(submission.steps):
             now_s = loop_time_s()

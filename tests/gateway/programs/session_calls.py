@@ -104,6 +104,11 @@ class Core:
         for event in due:
             event(now_s)
 
+    def settle(self, now_s: float) -> None:
+        """What is due by now happens, and so does what follows from it."""
+        while any(when_s <= now_s for when_s, _ in self._events):
+            self.elapse(now_s)
+
     def _at(self, when_s: float, event: Event) -> None:
         self._events.append((when_s, event))
 

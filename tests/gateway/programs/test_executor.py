@@ -174,6 +174,7 @@ def test_the_middle_of_a_long_chain_of_causes_is_left_out(core: Core) -> None:
     first = core.add("C0", outputs=["v0"])
     calls = [core.add(f"C{n}", f"v{n - 1}", [f"v{n}"]) for n in range(1, 1_000)]
     core.executor.fail(first, "engine lost", 1.0)
+    core.settle(1.0)
     message = error(calls[-1]).message
     assert "C999: its input v998 failed" in message
     assert "C0: engine lost" in message
@@ -226,6 +227,7 @@ def test_a_long_chain_is_cancelled_as_a_short_one_is(core: Core) -> None:
     calls = [core.add(f"C{n}", f"v{n - 1}", [f"v{n}"]) for n in range(1, 3_000)]
     for call in calls:
         core.executor.leave([call], 1.0)
+    core.settle(1.0)
     assert {error(call).code for call in calls} == {"cancelled"}
     assert list(core.session().calls) == ["C0"], "its client is there"
 
@@ -294,7 +296,7 @@ def test_an_owner_may_call_back(core: Core) -> None:
 def test_of_two_that_become_ready_the_first_may_end_the_session(core: Core) -> None:
     class Ending(Owner):
         def on_ready(self, _ready: ReadyCall) -> None:
-            core.executor.endings.end(session, "was deleted")
+            core.executor.endings.end(session, "was deleted", 0.0)
 
     session = core.session()
     first = HeldCall("A", ("v",), (), Ending())

@@ -103,7 +103,7 @@ def test_a_session_that_ends_at_any_time_leaves_nothing_behind(program: Program,
     run = Run(program, random)
     for _ in range(steps):
         run.step()
-    run.core.executor.endings.end(run.session, "was deleted")
+    run.core.executor.endings.end(run.session, "was deleted", 0.0)
     run.core.executor.check()
     tenant = run.session.tenant
     assert (run.core.executor.sessions.tenants, len(run.core.executor.sessions)) == ({}, 0)

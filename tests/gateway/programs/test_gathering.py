@@ -105,7 +105,7 @@ def test_a_call_that_ends_meanwhile_is_never_ready(core: Core) -> None:
     left, failed, ended = (core.add(name, outputs=[name.lower()]) for name in "ABC")
     core.executor.leave([left], 0.001)
     core.executor.fail(failed, "no", 0.001)
-    core.executor.endings.end(core.session(), "was deleted")
+    core.executor.endings.end(core.session(), "was deleted", 0.0)
     core.elapse(GATHER_S)
     assert [ready(call) for call in (left, failed, ended)] == [None] * 3
     check(core)

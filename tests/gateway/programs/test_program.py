@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from plait.backends.errors import CallerError, ConflictError, LimitError, PlaitError, ValueTooLargeError
-from plait.gateway.programs import program_entry
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.program import Program
+from plait.gateway.programs.program_entry import entry
+from plait.gateway.programs.slices import at_once
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.types import Objective, Slo
 from tests.gateway.programs.session_calls import Core, Owner, Waiting, owner
@@ -29,7 +30,7 @@ def call_of(name: str, inputs: str = "", outputs: str = "", **more: Any) -> Held
 def enter(core: Core, *calls: HeldCall, gets: tuple[Waiting, ...] = (), **values: str) -> None:
     places = {f"calls[{index}]": call for index, call in enumerate(calls)}
     program = Program(values, places, [got.getter for got in gets])
-    program_entry.enter(core.executor, core.session(), program, 0.0)
+    at_once(entry(core.executor, core.session(), program, 0.0))
     core.executor.check()
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from plait.gateway.programs.held_call import HeldCall, Promise
 from plait.gateway.programs.program import Program
-from plait.gateway.programs.program_entry import enter
+from plait.gateway.programs.program_entry import entry
 from plait.gateway.programs.promises import promised
+from plait.gateway.programs.slices import at_once
 from plait.policy.programs.objectives import NOTHING, Deduction
 from plait.policy.programs.objectives_slo import GROUP_STRETCH, LATENCY_SLO
 from plait.policy.types import Objective, Slo
@@ -118,7 +119,7 @@ def test_a_program_refines_running_calls_as_a_whole(core: Core) -> None:
         for name, inputs, objective in (("R", "m0 m1", None), ("S", "m0 m1", Objective.LATENCY))
     )
     program = Program({}, {"R": reduce, "S": last}, [Waiting("m0", Objective.THROUGHPUT).getter])
-    enter(core.executor, core.session(), program, 3.0)
+    at_once(entry(core.executor, core.session(), program, 3.0))
     assert [len(owner(call).refined) for call in maps] == [1, 1]
     assert {promise.objective for call in maps for promise in owner(call).refined} == {Objective.LATENCY}
 

@@ -15,8 +15,9 @@ from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.held_call import HeldCall, Output
 from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, new_step
 from plait.gateway.programs.program import Program
-from plait.gateway.programs.program_entry import enter
+from plait.gateway.programs.program_entry import entry
 from plait.gateway.programs.session_errors import variable_failed
+from plait.gateway.programs.slices import at_once
 from plait.policy.programs.request_graph_state import VariableState
 from tests.gateway.programs.session_calls import Core, Owner, Waiting, owner
 
@@ -133,7 +134,7 @@ class Sender:
         return states, told, ready, variables.set_so_far, variables.failed_so_far, list(self.core.session().calls)
 
     def _enter(self, program: Program) -> None:
-        enter(self.core.executor, self.core.session(), program, 0.0)
+        at_once(entry(self.core.executor, self.core.session(), program, 0.0))
 
     def _node(self, number: int) -> HeldCall:
         name, inputs, session = f"v{number}", self.drawn.inputs[number], self.core.session()

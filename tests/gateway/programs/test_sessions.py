@@ -29,12 +29,12 @@ def test_a_session_that_ends_tells_everybody_and_holds_nothing(core: Core) -> No
     running = core.add("B", outputs=["b"])
     core.executor.start(running, 0.0)
     waiting = core.get("a")
-    core.executor.endings.end(session, "was deleted")
+    core.executor.endings.end(session, "was deleted", 0.0)
     assert {type(error(one)) for one in (call, running)} == {type(waiting.told[0])} == {SessionEndedError}
     core.executor.produce(running, "late", 1.0)
     core.executor.fail(running, "late", 1.0)
     assert (len(core.executor.sessions), core.executor.sessions.tenants) == (0, {})
-    core.executor.endings.end(session, "was deleted")
+    core.executor.endings.end(session, "was deleted", 0.0)
     core.executor.check()
 
 
@@ -67,7 +67,7 @@ def test_a_session_may_have_a_time_to_live_of_its_own() -> None:
 def test_many_short_sessions_leave_nothing_behind() -> None:
     core = Core()
     for number in range(500):
-        core.executor.endings.end(core.session(f"s{number}"), "was deleted")
+        core.executor.endings.end(core.session(f"s{number}"), "was deleted", 0.0)
     core.executor.check()
     assert len(core.executor.sessions._due) <= 65
 
@@ -80,7 +80,7 @@ def test_a_session_that_ends_is_freed_without_the_garbage_collector() -> None:
         for number in range(100):
             session = core.session(f"s{number}")
             core.executor.variables.set_value(session, "x", "1", 0.0)
-            core.executor.endings.end(session, "was deleted")
+            core.executor.endings.end(session, "was deleted", 0.0)
         del session
         assert gc.collect() == 0
     finally:

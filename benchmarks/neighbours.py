@@ -3,6 +3,8 @@
 Each case starts a gateway and its engines. One tenant calls at a steady rate, first alone and then beside the other.
 Its p99 may move by 100 ms, and the gateway may grow by what is configured. Both parts of a case are measured one after
 the other, and the first is repeated until the machine is quiet.
+
+With `--turns` the gateway runs on asyncio's loop, and the longest turn of that is measured too, in CPU time.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -44,6 +47,7 @@ BEGIN_S: Final = 1.0
 QUIET_P99_S, QUIET_TRIES = 0.04, 10
 """A case begins once the tenant's short calls are quick: others may use the machine too. Some tries, then it begins."""
 MOVED_MOST_S: Final = 0.1
+LONGEST_TURN_S: Final = 0.02
 MEBIBYTE: Final = 2**20
 
 
@@ -61,6 +65,8 @@ class Result:
     rss_bytes: int
     peak_rss_bytes: int
     answered: dict[str, int]
+    longest_turn_s: float = 0.0
+    longest_collection_s: float = 0.0
 
     @property
     def moved_s(self) -> float:
@@ -77,21 +83,23 @@ def main() -> None:
     """Run the cases, print the table, and say whether the target holds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks neighbours")
     parser.add_argument("--only", nargs="+", choices=list(ATTACKS), default=list(ATTACKS), metavar="CASE")
+    parser.add_argument("--turns", action="store_true", help="time the turns of the event loop")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load {load:.2f} before the first case{HEAD}")
     results = []
     for name in arguments.only:
-        results.append(asyncio.run(_measured(name)))
+        results.append(asyncio.run(_measured(name, times_turns=arguments.turns)))
         print(_row(results[-1]), flush=True)
     if arguments.json is not None:
         report = {"cores": os.cpu_count(), "load": load, "results": [asdict(result) for result in results]}
         arguments.json.write_text(json.dumps(report, indent=2))
-    sys.exit(any(max(result.moved_s, result.long_moved_s) > MOVED_MOST_S for result in results))
+    too_long = any(result.longest_turn_s > LONGEST_TURN_S for result in results)
+    sys.exit(too_long or any(max(result.moved_s, result.long_moved_s) > MOVED_MOST_S for result in results))
 
 
-async def _measured(name: str) -> Result:
+async def _measured(name: str, *, times_turns: bool) -> Result:
     ports = free_ports(6)
     well = ScriptedEngine("well", [MODEL], ports[0], ports[1])
     badly = ScriptedEngine("badly", [SHORT_MODEL, LARGE_MODEL, LONG_MODEL], ports[2], ports[3])
@@ -101,6 +109,8 @@ async def _measured(name: str) -> Result:
             stack.enter_context(process(_engine_command(engine), folder / f"{engine.name}.log"))
             await until_engine(engine)
         command = plait(ports[4:], [well.url, badly.url], folder, MODELS, SERVER)
+        if times_turns:
+            command = [*command[:2], "benchmarks.neighbouring.timed_gateway", str(folder / "turn"), *command[3:]]
         gateway = stack.enter_context(process(command, folder / "gateway.log"))
         tenant = Tenant(ports[4], MODEL, KEYS[0])
         await _until_up(tenant)
@@ -111,6 +121,7 @@ async def _measured(name: str) -> Result:
                 break
         rss_bytes = _memory(gateway.pid, "VmRSS")
         _forget_peak(gateway.pid)
+        await _longest_turns(gateway.pid, folder, times_turns=times_turns)
         during_s = ATTACKS[name].measured_s
         words = [str(ports[4]), KEYS[1], name, str(BEGIN_S + during_s)]
         attack = await asyncio.create_subprocess_exec(
@@ -120,6 +131,7 @@ async def _measured(name: str) -> Result:
         during = await tenant.call(during_s)
         answered = json.loads((await attack.communicate())[0])
         peak_bytes = _memory(gateway.pid, "VmHWM")
+        longest = await _longest_turns(gateway.pid, folder, times_turns=times_turns)
     return Result(
         name,
         ATTACKS[name].what,
@@ -131,6 +143,7 @@ async def _measured(name: str) -> Result:
         rss_bytes,
         peak_bytes,
         answered,
+        *longest,
     )
 
 
@@ -148,6 +161,24 @@ def _engine_command(engine: ScriptedEngine) -> list[str]:
     command = [sys.executable, "-m", "e2e.faults.scripted_engine", "--name", engine.name]
     command += ["--model", ",".join(engine.models), "--port", str(engine.port)]
     return [*command, "--control-port", str(engine.control_port)]
+
+
+async def _longest_turns(pid: int, folder: Path, *, times_turns: bool) -> tuple[float, float]:
+    """The longest turn and the longest full collection since this was asked last, in seconds of CPU time.
+
+    0 where the gateway does not time them.
+    """
+    if not times_turns:
+        return 0.0, 0.0
+    path = folder / "turn"
+    path.unlink(missing_ok=True)
+    os.kill(pid, signal.SIGUSR1)
+    for _ in range(200):
+        await asyncio.sleep(0.05)
+        if path.exists() and (text := path.read_text()):
+            turn_s, collection_s = map(float, text.split())
+            return turn_s, collection_s
+    raise RuntimeError("the gateway does not say how long its turns were")
 
 
 def _forget_peak(pid: int) -> None:
@@ -171,10 +202,12 @@ def _row(result: Result) -> str:
 
     answers: Sequence[Any] = [f"{number} x {status}" for status, number in result.answered.items()]
     memory = f"{result.rss_bytes // MEBIBYTE}, {result.peak_rss_bytes // MEBIBYTE}"
+    turn_ms, collection_ms = 1e3 * result.longest_turn_s, 1e3 * result.longest_collection_s
+    turn = f"; longest turn {turn_ms:.0f} ms, full collection {collection_ms:.0f} ms" if turn_ms else ""
     failed = f"; {result.failed} of the neighbour's failed" if result.failed else ""
     return (
         f"| {result.what} | {pair(result.before, result.during)} | {pair(result.long_before, result.long_during)} "
-        f"| {memory} | {', '.join(answers)}{failed} |"
+        f"| {memory} | {', '.join(answers)}{failed}{turn} |"
     )
 
 

@@ -6,6 +6,7 @@ It is given PORT, KEY, the attack's name and SECONDS, and prints how often each 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import socket
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
 from typing import Any, Final
 
 from benchmarks.faulting.bad_clients import LARGE_MODEL, SHORT_MODEL
@@ -169,6 +170,47 @@ async def _sessions(attacker: Attacker) -> None:
         await attacker.repeat(8, one)
 
 
+async def _placeholders(attacker: Attacker) -> None:
+    """Chats and programs in which a value of 1 B to 1 MB stands once to 3,000 times."""
+    values = {f"v{size}": "x" * size for size in (1, 1_000, 30_000, MEBIBYTE)}
+    for name, value in values.items():
+        await attacker.post({"session_id": "s", "semantic_var_id": name, "value": value}, "/v1/variables")
+    cases = cycle(itertools.product(values, (1, 30, 300, 2_000, 3_000)))
+
+    async def one() -> None:
+        name, times = next(cases)
+        text = f"{{{{{name}}}}}" * times
+        session = {"session": "s", "inputs": [name]}
+        await attacker.post({**chat(text, SHORT_MODEL), "plait": session})
+        call = {"model": SHORT_MODEL, "prompt": text + "{{o}}", "max_tokens": 4}
+        call["placeholders"] = [{"name": name}, {"name": "o", "in_out": True}]
+        await attacker.post({"values": {name: values[name]}, "calls": [call], "gets": {"o": None}}, "/v1/programs")
+
+    await attacker.repeat(4, one)
+
+
+async def _programs(attacker: Attacker) -> None:
+    """Programs of one to 1,024 calls: all need one value, or each needs the one before, or all need the first."""
+    shapes = cycle(itertools.product((1, 64, 1_024), (lambda _: "v", lambda n: f"o{n - 1}", lambda _: "o0")))
+
+    async def one() -> None:
+        calls, input_of = next(shapes)
+        inputs = ["v", *(input_of(number) for number in range(1, calls))]
+        program: dict[str, Any] = {"values": {"v": "Hello"}, "gets": {f"o{calls - 1}": "latency", "o0": None}}
+        program["calls"] = [
+            {
+                "model": SHORT_MODEL,
+                "prompt": f"Say {{{{{name}}}}} {number} {{{{o{number}}}}}",
+                "max_tokens": 4,
+                "placeholders": [{"name": name}, {"name": f"o{number}", "in_out": True}],
+            }
+            for number, name in enumerate(inputs)
+        ]
+        await attacker.post(program, "/v1/programs")
+
+    await attacker.repeat(2, one)
+
+
 @dataclass(frozen=True)
 class Attack:
     """What is sent, in words and as a coroutine that sends it until the attacker's time is over.
@@ -194,6 +236,8 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "refused": Attack("refused requests on 16 connections", _refused),
     "idle": Attack("5,000 idle connections", _idle),
     "unread": Attack("64 chained calls with 8 MiB of answer that nobody reads", _unread),
+    "placeholders": Attack("4 prompts at a time with a value of 1 B to 1 MiB 1 to 3,000 times", _placeholders),
+    "programs": Attack("2 programs at a time of 1 to 1,024 calls", _programs),
     # A full collection of that many sessions takes 0.2 s, and the gateway makes one in 40 s.
     "sessions": Attack("sessions with a value of 20 kB, on 8 connections", _sessions, measured_s=60.0),
 }

@@ -86,6 +86,8 @@ class Consequences:
                 changed |= more_changed
                 ended += more_ended
         session.account()
+        if effects.added in session.calls:
+            self._gathering.arrived(session, session.calls[effects.added], now_s)
         calls = self._gathering.joined(session, changed)
         if effects.added is not None:  # an end says nothing new of what runs
             calls += begun(session, changed)

@@ -2,62 +2,145 @@
 
 An application sends all its calls together. The first call is ready before the gateway knows the calls that depend on
 it, so its objective cannot be deduced yet. Without the wait, the first call of the critical path would run without an
-objective.
+objective, and siblings whose requests come one after another would not be one task group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session
 from plait.gateway.timer import At
 from plait.policy.programs.objectives import NOTHING, Deduction
+from plait.policy.programs.request_graph_state import VariableState
 from plait.policy.types import NO_SLO
+
+LONGEST_S: Final = 0.1
+"""A session gathers for at most so long, however many calls come: some 60 ms for the requests of 16 calls from a slow
+client, and less than a person notices."""
+
+
+@dataclass(slots=True)
+class Moment:
+    """A session gathers. `calls` wait, `known` are those of them whose objective has been deduced.
+
+    `awaited` are inputs of calls, which had no producer when they were looked at; `seen` are those calls.
+    """
+
+    latest_s: float
+    ends_s: float
+    calls: dict[HeldCall, None] = field(default_factory=dict)
+    known: dict[HeldCall, None] = field(default_factory=dict)
+    awaited: set[str] = field(default_factory=set)
+    seen: set[HeldCall] = field(default_factory=set)
+
+    def look_at(self, session: Session, call: HeldCall) -> None:
+        """Note which inputs of a call nobody produces yet."""
+        if call not in self.seen:
+            self.seen.add(call)
+            self.awaited.update(name for name in call.inputs if session.state_of(name) is VariableState.EMPTY)
+
+    def is_whole(self, session: Session) -> bool:
+        """Whether each noted input has a producer now. Until then, more of the program is to come."""
+        while self.awaited:
+            name = self.awaited.pop()
+            if session.state_of(name) is VariableState.EMPTY:
+                self.awaited.add(name)
+                return False
+        return True
 
 
 class Gathering:
-    """The calls that gather. A call gathers for at most `moment_s`; then `end` is called (0: no call gathers)."""
+    """The sessions that gather, each until `moment_s` after the latest call that came, or `LONGEST_S` after the first.
+
+    Then `end` is called with those that have waited (0: no call gathers).
+    """
 
     def __init__(self, moment_s: float, at: At, end: Callable[[Session, list[HeldCall], float], None]) -> None:
         self._moment_s = moment_s
         self._at = at
         self._end = end
-        self._calls: set[HeldCall] = set()
+        self._moments: dict[Session, Moment] = {}
+        self._homes: dict[HeldCall, Session] = {}
+
+    def arrived(self, session: Session, call: HeldCall, now_s: float) -> None:
+        """A call has come. If its session gathers, it goes on gathering."""
+        moment = self._moments.get(session)
+        if moment is not None:
+            moment.ends_s = min(now_s + self._moment_s, moment.latest_s)
+            moment.look_at(session, call)
 
     def takes(self, session: Session, call: HeldCall, now_s: float) -> bool:
-        """Start gathering a call that is ready on arrival, if it has outputs and nobody has said what it is for.
+        """Start gathering a call that is ready on arrival, if it has outputs and more of its program is to come.
 
-        A native step needs no objective, so it does not gather. Returns whether the call gathers.
+        More is to come if nobody has said what the call is for, or if a call that needs its output needs others that
+        nobody produces yet. A native step needs no objective, so it does not gather. Returns whether the call gathers.
         """
         if not self._moment_s or not call.outputs or call.is_native:
             return False
         if call.objective is not None or call.slo not in (None, NO_SLO):
             return False
-        if not _is_open(session.deductions.of(call.call_id)):
+        is_open = _is_open(session.deductions.of(call.call_id))
+        consumers = [session.calls[call_id] for call_id in session.graph.view.consumers(call.call_id)]
+        if not is_open and not consumers:
             return False
-        self._calls.add(call)
-        self._at(now_s + self._moment_s, partial(self._over, session, call))
+        before = self._moments.get(session)
+        moment = before or Moment(now_s + max(LONGEST_S, self._moment_s), now_s + self._moment_s)
+        for consumer in consumers:
+            moment.look_at(session, consumer)
+        if not is_open and moment.is_whole(session):
+            return False
+        if before is None:
+            self._moments[session] = moment
+            self._at(moment.ends_s, partial(self._over, session, moment))
+        (moment.calls if is_open else moment.known)[call] = None
+        self._homes[call] = session
         return True
 
     def joined(self, session: Session, changed: Iterable[str]) -> list[HeldCall]:
-        """End the gathering of the session's calls whose deductions `changed` and are no guess; returns those calls."""
-        if not self._calls:
+        """The session's calls that need not gather any more, as their deductions `changed` and are no guess.
+
+        They gather nevertheless until all that the calls behind them need has a producer.
+        """
+        moment = self._moments.get(session)
+        if moment is None:
             return []
-        gathering = [call for call_id in changed if (call := session.calls.get(call_id)) in self._calls]
-        joined = [call for call in gathering if not session.deductions.of(call.call_id).is_guess]
-        self._calls.difference_update(joined)
-        return joined
+        calls = [call for call_id in changed if (call := session.calls.get(call_id)) in moment.calls]
+        for call in calls:
+            if not session.deductions.of(call.call_id).is_guess:
+                del moment.calls[call]
+                moment.known[call] = None
+        if not moment.known or not moment.is_whole(session):
+            return []
+        return self._ended(session, moment, list(moment.known))
 
     def drop(self, call: HeldCall) -> None:
         """Forget a call that has ended, whether it gathered or not."""
-        self._calls.discard(call)
+        session = self._homes.get(call)
+        if session is not None:
+            self._ended(session, self._moments[session], [call])
 
-    def _over(self, session: Session, call: HeldCall, now_s: float) -> None:
-        if call in self._calls:
-            self._calls.remove(call)
-            self._end(session, [call], now_s)
+    def _ended(self, session: Session, moment: Moment, calls: Sequence[HeldCall]) -> list[HeldCall]:
+        """These calls do not gather any more."""
+        for call in calls:
+            moment.calls.pop(call, None)
+            moment.known.pop(call, None)
+            del self._homes[call]
+        if not (moment.calls or moment.known):
+            del self._moments[session]
+        return list(calls)
+
+    def _over(self, session: Session, moment: Moment, now_s: float) -> None:
+        if self._moments.get(session) is not moment:
+            return
+        if now_s < moment.ends_s:
+            self._at(moment.ends_s, partial(self._over, session, moment))
+        else:
+            self._end(session, self._ended(session, moment, [*moment.known, *moment.calls]), now_s)
 
 
 def _is_open(deduction: Deduction) -> bool:

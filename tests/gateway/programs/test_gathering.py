@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -31,7 +32,8 @@ def ready(call: HeldCall) -> ReadyCall | None:
 def check(core: Core) -> None:
     core.executor.check()
     core.elapse(100.0)
-    assert not core.executor._after._gathering._calls
+    gathering = core.executor._after._gathering
+    assert (gathering._moments, gathering._homes) == ({}, {})
 
 
 # The core.
@@ -71,6 +73,75 @@ def test_calls_that_gathered_run_as_one_task_group(core: Core) -> None:
     core.add("R", "m0 m1 m2", now_s=0.004, objective=Objective.LATENCY)
     groups = [told.group for call in maps if (told := ready(call)) is not None]
     assert [group.calls for group in groups if group is not None] == [3, 3, 3]
+    check(core)
+
+
+def groups_of(calls: Iterable[HeldCall]) -> list[int]:
+    """The size of each call's group; it has to run."""
+    told = [ready(call) for call in calls]
+    assert None not in told
+    return [0 if one is None or one.group is None else one.group.calls for one in told]
+
+
+@pytest.mark.parametrize("gap_s", [0.004, 0.006])
+def test_calls_of_a_slow_client_run_as_one_task_group(core: Core, gap_s: float) -> None:
+    maps = list[HeldCall]()
+    for number in range(16):
+        core.settle(gap_s * number)
+        maps.append(core.add(f"M{number}", outputs=[f"m{number}"], now_s=gap_s * number))
+    assert not any(map(ready, maps))
+    core.settle(gap_s * 16)
+    core.add("R", " ".join(f"m{number}" for number in range(16)), now_s=gap_s * 16, objective=Objective.LATENCY)
+    assert groups_of(maps) == [16] * 16
+    check(core)
+
+
+@given(order=st.permutations(range(17)))
+def test_they_do_so_in_any_order_of_arrival(order: list[int]) -> None:
+    core, maps = Core(gather_ms=10), list[HeldCall]()
+    for place, number in enumerate(order):
+        core.settle(0.005 * place)
+        if number == 16:
+            inputs = " ".join(f"m{number}" for number in range(16))
+            core.add("R", inputs, now_s=0.005 * place, objective=Objective.LATENCY)
+        else:
+            maps.append(core.add(f"M{number}", outputs=[f"m{number}"], now_s=0.005 * place))
+        core.executor.check()
+    assert groups_of(maps) == [16] * 16
+    check(core)
+
+
+def test_a_session_gathers_until_a_moment_after_its_latest_call(core: Core) -> None:
+    calls = [core.add(f"A{number}", outputs=[f"a{number}"], now_s=0.009 * number) for number in range(4)]
+    core.settle(0.036)
+    assert not any(map(ready, calls))
+    core.settle(0.037)
+    assert all(map(ready, calls))
+    check(core)
+
+
+def test_it_does_not_gather_for_ever(core: Core) -> None:
+    calls = list[HeldCall]()
+    for number in range(40):
+        core.settle(0.005 * number)
+        calls.append(core.add(f"A{number}", outputs=[f"a{number}"], now_s=0.005 * number))
+        first_ran = [ready(call) is not None for call in calls].count(True)
+        assert first_ran == (0 if number < 20 else 20), "100 ms after the first"
+    core.settle(1.0)
+    assert all(map(ready, calls))
+    check(core)
+
+
+def test_a_call_whose_consumer_needs_what_only_the_client_can_give_waits_for_a_moment_only(core: Core) -> None:
+    core.add("R", "a given", objective=Objective.LATENCY)
+    call = core.add("A", outputs=["a"], now_s=1.0)
+    assert ready(call) is None
+    core.settle(1.0 + GATHER_S)
+    assert ready(call) is not None
+    again = core.add("B", "a2 given", objective=Objective.LATENCY, now_s=2.0)
+    core.executor.variables.set_value(core.session(), "given", "it", 2.0)
+    assert ready(core.add("A2", outputs=["a2"], now_s=2.001)) is not None, "nothing else is to come"
+    assert ready(again) is None
     check(core)
 
 

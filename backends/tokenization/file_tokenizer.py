@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer as Backend
 
@@ -44,6 +44,15 @@ class FileTokenizer(ChatTokenizer):
         except TypeError as error:  # `tokenizers` raises this for a lone surrogate
             raise not_unicode() from error
         return [encoding.ids for encoding in encodings]
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """All tokens with their ids."""
+        vocabulary: Mapping[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
+
+    def added_tokens(self) -> list[str]:
+        """The tokens that are found in a text before all else."""
+        return [token.content for token in self._backend.get_added_tokens_decoder().values()]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids; ids that the vocabulary lacks are left out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from sys import byteorder
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,18 @@ class TiktokenTokenizer(_PlainTokenizer):
         """The ids of a plain prompt; the encodings add no special tokens."""
         return self._encoding.encode(text, allowed_special="all")
 
+    def vocabulary(self) -> Mapping[str, int]:
+        """All tokens with their ids. A token has a character for each of its bytes."""
+        ranks = self._encoding._mergeable_ranks | {  # noqa: SLF001 - tiktoken documents both
+            text.encode(): token
+            for text, token in self._encoding._special_tokens.items()  # noqa: SLF001
+        }
+        return {token.decode("latin-1"): rank for token, rank in ranks.items()}
+
+    def added_tokens(self) -> Iterable[str]:
+        """The encoding's special tokens."""
+        return self._encoding.special_tokens_set
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids; KeyError where the encoding lacks one."""
         return self._encoding.decode(token_ids)
@@ -68,6 +80,14 @@ class ByteTokenizer(_PlainTokenizer):
         ids = array("I")
         ids.frombytes(_utf8(text).decode("latin-1").encode(_UTF_32))
         return ids
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """All bytes, each as a character."""
+        return {chr(byte): byte for byte in range(256)}
+
+    def added_tokens(self) -> Iterable[str]:
+        """None."""
+        return ()
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the bytes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import jinja2
@@ -82,6 +82,22 @@ class Tokenizer(Protocol):
         """The text of known ids, with special tokens. Bytes that are not UTF-8 become U+FFFD."""
         ...
 
+    # What a tokenizer is told apart by (`plait.backends.protocol.tokenizer_fingerprint`).
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """All tokens with their ids, added ones among them."""
+        ...
+
+    def added_tokens(self) -> Iterable[str]:
+        """The tokens that are found in a text before all else."""
+        ...
+
+    def render_probe(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+    ) -> str | None:
+        """A chat by the model's template, given to it as it is; None if it refuses the chat."""
+        ...
+
 
 class ChatTokenizer(ABC):
     """Turns a chat into ids with `encode`, in the same way for every kind of tokenizer. Methods are `Tokenizer`'s."""
@@ -100,6 +116,24 @@ class ChatTokenizer(ABC):
     def encode_array(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
         """The ids of `encode` as unsigned 32-bit integers."""
         return array("I", self.encode(text, add_special_tokens=add_special_tokens))
+
+    @abstractmethod
+    def vocabulary(self) -> Mapping[str, int]:
+        """All tokens with their ids."""
+
+    @abstractmethod
+    def added_tokens(self) -> Iterable[str]:
+        """The tokens that are found in a text before all else."""
+
+    def render_probe(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+    ) -> str | None:
+        """A chat by the model's template, given to it as it is; None if it refuses the chat."""
+        try:
+            template = self._template(None, tools)
+            return self._render(messages, tools=tools, chat_template=template, add_generation_prompt=True, **variables)
+        except (CallerError, *TEMPLATE_ERRORS):
+            return None
 
     @abstractmethod
     def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:

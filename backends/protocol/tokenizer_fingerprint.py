@@ -1,0 +1,137 @@
+"""The fingerprint of a tokenizer: tells whether two processes give the same texts and chats the same token ids.
+
+An engine reports the fingerprint of its tokenizer, and the gateway compares it with its own. The tokenizers may be
+objects of different libraries, so the fingerprint has only what each of them can say. It is made once, at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from plait.backends.protocol.tokenizer_probe import CHATS, TEXTS, Messages
+
+DIGEST_BYTES: Final = 16
+
+PROBED_TOKENS: Final = 4_096
+"""So many tokens of the vocabulary are probed, at even distances: some 25 kB of text, twice, in 10 to 50 ms."""
+TOKENS_A_TEXT: Final = 64
+"""A probe text of them stays below any model's context: beyond it, transformers warns."""
+
+MARK: Final = "\u0301"
+"""An accent: whether it belongs to the word before it is the smallest difference between published patterns."""
+
+DATE: Final = "29 Feb 2024"
+"""What templates get that ask for the date: two processes render them at different times."""
+
+SHOWN_CHARACTERS: Final = 256
+"""Of a tokenizer's name, which may be a long path."""
+
+REFUSED: Final = b"\0refused"
+
+
+class Fingerprinted(Protocol):
+    """What the fingerprint needs of a tokenizer. `name` is the folder, or whatever else it was loaded by."""
+
+    name: str
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """All tokens with their ids, added ones among them. Tokens may be bytes in some libraries."""
+        ...
+
+    def added_tokens(self) -> Iterable[str]:
+        """The tokens that are found in a text before all else."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
+        """The ids of a text, as those of a plain prompt or without what is put around that."""
+        ...
+
+    def render_probe(self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> str | None:
+        """A chat of the template that chats get by default, with a generation prompt; None if it refuses the chat.
+
+        The messages are given to the template as they are. `variables` replace the template's own of these names.
+        """
+        ...
+
+
+class TokenizerFingerprint(msgspec.Struct, frozen=True):
+    """Digests that are equal where tokenizers are. `name` is for messages only.
+
+    `vocabulary` is of all tokens with their ids, `ids` of the ids that probe texts have, `prompt_ids` of their ids as
+    plain prompts, with a BOS for example, and `chats` of the texts that probe chats are rendered to.
+    """
+
+    name: str
+    vocabulary: str
+    ids: str
+    prompt_ids: str
+    chats: str
+
+    @property
+    def is_none(self) -> bool:
+        """Whether this stands for no tokenizer: the engine takes token ids only."""
+        return not self.vocabulary
+
+
+NO_TOKENIZER: Final = TokenizerFingerprint("", "", "", "", "")
+"""Reported by an engine that was started without a tokenizer."""
+
+
+def fingerprint(tokenizer: Fingerprinted) -> TokenizerFingerprint:
+    """The tokenizer's fingerprint. Takes 0.1 to 1 s for a large vocabulary. Raises what the tokenizer raises."""
+    vocabulary = sorted((token_id, _bytes(token)) for token, token_id in tokenizer.vocabulary().items())
+    texts = [*TEXTS, *_texts_of(vocabulary), *_texts_around(sorted(tokenizer.added_tokens()))]
+    return TokenizerFingerprint(
+        tokenizer.name[:SHOWN_CHARACTERS],
+        _digest(b"%d %b" % entry for entry in vocabulary),
+        _digest_of_ids(texts, lambda text: tokenizer.encode(text, add_special_tokens=False)),
+        _digest_of_ids(TEXTS, tokenizer.encode),
+        _digest(_chats_of(tokenizer)),
+    )
+
+
+def _texts_of(vocabulary: Sequence[tuple[int, bytes]]) -> Iterator[str]:
+    """Texts of tokens in the vocabulary: any two tokenizers with the same vocabulary have the same texts here."""
+    step = max(1, len(vocabulary) // PROBED_TOKENS)
+    words = [_surface(token) for _, token in vocabulary[::step]]
+    for begin in range(0, len(words), TOKENS_A_TEXT):
+        some = words[begin : begin + TOKENS_A_TEXT]
+        yield "".join(some)
+        yield MARK.join(some)
+
+
+def _texts_around(added: Sequence[str]) -> Iterator[str]:
+    """Texts that show what an added token does to the text before and behind it."""
+    for begin in range(0, len(added), TOKENS_A_TEXT // 4):
+        yield "".join(f"a {token} b{token}c\n" for token in added[begin : begin + TOKENS_A_TEXT // 4])
+
+
+def _surface(token: bytes) -> str:
+    """About the text of a token: vocabularies write a space, and byte-level ones a line break, by another character."""
+    text = token.decode(errors="replace")
+    return text.replace("\u0120", " ").replace("\u2581", " ").replace("\u010a", "\n")
+
+
+def _chats_of(tokenizer: Fingerprinted) -> Iterator[bytes]:
+    for messages, tools in CHATS:
+        text = tokenizer.render_probe(messages, tools, {"strftime_now": lambda _format: DATE})
+        yield REFUSED if text is None else _bytes(text)
+
+
+def _digest_of_ids(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> str:
+    return _digest(" ".join(map(str, encode(text))).encode() for text in texts)
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        digest.update(b"%d:%b" % (len(part), part))
+    return digest.hexdigest()
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode(errors="surrogatepass")

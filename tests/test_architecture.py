@@ -43,6 +43,10 @@ DATA_PATH = ("gateway/calls/relay.py", "backends/http/*.py")
 BROAD_EXCEPT: dict[str, str] = {
     "gateway/supervision.py: _run": "a long-lived task has to outlive any defect in it: it is counted and restarted",
     "gateway/open_requests.py: __call__": "a defect in a request has to be answered, not to end the server",
+    "backends/adapter/engine_tokenizer.py: render_probe": "a chat template is a program: it refuses by any error",
+    "backends/adapter/engine_tokenizer.py: read_fingerprint": (
+        "a model may bring its tokenizer's code: whatever that raises, the engine has to start"
+    ),
     "client/native.py: compute": "a program's own function may raise anything: then its variable fails with it",
     "client/native.py: acompute": "a program's own function may raise anything: then its variable fails with it",
 }

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from plait.backends.adapter.asgi import Scope, Send, send_answer
+from plait.backends.adapter.engine_tokenizer import with_tokenizer
 from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.cache_state import CacheState
 
@@ -43,22 +44,23 @@ Report = Callable[[Scope, ReportQuery], Awaitable[bytes]]
 """The report as msgpack; raises `PlaitError`."""
 
 
-async def answer(scope: Scope, send: Send, report: Report) -> None:
-    """Answer one request."""
+async def answer(scope: Scope, send: Send, report: Report, tokenizer: bytes) -> None:
+    """Answer one request. `tokenizer` is the encoded fingerprint of the engine's tokenizer."""
     try:
-        body, content_type = await _answered(scope, report)
+        body, content_type = await _answered(scope, report, tokenizer)
         await send_answer(send, 200, body, content_type)
     except PlaitError as error:
         await send_answer(send, error.status, error.body())
 
 
-async def _answered(scope: Scope, report: Report) -> tuple[bytes, bytes]:
+async def _answered(scope: Scope, report: Report, tokenizer: bytes) -> tuple[bytes, bytes]:
     """The body and its content type."""
     if scope["method"] != "GET":
         raise CallerError(f"{PATH} takes GET requests only")
     query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
     since, wait_ms = _integer(query, "since"), _integer(query, "wait_ms") or 0
     encoded = await report(scope, ReportQuery(since, query.get("epoch"), min(wait_ms, MAX_WAIT_MS) / 1e3))
+    encoded = with_tokenizer(encoded, tokenizer)
     if b"msgpack" in dict(scope["headers"]).get(b"accept", b""):
         return encoded, b"application/msgpack"
     return msgspec.json.encode(msgspec.msgpack.decode(encoded, type=CacheState)), b"application/json"

@@ -10,6 +10,7 @@ from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.adapter.iterations import Iterations
 from plait.backends.adapter.refinable_calls import RefinableCalls
 from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState, QueueState, SchedulerState
+from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,7 @@ class StateReporter:
 
     `engine` is the engine's name, `policy` the name of its local scheduler. `takes_objectives` says whether the
     engine's driver feeds `refinable`, whose objectives may change. It feeds `iterations` and `attainment` in any case.
-    The other fields are as in `CacheState`.
+    `tokenizer` is for an engine whose API server does not add it. The other fields are as in `CacheState`.
     """
 
     engine: str
@@ -30,6 +31,7 @@ class StateReporter:
     policy: str
     journal: CacheJournal
     takes_objectives: bool = False
+    tokenizer: TokenizerFingerprint | None = None
     iterations: Iterations = field(default_factory=Iterations)
     attainment: Attainment = field(default_factory=Attainment)
     refinable: RefinableCalls = field(default_factory=RefinableCalls)
@@ -70,4 +72,5 @@ class StateReporter:
             ),
             iteration=self.iterations.state(budget_tokens),
             scheduler=SchedulerState(self.policy, self.attainment.share, preemptions, self.takes_objectives),
+            tokenizer=self.tokenizer,
         )

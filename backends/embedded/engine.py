@@ -18,6 +18,7 @@ from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.facts import EmbeddedFacts
 from plait.backends.embedded.kv_blocks import KvBlocks
 from plait.backends.protocol.cache_state import CacheState
+from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.policy.cost_model import CostModel
 from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.local_scheduler import SCHEDULERS, LocalScheduler
@@ -68,7 +69,7 @@ class Engine:
 
     `cost_model` may be replaced: from then on the emulated accelerator is another one.
 
-    `scheduler` replaces the scheduler in the settings.
+    `scheduler` replaces the scheduler in the settings. `tokenizer` is reported.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Engine:
         *,
         scheduler: LocalScheduler | None = None,
         epoch: str = "0",
+        tokenizer: TokenizerFingerprint | None = None,
     ) -> None:
         self.settings = settings
         self.epoch = epoch
@@ -97,16 +99,10 @@ class Engine:
         self._ends_s: float | None = None
         self._work = IterationWork()
         self._reporter = StateReporter(
-            engine=settings.name,
-            kind="embedded",
-            epoch=epoch,
-            model=settings.model,
-            block_tokens=settings.block_tokens,
-            granularity_tokens=self.granularity_tokens,
-            policy=settings.scheduler,
-            journal=self.journal,
-            takes_objectives=True,
-        )
+            engine=settings.name, kind="embedded", epoch=epoch, model=settings.model, tokenizer=tokenizer,
+            block_tokens=settings.block_tokens, granularity_tokens=self.granularity_tokens,
+            policy=settings.scheduler, journal=self.journal, takes_objectives=True,
+        )  # fmt: skip
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self.refinable = self._reporter.refinable
         self._stepped_s = 0.0

@@ -20,6 +20,7 @@ from plait.backends.embedded.pooling_routes import PoolingRoutes
 from plait.backends.embedded.serving import Serving, json_response
 from plait.backends.embedded.token_routes import TokenRoutes
 from plait.backends.errors import PlaitError
+from plait.backends.protocol.tokenizer_fingerprint import fingerprint
 from plait.backends.translation.messages import COUNT_TOKENS, MessagesTranslation
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.policy.cost_model import CostModel
@@ -40,7 +41,8 @@ class EmbeddedServer:
     """One engine and its routes. `app` is the ASGI application. The cache is empty at first, and the epoch is new."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.engine = Engine(settings.engine, settings.cost_model, epoch=uuid.uuid4().hex)
+        tokenizer = fingerprint(settings.model.tokenizer)
+        self.engine = Engine(settings.engine, settings.cost_model, epoch=uuid.uuid4().hex, tokenizer=tokenizer)
         # A call that does not fit into the KV cache can never run. The cache has whole blocks only.
         room_tokens = settings.engine.kv_tokens // settings.engine.block_tokens * settings.engine.block_tokens
         model = replace(settings.model, max_context_tokens=min(settings.model.max_context_tokens, room_tokens))

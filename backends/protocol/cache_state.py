@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
+
 EngineKind = Literal["embedded", "vllm", "sglang"]
 """The adapter that reports. It decides how a call's annotations travel to the engine."""
 
@@ -83,7 +85,10 @@ class SchedulerState(msgspec.Struct, frozen=True):
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
-    """One report. `block_tokens` is the size of an engine block, `granularity_tokens` the size of a tree block."""
+    """One report. `block_tokens` is the size of an engine block, `granularity_tokens` the size of a tree block.
+
+    `tokenizer` is the fingerprint of the engine's tokenizer; None if the engine does not know it.
+    """
 
     engine: str
     kind: EngineKind
@@ -99,6 +104,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueState = QueueState()
     iteration: IterationState = IterationState()
     scheduler: SchedulerState = SchedulerState()
+    tokenizer: TokenizerFingerprint | None = None
 
     def check(self) -> None:
         """Raise ValueError if the report cannot be true: sizes, counts and times are within what an engine can have."""
@@ -107,7 +113,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
         counts = (self.cursor, queue.waiting, queue.running, queue.waiting_tokens, iteration.budget_tokens)
         times_s = (queue.mean_queue_s, iteration.mean_s, iteration.max_s)
         problems = {
-            "its names are longer than any": max(len(self.engine), len(self.epoch), len(self.model)) > MAX_NAME,
+            "its names are longer than any": max(map(len, self._names)) > MAX_NAME,
             "a block has no tokens": self.block_tokens < 1 or self.granularity_tokens < 1,
             "the KV cache's blocks do not add up": not (
                 0 <= kv.free_blocks <= kv.total_blocks <= MAX_BLOCKS and 0 <= kv.cached_blocks <= kv.total_blocks
@@ -121,6 +127,11 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
         found = [problem for problem, holds in problems.items() if holds]
         if found:
             raise ValueError(f"engine {self.engine[:MAX_NAME]}'s report cannot be true: {'; '.join(found)}")
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        tokenizer = () if self.tokenizer is None else msgspec.structs.astuple(self.tokenizer)
+        return (self.engine, self.epoch, self.model, *tokenizer)
 
     @property
     def kv_free_tokens(self) -> int:

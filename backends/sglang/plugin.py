@@ -10,9 +10,11 @@ import multiprocessing
 import sys
 from typing import Any, Final
 
+from plait.backends.adapter.engine_tokenizer import read_fingerprint
 from plait.backends.adapter.required_names import load
 from plait.backends.sglang.compatibility import REQUIRED
 from plait.backends.sglang.news import NewsReceiver
+from plait.backends.sglang.served_tokenizer import served_tokenizer
 from plait.backends.sglang.settings import read_settings
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
@@ -26,7 +28,7 @@ def register() -> None:
     if is_api_server:
         news = NewsReceiver()
         news.announce()
-        _hook(API_SERVER, lambda *_, **__: _before_serving(news), "BEFORE")
+        _hook(API_SERVER, lambda *served, **options: _before_serving(news, *served, **options), "BEFORE")
     elif SCHEDULER not in sys.modules:
         return  # a process that does not schedule, such as the detokenizer
     check()
@@ -48,10 +50,18 @@ def _hook(target: str, hook: Any, kind: str) -> None:
     registry.register(target, hook, getattr(load("sglang.srt.plugins.hook_registry.HookType"), kind))
 
 
-def _before_serving(news: NewsReceiver) -> None:
+def _before_serving(
+    news: NewsReceiver,
+    _server_args: Any = None,
+    tokenizer_manager: Any = None,
+    template_manager: Any = None,
+    *_others: Any,
+    **_options: Any,
+) -> None:
+    """Add the routes. All but `news` is what SGLang's own function gets, which runs next."""
     from plait.backends.sglang.route import add_routes  # noqa: PLC0415 - only the API server needs it
 
-    add_routes(_problem(), news)
+    add_routes(_problem(), news, read_fingerprint(lambda: served_tokenizer(tokenizer_manager, template_manager)))
 
 
 def _problem() -> str | None:

@@ -62,13 +62,14 @@ class SchedulerAccess:
 class CacheStateRoute:
     """An ASGI application."""
 
-    def __init__(self, scheduler: SchedulerAccess, news: NewsReceiver) -> None:
+    def __init__(self, scheduler: SchedulerAccess, news: NewsReceiver, tokenizer: bytes) -> None:
         self._scheduler = scheduler
         self._news = news
+        self._tokenizer = tokenizer
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer one ASGI request."""
-        await cache_state_route.answer(scope, send, self._report)
+        await cache_state_route.answer(scope, send, self._report, self._tokenizer)
 
     async def _report(self, _scope: Scope, query: ReportQuery) -> bytes:
         """The scheduler's report, after the next change or at the end of the wait."""
@@ -119,8 +120,8 @@ def _has_changes(report: bytes, cursor: int) -> bool:
     return state.snapshot or state.cursor != cursor
 
 
-def add_routes(problem: str | None, news: NewsReceiver) -> None:
-    """Add the routes to SGLang's API server."""
+def add_routes(problem: str | None, news: NewsReceiver, tokenizer: bytes) -> None:
+    """Add the routes to SGLang's API server. `tokenizer` is the encoded fingerprint of its tokenizer."""
     router, scheduler = load("sglang.srt.entrypoints.http_server.app").router, SchedulerAccess(problem)
-    router.add_route(CACHE_STATE, CacheStateRoute(scheduler, news), methods=None)
+    router.add_route(CACHE_STATE, CacheStateRoute(scheduler, news, tokenizer), methods=None)
     router.add_route(CALL_OBJECTIVES, CallObjectivesRoute(scheduler), methods=None)

@@ -15,10 +15,12 @@ from plait.backends.adapter import cache_state_route, call_objectives_route
 from plait.backends.adapter.asgi import Receive, Scope, Send
 from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, ReportQuery
 from plait.backends.adapter.cache_state_route import PATH as CACHE_STATE
+from plait.backends.adapter.engine_tokenizer import read_fingerprint
 from plait.backends.errors import AuthenticationError, EngineError, EngineTimeoutError, UnsupportedError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.vllm.launch import SCHEDULER
 from plait.backends.vllm.plugin import CHANGE_METHOD, METHOD
+from plait.backends.vllm.served_tokenizer import served_tokenizer
 
 
 class CacheStateMiddleware:
@@ -26,12 +28,15 @@ class CacheStateMiddleware:
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
+        self._tokenizer: bytes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one ASGI request."""
+        """Answer one ASGI request. Before the first, when the server starts, the tokenizer is read."""
+        if self._tokenizer is None:
+            self._tokenizer = read_fingerprint(lambda: served_tokenizer(scope["app"].state))
         path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else None
         if path == CACHE_STATE:
-            await cache_state_route.answer(scope, send, _report)
+            await cache_state_route.answer(scope, send, _report, self._tokenizer)
         elif path == CALL_OBJECTIVES:
             await call_objectives_route.answer(scope, receive, send, _access)
         else:

@@ -58,7 +58,7 @@ class Setting:
         self.sender = NewsSender({VARIABLE: self.receiver.name})
         sockets.callback(self.sender.close)
         self.scheduler = Scheduler()
-        self.route = CacheStateRoute(self.scheduler, self.receiver)
+        self.route = CacheStateRoute(self.scheduler, self.receiver, msgspec.msgpack.encode(None))
 
     def store(self, block: int) -> None:
         """A step stores a block."""

@@ -1,0 +1,76 @@
+"""The tokenizer of an engine's API server, and its fingerprint in the reports.
+
+The schedulers report, but only the API server has the tokenizer and the chat template. So its route adds the
+fingerprint to each report on the way. The fingerprint itself is made once, when the server starts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from plait.backends.protocol.tokenizer_fingerprint import NO_TOKENIZER, TokenizerFingerprint, fingerprint
+from plait.backends.protocol.tokenizer_probe import Messages
+
+_log = logging.getLogger("vllm.plait")
+"""A child of vLLM's logger, so that vLLM's handlers print it. In other engines the root's handlers do."""
+
+_FIELDS: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+
+Render = Callable[[Messages, Messages | None, Mapping[str, Any]], object]
+"""The engine's chat template: messages, tools, variables. Raises, or returns no text, for a chat that it refuses."""
+
+
+@dataclass(slots=True)
+class EngineTokenizer:
+    """A tokenizer of transformers, or one with the same methods. `name` says where the engine has it from."""
+
+    name: str
+    tokenizer: Any
+    render: Render
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """All tokens with their ids."""
+        vocabulary: Mapping[str, int] = self.tokenizer.get_vocab()
+        return vocabulary
+
+    def added_tokens(self) -> Iterable[str]:
+        """The tokens that are found in a text before all else; none if the tokenizer does not tell."""
+        added = getattr(self.tokenizer, "get_added_vocab", None)
+        return [] if added is None else list(added())
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
+        """The ids of a text."""
+        ids: Sequence[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def render_probe(self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> str | None:
+        """A chat by the engine's template; None if it refuses the chat."""
+        try:
+            text = self.render(messages, tools, variables)
+        except Exception:  # noqa: BLE001 - a template is a program
+            return None
+        return text if isinstance(text, str) else None
+
+
+def read_fingerprint(find: Callable[[], EngineTokenizer | None]) -> bytes:
+    """The fingerprint of the tokenizer that `find` returns, as msgpack; None is for an engine without a tokenizer.
+
+    If it cannot be read, the log has the reason, and the gateway sends text.
+    """
+    found: TokenizerFingerprint | None = None
+    try:
+        tokenizer = find()
+        found = NO_TOKENIZER if tokenizer is None else fingerprint(tokenizer)
+    except Exception:  # noqa: BLE001 - some models bring the code of their tokenizer
+        _log.warning("Plait cannot read the tokenizer: its gateways will send text, no token ids", exc_info=True)
+    return msgspec.msgpack.encode(found)
+
+
+def with_tokenizer(report: bytes, encoded: bytes) -> bytes:
+    """A report with a fingerprint, both as msgpack. Of the report, only the names of its fields are decoded."""
+    return msgspec.msgpack.encode(_FIELDS.decode(report) | {"tokenizer": msgspec.Raw(encoded)})

@@ -224,7 +224,7 @@ class Fleet:
         self._stored[name].clear()
         state = CacheState(
             kind="embedded", engine=name, epoch="1", cursor=self._cursor, model=MODEL, block_tokens=16,
-            granularity_tokens=BLOCK_TOKENS, snapshot=self.router.engines[name].epoch is None, stored=stored,
+            granularity_tokens=BLOCK_TOKENS, snapshot=self.router.engines[name].cache.epoch is None, stored=stored,
             removed=[], kv=KvState(20_000, 10_000, 5_000),
         )  # fmt: skip
         self.router.report(name, state, self._now_s)

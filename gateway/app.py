@@ -49,6 +49,7 @@ from plait.gateway.fleet.metrics import FleetCollector, HealthMetrics
 from plait.gateway.fleet.model_names import ModelNames
 from plait.gateway.fleet.monitor import Monitor
 from plait.gateway.fleet.router import Router
+from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
 from plait.gateway.metrics import new_registry
 from plait.gateway.open_requests import OpenRequests
 from plait.gateway.programs.chained_calls import ChainedCalls
@@ -170,6 +171,7 @@ class Gateway:
             self.config.engines,
             self.config.upstream,
             contexts,
+            agreements=TokenizerAgreements(self._prompts.fingerprint),
             supervisor=self._supervisor,
             on_change=self._recovery.on_change,
         )

@@ -82,14 +82,17 @@ class Operations:
     async def _ready(self, _request: Request) -> Response:
         """Whether an engine is up for every model that is configured or that an engine has listed.
 
-        A gateway that stops is not ready, but still takes calls. `degraded` has the engines whose plugin does not work.
+        A gateway that stops is not ready, but still takes calls. `degraded` has the engines whose plugin does not
+        work, or whose tokenizer is not the gateway's.
         """
         wanted = self._router.models.names | {model.name for model in self._configured}
         serving = {model: self._router.models.serving(model) for model in sorted(wanted)}
         stopping = self._is_stopping()
         ready = bool(serving) and all(serving.values()) and not stopping
         engines = self._router.engines.items()
-        degraded = {engine_id: engine.problem for engine_id, engine in engines if engine.problem is not None}
+        degraded = {
+            engine_id: problem for engine_id, engine in engines if (problem := engine.cache.problem) is not None
+        }
         answer: dict[str, object] = {"ready": ready, "engines_up": serving}
         answer |= ({"stopping": True} if stopping else {}) | ({"degraded": degraded} if degraded else {})
         return _json(answer, status=200 if ready else 503)

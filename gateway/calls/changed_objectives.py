@@ -78,7 +78,7 @@ class ChangedObjectives:
             self._tell(exchange.engine_id, delivery.handle, call)
 
     def _tell(self, engine_id: str, handle: str, call: Call) -> None:
-        report = self._router.engines[engine_id].last_report
+        report = self._router.engines[engine_id].cache.last_report
         if report is None or not report.scheduler.takes_objectives:
             self._count(engine_id, told=0, untold=1)
             return

@@ -170,7 +170,7 @@ class EngineSet:
             "health": engine.health.state.value,
             "outstanding_calls": engine.view.outstanding,
             "models": dict(engine.offer.models),
-            "reports": engine.reports,
+            "reports": engine.cache.reports,
         }
 
     def describe_all(self) -> list[dict[str, Any]]:

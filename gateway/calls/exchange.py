@@ -19,7 +19,6 @@ from plait.backends.errors import (
     EngineTimeoutError,
 )
 from plait.backends.http.client import Response
-from plait.backends.protocol.cache_state import EngineKind
 from plait.gateway.asgi import is_event_stream, presented_key, send_whole
 from plait.gateway.calls.completion_body import (
     UNKNOWN,
@@ -31,6 +30,7 @@ from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.event_stream import EventStream
 from plait.gateway.calls.passed_headers import retry_after_s, to_client, to_engine
 from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.engine_cache import EngineCache
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import Buckets
 from plait.gateway.timer import loop_time_s
@@ -47,7 +47,7 @@ NO_ACCESS = frozenset((401, 403))
 
 @dataclass(slots=True)
 class Exchange:
-    """A call on the engine that it was booked on.
+    """A call on the engine that it was booked on. `known` says how the engine reports, and which ids it may get.
 
     `told` is True once the client was sent something. `ended` is `ok` or `refused` once the engine has said all, though
     the client may not have it yet. `usage` is the usage that the engine reported, and `usage_corrected` says whether it
@@ -58,7 +58,7 @@ class Exchange:
     booking: Booking
     delivery: Delivery
     link: EngineLink
-    kind: EngineKind | None
+    known: EngineCache
     router: Router
     gaps: Buckets
     sends_client_key: bool
@@ -81,7 +81,9 @@ class Exchange:
         """
         delivery, call = self.delivery, self.booking.call
         age_s = self.booking.booked_s - delivery.arrived_s
-        body = delivery.body.for_engine(self.kind, call, self.booking.placement, age_s, delivery.handle)
+        kind, agreement = self.known.kind, self.known.agreement
+        placement = self.booking.placement
+        body = delivery.body.for_engine(kind, call, placement, age_s, delivery.handle, agreement=agreement)
         task = asyncio.current_task()
         assert task is not None
         self.booking.give_up = partial(self._give_up, task)

@@ -1,7 +1,8 @@
 """The body that an engine gets: the client's, except for the few fields that Plait adds or removes.
 
 An engine with our plugin also gets the call's objectives and the cached tokens that Plait expects. If the route takes
-token ids, it gets those instead of text, so that a prompt is not tokenized twice. Other engines get none of this.
+token ids, and the engine's tokenizer is the gateway's, it gets those instead of text, so that a prompt is not tokenized
+twice. Other engines get none of this.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.call_annotations import EngineAnnotations, is_annotation, to_parameters
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions, whole_number
+from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.types import Call, Placement
 
 Fields = dict[str, msgspec.Raw]
@@ -75,11 +77,19 @@ class EngineBody(Protocol):
         """Whether the gateway asks for the stream's usage and the client did not."""
 
     def for_engine(
-        self, kind: EngineKind | None, call: Call, placement: Placement, age_s: float, handle: str | None = None
+        self,
+        kind: EngineKind | None,
+        call: Call,
+        placement: Placement,
+        age_s: float,
+        handle: str | None = None,
+        *,
+        agreement: Agreement = AGREED,
     ) -> bytes:
         """The body for an engine of `kind` (None: without our plugin). `age_s` is the time since the call's arrival.
 
-        The engine knows the call by `handle` if its objectives may change.
+        The engine knows the call by `handle` if its objectives may change. `agreement` says whether its tokenizer is
+        the gateway's.
         """
 
 
@@ -98,6 +108,8 @@ class ForwardedBody(msgspec.Struct, frozen=True):
         placement: Placement,  # noqa: ARG002
         age_s: float,  # noqa: ARG002
         handle: str | None = None,  # noqa: ARG002
+        *,
+        agreement: Agreement = AGREED,  # noqa: ARG002
     ) -> bytes:
         """The body, for any engine."""
         if self.renamed is None and not self.has_own_field:
@@ -128,7 +140,14 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         return bool(self.request.stream) and not self.request.wants_usage_event
 
     def for_engine(
-        self, kind: EngineKind | None, call: Call, placement: Placement, age_s: float, handle: str | None = None
+        self,
+        kind: EngineKind | None,
+        call: Call,
+        placement: Placement,
+        age_s: float,
+        handle: str | None = None,
+        *,
+        agreement: Agreement = AGREED,
     ) -> bytes:
         """The body for an engine."""
         request = self.request
@@ -150,18 +169,18 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         if salted:
             fields["cache_salt"] = _raw(self.cache_salt)
         if kind is not None:
-            annotations = to_parameters(engine_annotations(call, placement, age_s, handle))
+            annotations = to_parameters(engine_annotations(call, placement, age_s, handle, agreement))
             parameters = _PARAMETERS[kind]
             fields[parameters] = _merged(fields.get(parameters), annotations)
-            fields |= self._ids(kind, fields)
+            fields |= self._ids(kind, fields, agreement)
             if kind == "vllm" and request.stream_interval is not None:
                 fields["stream_interval"] = _raw(request.stream_interval)
             if kind == "sglang" and (priority := whole_number(request.priority)) is not None:
                 fields["priority"] = _raw(-priority)  # SGLang serves higher ones first, vLLM lower ones
         return msgspec.json.encode(fields)
 
-    def _ids(self, kind: EngineKind, fields: Fields) -> Fields:
-        """The field with the prompts' token ids; none where the route of this engine takes no ids.
+    def _ids(self, kind: EngineKind, fields: Fields, agreement: Agreement) -> Fields:
+        """The field with the prompts' token ids; none where this engine takes no ids here, or would misread them.
 
         SGLang renders some chats in its own way (tools, contents in parts), but takes ids beside the messages. Ids that
         the client has sent stay.
@@ -170,22 +189,29 @@ class OutgoingBody(msgspec.Struct, frozen=True):
             return {}
         ids = self.prompt_ids[0] if len(self.prompt_ids) == 1 else self.prompt_ids
         if isinstance(self.request, CompletionRequest):
+            if not agreement.prompts:
+                return {}
             name = "prompt"
-        elif kind == "sglang" and "input_ids" not in fields:
+        elif kind == "sglang" and agreement.chats and "input_ids" not in fields:
             name = "input_ids"
         else:
             return {}
         return {name: msgspec.Raw(msgspec.json.encode(ids, enc_hook=list))}  # ids may be an array
 
 
-def engine_annotations(call: Call, placement: Placement, age_s: float, handle: str | None = None) -> EngineAnnotations:
-    """The annotations for an engine's scheduler. The call arrived `age_s` seconds ago."""
+def engine_annotations(
+    call: Call, placement: Placement, age_s: float, handle: str | None = None, agreement: Agreement = AGREED
+) -> EngineAnnotations:
+    """The annotations for an engine's scheduler. The call arrived `age_s` seconds ago.
+
+    The tokens of another tokenizer are no hint for its engine.
+    """
     return EngineAnnotations(
         age_s=age_s,
         slo=call.slo,
         objective=call.objective,
         priority=call.priority,
-        cached_tokens=placement.cached_tokens,
+        cached_tokens=placement.cached_tokens if agreement.problem is None else None,
         handle=handle,
     )
 

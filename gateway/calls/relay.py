@@ -127,7 +127,7 @@ class Relay:
         self._metrics.placed(booking)
         gaps = self._metrics.gaps.of(delivery.call.model, placement.engine_id)
         exchange = journey.exchange = Exchange(
-            booking, delivery, link, engine.kind, self._router, gaps, sends_client_key=self._forward_client_key
+            booking, delivery, link, engine.cache, self._router, gaps, sends_client_key=self._forward_client_key
         )
         error: EngineError | None = None
         try:

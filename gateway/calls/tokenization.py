@@ -10,6 +10,7 @@ import msgspec
 
 from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.part_cache import PartCache
 from plait.backends.tokenization.prompt_encoder import PromptEncoder
@@ -49,6 +50,8 @@ class PromptReader:
         self._block_tokens = block_tokens
         self._parts = PartCache(config.server.token_cache_bytes)
         self._encoders = {model.name: self._load(model) for model in config.models}
+        tokenizers = {name: encoder.tokenizer for name, encoder in self._encoders.items()}
+        self._fingerprints = {name: fingerprint(one) for name, one in tokenizers.items() if one.exact}
         self._workers: dict[str, TemplateWorker] = {}
         self._lock = threading.Lock()
 
@@ -62,6 +65,10 @@ class PromptReader:
         """End the processes."""
         for worker in self._workers.values():
             worker.close()
+
+    def fingerprint(self, model: str) -> TokenizerFingerprint | None:
+        """The fingerprint of a configured model's tokenizer. None for `bytes`: its engines get texts in any case."""
+        return self._fingerprints.get(model)
 
     def check(self, request: ChatRequest | CompletionRequest) -> None:
         """Raises `CallerError` for a chat template of the request's own, unless they are trusted."""

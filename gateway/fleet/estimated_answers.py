@@ -23,7 +23,7 @@ class EstimatedAnswers:
     def ended(self, engine: FleetEngine, booking: Booking, usage: CallUsage) -> None:
         """A call was answered. Nothing is learnt of a prompt that the engine has counted differently."""
         call = booking.call
-        if engine.reports or call.prompt_hash is None or usage.prompt_tokens != call.prompt_tokens:
+        if engine.cache.reports or call.prompt_hash is None or usage.prompt_tokens != call.prompt_tokens:
             return
         before = call.block_hashes[-1] if call.block_hashes else None
         self._prompts.add(engine.view.engine_id, call.prompt_hash, before, call.prompt_tokens, usage.output_tokens)
@@ -49,8 +49,8 @@ class EstimatedAnswers:
         """Assume that the blocks behind the first `known_blocks` are stored, if these are."""
         residency = engine.view.residency
         held_blocks = residency.held_blocks(self._tree.match(hashes))
-        if engine.reports or not known_blocks <= held_blocks < len(hashes):
+        if engine.cache.reports or not known_blocks <= held_blocks < len(hashes):
             return
         residency.resident.store_path(self._tree.insert(hashes))
-        if engine.kv_tokens is not None:
-            residency.evict(len(residency.resident) - engine.kv_tokens // self._block_tokens)
+        if engine.cache.estimated_tokens is not None:
+            residency.evict(len(residency.resident) - engine.cache.estimated_tokens // self._block_tokens)

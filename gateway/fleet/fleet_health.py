@@ -144,6 +144,7 @@ class FleetHealth:
 
     def _down(self, engine: FleetEngine, cause: str, aborts: Aborts) -> HealthChange | None:
         before = engine.health.state
+        engine.cache.lost()
         engine.health.on(HealthEvent.UNREACHABLE, cause)
         return self._change(engine, before, aborts)
 

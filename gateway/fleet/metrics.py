@@ -24,7 +24,7 @@ Reading = Callable[[FleetEngine], float | None]
 
 def _reported(read: Callable[[CacheState], float]) -> Reading:
     """A figure from the engine's latest report."""
-    return lambda engine: None if engine.last_report is None else read(engine.last_report)
+    return lambda engine: None if engine.cache.last_report is None else read(engine.cache.last_report)
 
 
 ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
@@ -34,10 +34,10 @@ ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
         "1 while the engine begins streams and does not go on with them: other engines get the new calls",
         lambda engine: engine.stalled,
     ),
-    "reports": ("1 if the engine reports its cache, 0 if it is estimated", lambda engine: bool(engine.reports)),
+    "reports": ("1 if the engine reports its cache, 0 if it is estimated", lambda engine: bool(engine.cache.reports)),
     "degraded": (
-        "1 while the engine has Plait's plugin but no usable report: see /ready",
-        lambda engine: engine.problem is not None,
+        "1 while the engine has Plait's plugin but no usable report, or another tokenizer: see /ready",
+        lambda engine: engine.cache.problem is not None,
     ),
     "outstanding_calls": ("Calls on the engine", lambda engine: engine.view.outstanding),
     "window_seconds": (

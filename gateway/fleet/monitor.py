@@ -25,6 +25,7 @@ from plait.gateway.config import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.health_change import HealthChange
 from plait.gateway.fleet.offer import Offer
 from plait.gateway.fleet.router import Router
+from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
 
@@ -69,7 +70,10 @@ class _Refusal(msgspec.Struct):
 
 
 class Monitor:
-    """Probes and polls `engines` until closed. A context configured for a model overrides the engines' own."""
+    """Probes and polls `engines` until closed. A context configured for a model overrides the engines' own.
+
+    `agreements` compares the engines' tokenizers with the gateway's.
+    """
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class Monitor:
         upstream: UpstreamConfig,
         context_tokens: Mapping[str, int],
         *,
+        agreements: TokenizerAgreements,
         supervisor: Supervisor,
         on_change: Callable[[HealthChange | None], None],
     ) -> None:
@@ -85,6 +90,7 @@ class Monitor:
         self._upstream = upstream
         self._context_tokens = context_tokens
         self._engines = engines
+        self._agreements = agreements
         self._offers: dict[str, Offer] = {}
         self._routes: dict[str, frozenset[str] | None] = {}  # of the engines that have not gone since they said so
         self._supervisor = supervisor
@@ -109,6 +115,7 @@ class Monitor:
         self._told.pop(engine_id, None)
         self._offers.pop(engine_id, None)
         self._routes.pop(engine_id, None)
+        self._agreements.forget(engine_id)
 
     async def _watch(self, engine: EngineConfig) -> None:
         """Probe and poll one engine until cancelled. Sets it aside when it does not answer."""
@@ -127,7 +134,7 @@ class Monitor:
         async with _client(engine, self._upstream) as http:
             while True:
                 await asyncio.sleep(MODELS_INTERVAL_S)
-                if self._router.engines[engine.name].reports:
+                if self._router.engines[engine.name].cache.kind is not None:
                     with suppress(httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError):
                         await self._read_models(engine, http)
 
@@ -189,8 +196,8 @@ class Monitor:
 
     async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient) -> bool:
         """Fetch and apply one report; False if the engine has none that can be used."""
-        known = self._router.engines[engine.name]
-        told = (known.reports, known.problem)
+        known = self._router.engines[engine.name].cache
+        told, known_problem = (known.reports, known.problem), known.problem
         requested_s = loop_time_s()
         query: dict[str, str | int] = {"wait_ms": self._upstream.report_wait_ms}
         if known.cursor is not None and known.epoch is not None:
@@ -200,7 +207,8 @@ class Monitor:
             headers = {"accept": "application/msgpack"}
             response = await _got(http, "/cache_state", params=query, headers=headers, timeout=timeout)
             report = msgspec.msgpack.decode(response.content, type=CacheState)
-            self._router.report(engine.name, report, requested_s)
+            agreement = self._agreements.of(engine.name, self._offers[engine.name], report.tokenizer)
+            self._router.report(engine.name, report, requested_s, agreement)
         except httpx.TimeoutException:
             raise
         except (httpx.HTTPError, msgspec.DecodeError, ValueError) as error:
@@ -208,6 +216,7 @@ class Monitor:
                 await self._probe(engine, http)  # raises if the engine has ended
             self._no_reports(engine, _problem(error), told)
             return False
+        agreement.tell(engine.name, known_problem)
         return True
 
     def _no_reports(self, engine: EngineConfig, problem: str | None, told: tuple[bool | None, str | None]) -> None:

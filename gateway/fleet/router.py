@@ -15,6 +15,7 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.booking import Booking, CallUsage, Failure
 from plait.gateway.fleet.demand import Demand
 from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.engine_cache import EngineCache
 from plait.gateway.fleet.estimated_answers import EstimatedAnswers
 from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
 from plait.gateway.fleet.full_engines import FullEngines
@@ -24,6 +25,7 @@ from plait.gateway.fleet.model_names import ModelNames
 from plait.gateway.fleet.progress import DEFAULT_HANG_S, Progress
 from plait.gateway.fleet.retry_budget import RetryBudgets
 from plait.gateway.fleet.served_models import ServedModels
+from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.cost_model import CostModel
 from plait.policy.placement.continuation import continue_on
 from plait.policy.placement.engine_view import EngineView
@@ -198,7 +200,7 @@ class Router:
         residency, pace = Residency(engine_id, self.tree), Pace(self._fleet_pace)
         view = EngineView(engine_id, cost_model, ledger, residency, pace=pace)
         self.engines[engine_id] = FleetEngine(
-            view, health or Health(), self.block_tokens, kv_tokens, progress=Progress(hang_s)
+            view, health or Health(), EngineCache(view, self.block_tokens, kv_tokens), progress=Progress(hang_s)
         )
 
     def remove_engine(self, engine_id: str) -> None:
@@ -210,14 +212,14 @@ class Router:
         if not engine.draining or engine.view.outstanding:
             raise EngineBusyError(engine_id, engine.view.outstanding, is_draining=engine.draining)
         engine.age(inf)
-        engine.forget_cache()
+        engine.cache.forget()
         self.answers.forget(engine_id)
         del self.engines[engine_id], self.tree.ends[engine_id]
         self.models.refresh()
 
-    def report(self, engine_id: str, state: CacheState, requested_s: float) -> None:
-        """Apply a cache-state report that was requested at `requested_s`; raises ValueError as the engine does."""
-        self.engines[engine_id].report(state, requested_s)
+    def report(self, engine_id: str, state: CacheState, requested_s: float, agreement: Agreement = AGREED) -> None:
+        """Apply a report that was requested at `requested_s`. Raises ValueError; then the cache is estimated."""
+        self.engines[engine_id].report(state, requested_s, agreement)
 
     def no_reports(self, engine_id: str, problem: str | None = None, *, is_new: bool = False) -> None:
         """The engine has no usable cache-state report. Its cache is estimated from the calls placed there.
@@ -225,10 +227,10 @@ class Router:
         `problem` is the reason if the engine has our plugin. `is_new`: another process serves now, and may report.
         """
         if is_new:
-            self.engines[engine_id].forget_cache()
+            self.engines[engine_id].cache.forget()
             self.answers.forget(engine_id)
         else:
-            self.engines[engine_id].no_reports(problem)
+            self.engines[engine_id].cache.no_reports(problem)
 
     def age(self, now_s: float) -> None:
         """Drop placements older than the window, and rebalance or tidy the prefix tree. Called about once a second."""

@@ -224,7 +224,7 @@ class Simulation:
             sent.on_ended(record)
 
     def _poll(self, engine_id: str, now_s: float) -> None:
-        cursor = self._router.engines[engine_id].cursor
+        cursor = self._router.engines[engine_id].cache.cursor
         self._router.report(engine_id, self._engines[engine_id].cache_state(cursor), requested_s=now_s)
         self._schedule(now_s + self._report_interval_s, partial(self._poll, engine_id))
 

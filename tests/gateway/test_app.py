@@ -144,7 +144,7 @@ def test_configuration_reaches_the_router() -> None:
     small, big = router.engines["a"], router.engines["b"]
     router.health.answered("b", {"big": None})
     assert router.select(Call("c", "big", 1, 64, []), 0.0).reason is PlacementReason.LEAST_OUTSTANDING
-    assert (small.kv_tokens, big.kv_tokens) == (640, 225_000)
+    assert (small.cache.kv_tokens, big.cache.kv_tokens) == (640, 225_000)
     assert small.view.cost_model.prefill_time_s(1_000) > big.view.cost_model.prefill_time_s(1_000)
     assert (small.view.ledger.window_s, small.view.ledger.mean_output_tokens) == (5.0, 7)
     assert (small.health.state, small.health.probe_after_s) == (HealthState.UNTRIED, 2.0)

@@ -23,7 +23,7 @@ def exchange(router: Router, booking: Booking, usage: CallUsage | None) -> Excha
     body = OutgoingBody(b"{}", CompletionRequest(model="m", prompt="x"))
     delivery = Delivery(booking.call, "/v1/completions", (), body, 9.0, tenant="t")
     link = EngineLink(HttpClient("http://127.0.0.1:1"))
-    made = Exchange(booking, delivery, link, None, router, Buckets(()), sends_client_key=False)
+    made = Exchange(booking, delivery, link, router.engines["a"].cache, router, Buckets(()), sends_client_key=False)
     made.usage = usage
     return made
 

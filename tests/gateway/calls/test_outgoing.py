@@ -11,6 +11,7 @@ import pytest
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.gateway.calls.outgoing import FIELDS, STREAM_INTERVAL, OutgoingBody, as_stream, unhurried
+from plait.gateway.fleet.tokenizer_agreement import AGREED, UNKNOWN, Agreement
 from plait.policy.types import Call, Objective, Placement, PlacementReason, Slo
 
 CALL = Call("c", "m", 100, 64, ())
@@ -163,3 +164,33 @@ def test_usage_that_goes_with_each_event_is_left_out_where_the_client_gets_none(
     assert json.loads(withheld)["stream_options"] == {"include_usage": True}
     asked = body.replace(b"true}}", b'true,"include_usage":true}}')
     assert OutgoingBody(asked, parse_request(asked, CompletionRequest)).for_engine(None, CALL, PLACEMENT, 0.0) == asked
+
+
+def text(agreement: Agreement, kind: EngineKind = "vllm") -> dict[str, Any]:
+    body = OutgoingBody(TEXT, parse_request(TEXT, CompletionRequest), [[11, 12]])
+    decoded: dict[str, Any] = msgspec.json.decode(body.for_engine(kind, CALL, PLACEMENT, 0.0, agreement=agreement))
+    return decoded
+
+
+@pytest.mark.parametrize("kind", ["embedded", "vllm", "sglang"])
+def test_an_engine_with_another_tokenizer_gets_the_text(kind: EngineKind) -> None:
+    assert text(AGREED, kind)["prompt"] == [11, 12]
+    assert text(UNKNOWN, kind)["prompt"] == "one two"
+    assert text(Agreement(prompts=False), kind)["prompt"] == "one two"
+    assert text(Agreement(chats=False), kind)["prompt"] == [11, 12], "no template is needed"
+
+
+def test_an_engine_with_another_template_renders_chats_itself() -> None:
+    def ids(agreement: Agreement) -> object:
+        body = chat(prompt_ids=[[11, 12]]).for_engine("sglang", CALL, PLACEMENT, 0.0, agreement=agreement)
+        return msgspec.json.decode(body).get("input_ids")
+
+    assert ids(AGREED) == [11, 12]
+    assert ids(Agreement(chats=False)) is None
+    assert ids(Agreement(prompts=False)) == [11, 12], "templates write what comes before a prompt"
+    assert ids(UNKNOWN) is None
+
+
+def test_tokens_of_another_tokenizer_are_no_hint() -> None:
+    assert text(AGREED)["vllm_xargs"]["plait_cached_tokens"] == 64
+    assert "plait_cached_tokens" not in text(Agreement(problem="another tokenizer"))["vllm_xargs"]

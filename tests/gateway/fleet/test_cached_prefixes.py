@@ -35,7 +35,7 @@ def test_a_restarted_engine_has_nothing_but_what_it_says() -> None:
     assert cached(router, "xy", running.placement.engine_id) == 2, "calls on their way are still expected"
     router.report("a", report(epoch="3"), 3.0)
     assert cached(router, "abcd", "a") == 0, "even without a snapshot"
-    assert router.engines["a"].epoch == "3"
+    assert router.engines["a"].cache.epoch == "3"
 
 
 def test_an_engine_that_is_down_keeps_what_it_has() -> None:
@@ -43,7 +43,7 @@ def test_an_engine_that_is_down_keeps_what_it_has() -> None:
     router.report("a", report("abcd", snapshot=True), 0.0)
     router.health.unreachable("a")
     router.health.answered("a", {"m": None})
-    assert (cached(router, "abcd"), router.engines["a"].cursor) == (4, 7)
+    assert (cached(router, "abcd"), router.engines["a"].cache.cursor) == (4, 7)
 
 
 def test_a_report_in_other_blocks_is_refused_and_the_cache_estimated() -> None:
@@ -54,10 +54,15 @@ def test_a_report_in_other_blocks_is_refused_and_the_cache_estimated() -> None:
     with pytest.raises(ValueError, match="blocks of 96 tokens, but the prefix tree has blocks of 64"):
         router.report("a", report("zz", granularity=96), 3.0)
     engine = router.engines["a"]
-    assert (engine.reports, engine.cursor, engine.view.free_tokens, list(engine.unconfirmed)) == (False, None, None, [])
+    assert (engine.cache.reports, engine.cache.cursor, engine.view.free_tokens, list(engine.cache.unconfirmed)) == (
+        False,
+        None,
+        None,
+        [],
+    )
     assert (cached(router, "abcd"), cached(router, "zz")) == (4, 0)
     router.report("a", report("ab", snapshot=True), 4.0)
-    assert (engine.reports, cached(router, "abcd")) == (True, 2)
+    assert (engine.cache.reports, cached(router, "abcd")) == (True, 2)
 
 
 def test_an_engine_without_reports_is_taken_to_keep_what_fits_least_lately_used_first_out() -> None:
@@ -85,7 +90,7 @@ def test_running_calls_are_not_evicted_from_an_estimate() -> None:
 
 def test_until_its_first_report_an_engine_is_estimated() -> None:
     router = new_router("a")
-    assert router.engines["a"].reports is None
+    assert router.engines["a"].cache.reports is None
     booking = router.book(call("abcd"), router.select(call("abcd"), 0.0), 0.0)
     router.settle(booking, CallUsage(257, 1), 1.0)
     assert cached(router, "abcd") == 4

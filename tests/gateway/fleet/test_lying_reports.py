@@ -91,10 +91,10 @@ def test_a_report_that_contradicts_itself_is_refused_and_residency_reset(runs: l
     with pytest.raises(ValueError, match="two different"):
         router.report("a", report(*runs, cursor=2), 1.0)
     engine = router.engines["a"]
-    assert (engine.reports, engine.cursor, len(engine.view.residency.resident)) == (False, None, 0)
+    assert (engine.cache.reports, engine.cache.cursor, len(engine.view.residency.resident)) == (False, None, 0)
     router.check()
     router.report("a", report(StoredRun(None, [9, 8]), snapshot=True), 2.0)
-    assert (engine.reports, len(engine.view.residency.resident)) == (True, 2)
+    assert (engine.cache.reports, len(engine.view.residency.resident)) == (True, 2)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,13 @@ from structlog.testing import capture_logs
 import plait.gateway.fleet.monitor
 from plait.backends.errors import NotFoundError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
+from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.gateway.config import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.health import Health, HealthLimits, HealthState
 from plait.gateway.fleet.health_change import HealthChange
 from plait.gateway.fleet.monitor import Monitor
 from plait.gateway.fleet.router import Router
+from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
 from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -83,9 +85,14 @@ def report(*hashes: int, cursor: int = 1, epoch: str = "1", granularity: int = 6
 
 @asynccontextmanager
 async def watching(
-    monkeypatch: pytest.MonkeyPatch, fake: FakeEngine, *, contexts: dict[str, int] | None = None, **config: object
+    monkeypatch: pytest.MonkeyPatch,
+    fake: FakeEngine,
+    *,
+    contexts: dict[str, int] | None = None,
+    tokenizer: TokenizerFingerprint | None = None,
+    **config: object,
 ) -> AsyncIterator[Router]:
-    """A monitor of one engine, named a."""
+    """A monitor of one engine, named a. The gateway has `tokenizer` for its models."""
     client = partial(httpx.AsyncClient, transport=httpx.MockTransport(fake.answer))
     monkeypatch.setattr(httpx, "AsyncClient", client)
     monkeypatch.setattr(plait.gateway.fleet.monitor, "AGE_INTERVAL_S", TICK_S)
@@ -95,7 +102,15 @@ async def watching(
     before = asyncio.all_tasks()
     supervisor = Supervisor(new_registry())
     changes: list[HealthChange | None] = []
-    monitor = Monitor(router, [engine], UPSTREAM, contexts or {}, supervisor=supervisor, on_change=changes.append)
+    monitor = Monitor(
+        router,
+        [engine],
+        UPSTREAM,
+        contexts or {},
+        agreements=TokenizerAgreements(lambda _model: tokenizer),
+        supervisor=supervisor,
+        on_change=changes.append,
+    )
     monitor.open()
     try:
         async with asyncio.timeout(2):
@@ -111,7 +126,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def shown_problem(router: Router) -> str | None:
-    return router.engines["a"].problem
+    return router.engines["a"].cache.problem
 
 
 def is_up(router: Router) -> bool:
@@ -145,7 +160,7 @@ async def test_models_of_an_engine_that_reports_are_read_again(monkeypatch: pyte
     fake = FakeEngine()
     async with watching(monkeypatch, fake) as router:
         fake.reports.append(report(1, cursor=1))
-        await until(lambda: router.engines["a"].reports is True)
+        await until(lambda: router.engines["a"].cache.reports is True)
         fake.models = {"data": [{"id": "m", "max_model_len": 4_096}, {"id": "adapter", "max_model_len": 4_096}]}
         asked = len(fake.requests)
         await until(lambda: len([r for r in fake.requests[asked:] if r.url.path == "/base/v1/models"]) > 2)
@@ -223,10 +238,10 @@ async def test_an_engine_without_reports_is_probed_and_estimated(monkeypatch: py
     with capture_logs() as logs:
         async with watching(monkeypatch, fake) as router:
             await until(lambda: len(fake.polls) == 3)
-            assert (is_up(router), router.engines["a"].reports) == (True, False)
-            assert router.engines["a"].problem is None
+            assert (is_up(router), router.engines["a"].cache.reports) == (True, False)
+            assert router.engines["a"].cache.problem is None
             fake.reports = [report(1)]
-            await until(lambda: router.engines["a"].reports is True)
+            await until(lambda: router.engines["a"].cache.reports is True)
     events = [entry["event"] for entry in logs]
     assert events == ["probe answered", "engine has no cache-state report: its cache is estimated"], "said once"
 
@@ -241,7 +256,7 @@ async def test_an_engine_whose_plugin_is_not_active_is_degraded(monkeypatch: pyt
             assert is_up(router)
             assert shown_problem(router) == refusal.message
             fake.reports = [report(1)]
-            await until(lambda: router.engines["a"].reports is True)
+            await until(lambda: router.engines["a"].cache.reports is True)
             assert shown_problem(router) is None
     (said,) = (entry for entry in logs if entry["event"] == "cache-state report refused")
     assert said["error"] == refusal.message
@@ -256,7 +271,7 @@ async def test_a_report_that_cannot_be_used_is_refused_once(
     with capture_logs() as logs:
         async with watching(monkeypatch, fake) as router:
             await until(lambda: len(fake.polls) == 3)
-            assert (is_up(router), router.engines["a"].reports) == (True, False)
+            assert (is_up(router), router.engines["a"].cache.reports) == (True, False)
     assert [entry["event"] for entry in logs] == ["probe answered", "cache-state report refused"]
 
 
@@ -280,7 +295,7 @@ async def test_an_engine_whose_report_fails_is_estimated_and_stays_up(
     with capture_logs() as logs:
         async with watching(monkeypatch, fake) as router:
             await until(lambda: len(fake.polls) == 3)
-            assert (is_up(router), router.engines["a"].reports) == (True, False)
+            assert (is_up(router), router.engines["a"].cache.reports) == (True, False)
     assert [entry["event"] for entry in logs] == ["probe answered", "cache-state report refused"]
 
 

@@ -186,7 +186,7 @@ class Fleet(RuleBasedStateMachine):
         prefix, engine = self.running.pop(booking), booking.placement.engine_id
         fake = self.fakes[engine]
         fake.store(prefix[:stores])
-        if self.router.engines[engine].reports:
+        if self.router.engines[engine].cache.reports:
             fake.unconfirmed.append((self.now_s, prefix))
         else:
             fake.known |= beginnings(prefix)
@@ -210,8 +210,8 @@ class Fleet(RuleBasedStateMachine):
     @rule(engine=st.sampled_from(REPORTING), asked_before_s=st.sampled_from((0.0, 0.0, 0.3, 1.0)), forget=st.booleans())
     def report(self, engine: str, asked_before_s: float, forget: bool) -> None:
         fake, known, requested_s = self.fakes[engine], self.router.engines[engine], self.now_s - asked_before_s
-        same = known.epoch == str(fake.epoch) and not forget
-        snapshot, stored, removed = fake.journal.since(known.cursor if same else None)
+        same = known.cache.epoch == str(fake.epoch) and not forget
+        snapshot, stored, removed = fake.journal.since(known.cache.cursor if same else None)
         report = CacheState(
         kind="embedded",
             engine=engine, epoch=str(fake.epoch), cursor=fake.journal.cursor, model="m", block_tokens=16,
@@ -307,7 +307,7 @@ class Fleet(RuleBasedStateMachine):
         assert set(block_index(self.router.tree)) == {name(p) for fake in self.fakes.values() for p in fake.known}
         assert not len(self.router.routes)
         for known in self.router.engines.values():
-            assert (known.view.outstanding, len(known.view.ledger), list(known.unconfirmed)) == (0, 0, [])
+            assert (known.view.outstanding, len(known.view.ledger), list(known.cache.unconfirmed)) == (0, 0, [])
             assert known.view.ledger.window_cost_s() == 0.0
         for node in self.router.tree.nodes():
             assert all(h.bookings == h.sharers == 0 < h.resident_blocks for h in node.holdings.values())
@@ -334,9 +334,9 @@ def state(router: Router) -> dict[str, Any]:
                 len(engine.view.ledger),
                 round(engine.view.ledger.window_cost_s(), 9),
                 len(engine.view.residency.resident),
-                list(engine.unconfirmed),
+                list(engine.cache.unconfirmed),
                 engine.health.state,
-                engine.reports,
+                engine.cache.reports,
             )
             for engine_id, engine in router.engines.items()
         },

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.protocol.cache_state import CacheState, IterationState, KvState, QueueState, StoredRun
+from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -101,6 +102,8 @@ def test_a_report_that_contradicts_itself_is_refused_and_residency_reset(runs: l
     ("fields", "words"),
     [
         ({"engine": "x" * 9_999}, "names"),
+        ({"tokenizer": TokenizerFingerprint("x" * 9_999, "", "", "", "")}, "names"),
+        ({"tokenizer": TokenizerFingerprint("", "", "", "", "x" * 9_999)}, "names"),
         ({"block_tokens": 0}, "no tokens"),
         ({"kv": KvState(10, 11, 0)}, "add up"),
         ({"kv": KvState(10, -1, 0)}, "add up"),

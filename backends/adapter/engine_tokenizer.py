@@ -52,7 +52,8 @@ class EngineTokenizer:
         """A chat by the engine's template; None if it refuses the chat."""
         try:
             text = self.render(messages, tools, variables)
-        except Exception:  # noqa: BLE001 - a template is a program
+        except Exception as error:  # noqa: BLE001 - a template is a program
+            _log.info("the chat template refuses one of Plait's probe chats: %r", error)
             return None
         return text if isinstance(text, str) else None
 

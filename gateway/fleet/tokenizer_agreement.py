@@ -108,7 +108,7 @@ class TokenizerAgreements:
             prompts=differing == ("chats",),
             chats=differing == ("prompt_ids",),
             problem=f"the engine's tokenizer is not the gateway's, they differ in {parts}: {INSTEAD}",
-            hint="set tokenizer (and chat_template) of [[models]] to the files that the engine loads, and restart",
+            hint="set tokenizer and chat_template of [[models]] to what the engine loads, and restart the gateway",
             configured=tuple(sorted(f"{model}: {one.name}" for model, one in configured.items())),
             reported=reported.name,
         )

@@ -6,6 +6,7 @@ what it makes of the client's own text.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -125,10 +126,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return tokenizer_folders(tmp_path_factory.mktemp("tokenizers"))
 
 
-@pytest.fixture
-async def pairs(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pair]:
+@pytest.fixture(scope="module")
+def pairs(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
     """Each of the gateway's tokenizers with each engine."""
-    own = {"cl100k": f"tiktoken:{rank_file(tmp_path, 'cl100k_base')}", "bytes": "bytes"}
+    ranks = rank_file(tmp_path_factory.mktemp("ranks"), "cl100k_base")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return asyncio.run(all_pairs(folders, {"cl100k": f"tiktoken:{ranks}", "bytes": "bytes"}, monkeypatch))
+
+
+async def all_pairs(folders: dict[str, Path], own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[Pair]:
+    """The gateway has tokenizers of its `own`, which no engine has."""
     gateway = Gateway({**{name: str(folder) for name, folder in folders.items()}, **own})
     agreements = TokenizerAgreements(gateway.prompts.fingerprint)
     sent = {name: await gateway.read(name) for name in gateway.router.models.names}
@@ -144,14 +151,14 @@ async def pairs(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Mo
     return found
 
 
-async def test_no_engine_reads_another_text_than_the_client_has_sent(pairs: list[Pair]) -> None:
+def test_no_engine_reads_another_text_than_the_client_has_sent(pairs: list[Pair]) -> None:
     wrong = [pair for pair in pairs if pair.configured != pair.running]
     assert len(wrong) > 800
     assert sum(len(pair.misread_unchecked) for pair in wrong) > 800, "else nothing is shown"
     assert [(pair.configured, pair.running, one.text) for pair in pairs for one in pair.misread] == []
 
 
-async def test_the_engine_with_the_gateways_files_gets_ids(pairs: list[Pair]) -> None:
+def test_the_engine_with_the_gateways_files_gets_ids(pairs: list[Pair]) -> None:
     same = [pair for pair in pairs if pair.configured == pair.running]
     assert len(same) > 40
     for pair in same:
@@ -163,7 +170,7 @@ async def test_the_engine_with_the_gateways_files_gets_ids(pairs: list[Pair]) ->
             ), pair.configured
 
 
-async def test_what_differs_is_said_with_both_names(pairs: list[Pair], folders: dict[str, Path]) -> None:
+def test_what_differs_is_said_with_both_names(pairs: list[Pair], folders: dict[str, Path]) -> None:
     pair = next(pair for pair in pairs if (pair.configured, pair.running) == ("llama 2", "gpt-2"))
     with capture_logs() as logs:
         pair.agreement.tell("e", None)

@@ -3,8 +3,17 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Minutes that `make soak` takes.
+SOAK   ?= 5
+# Servers wait more than they compute, and a machine has two cores at least. A file's tests share its servers.
+SPREAD := -n 2 --dist loadfile
 
-.PHONY: setup demo compare lint types test unit coverage e2e e2e-faults e2e-clients soak e2e-vllm e2e-sglang clean
+# What only real SGLang servers can show: what its adapter does. The rest is the gateway's, which vLLM's run covers.
+SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictions.py eviction_news.py greedy_output.py \
+	levers.py slo_order.py other_engines.py wrong_tokenizer.py)
+
+.PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients soak e2e-vllm e2e-sglang \
+	e2e-sglang-adapter environments nightly clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
 $(STAMP): pyproject.toml constraints.txt
@@ -30,21 +39,25 @@ types: setup
 unit: setup
 	$(BIN)/python -m pytest tests -n auto
 
-e2e: setup
-	$(BIN)/python -m pytest e2e --ignore e2e/faults --ignore e2e/clients
+# Before a commit: the types are checked beside the tests.
+check: setup
+	$(MAKE) --jobs 2 --output-sync=target lint types unit
 
-# Engines that fail, and clients that misbehave, in every known way: four minutes, because hangs take their time.
+e2e: setup
+	$(BIN)/python -m pytest e2e $(SPREAD) --ignore e2e/faults --ignore e2e/clients
+
+# Engines that fail, and clients that misbehave, in every known way: some minutes, because hangs take their time.
 e2e-faults: setup
-	$(BIN)/python -m pytest e2e/faults
+	$(BIN)/python -m pytest e2e/faults $(SPREAD)
 
 # Released clients, each in an environment of its kind, which is built when it is not there yet.
 e2e-clients: setup
 	$(BIN)/python -m e2e.clients.environment
 	$(BIN)/python -m pytest e2e/clients
 
-# Five minutes of engines that fail and clients that misbehave, all at the same time, beside well-behaved ones.
+# Engines that fail and clients that misbehave, all at the same time, beside well-behaved ones.
 soak: setup
-	$(BIN)/python -m benchmarks soak --minutes 5
+	$(BIN)/python -m benchmarks soak --minutes $(SOAK)
 
 # Two real vLLM servers on the CPU; builds their environment when it is not there yet.
 e2e-vllm: setup
@@ -59,12 +72,32 @@ e2e-sglang: setup
 	PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest e2e/real_engines \
 		--ignore e2e/real_engines/test_metagpt.py
 
+e2e-sglang-adapter: setup
+	$(BIN)/python -m e2e.sglang.environment
+	.venv-sglang/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
+	PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest $(SGLANG_ADAPTER)
+
+# The environments of real engines and released clients, without a test.
+environments: setup
+	$(BIN)/python -m e2e.vllm.environment
+	$(BIN)/python -m e2e.clients.environment
+	$(BIN)/python -m e2e.sglang.environment
+
 # The fast tests with their branch coverage, which has a floor.
 coverage: setup
 	$(BIN)/python -m pytest tests -n auto --cov
 
+# Every module can be imported, by this version of Python too.
+imports: setup
+	$(BIN)/python -m tests.import_all
+
 test: lint types unit
-	$(BIN)/python -m pytest benchmarks e2e --ignore e2e/faults --ignore e2e/clients
+	$(BIN)/python -m pytest benchmarks e2e $(SPREAD) --ignore e2e/faults --ignore e2e/clients
+
+# Everything, the comparisons and the clients included that `.ci/run` leaves out; new examples for property tests.
+nightly: export PLAIT_NIGHTLY = 1
+nightly: test
+	$(MAKE) e2e-faults soak e2e-vllm e2e-clients e2e-sglang
 
 clean:
 	rm -rf $(VENV) .venv-* e2e/clients/node/node_modules .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

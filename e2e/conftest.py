@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
@@ -15,6 +16,14 @@ from e2e.tenants import KEYS
 CONTEXT_TOKENS = 512
 """Of the model `small`; that of `demo` is the engine's whole KV cache."""
 MAX_BODY_BYTES = 256 * 1024
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that are marked `nightly` run in `make nightly` only."""
+    if "PLAIT_NIGHTLY" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("nightly") is not None:
+                item.add_marker(pytest.mark.skip(reason="runs in `make nightly`"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,8 +15,19 @@ from typing import Final
 PORTS: Final = range(20_000, 32_000)
 """Linux gives 32,768 and higher to outgoing connections."""
 
-_begin: Final = os.getpid() * 61 % len(PORTS)  # processes that run at the same time begin in different places
-_candidates: Final = cycle([*PORTS[_begin:], *PORTS[:_begin]])
+WORKERS: Final = 4
+"""Test processes that may run at the same time (`pytest -n`). Each has a part of the ports for itself."""
+
+
+def _own() -> range:
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    size = len(PORTS) // WORKERS
+    return PORTS[size * (int(worker.removeprefix("gw")) % WORKERS) :][:size] if worker else PORTS
+
+
+_OWN: Final = _own()
+_begin: Final = os.getpid() * 61 % len(_OWN)  # test runs at the same time begin in different places
+_candidates: Final = cycle([*_OWN[_begin:], *_OWN[:_begin]])
 
 
 def free_port() -> int:
@@ -26,7 +37,7 @@ def free_port() -> int:
 
 def free_ports(count: int) -> list[int]:
     """Adjacent ports that nobody listens on at the moment. Raises `AssertionError` if there are none."""
-    for _ in range(len(PORTS) // count):
+    for _ in range(len(_OWN) // count):
         ports = list(islice(_candidates, count))
         if ports[-1] - ports[0] == count - 1 and _are_free(ports):
             return ports

@@ -80,8 +80,8 @@ ENVIRONMENTS: Final = (OPENAI_3, OPENAI_2, BENCHMARKS)
 
 
 def build() -> None:
-    """Build all of them."""
-    for environment in ENVIRONMENTS:
+    """Build all of them; the one with torch only for `make nightly`."""
+    for environment in ENVIRONMENTS if "PLAIT_NIGHTLY" in os.environ else ENVIRONMENTS[:-1]:
         environment.build()
         _share_uv(environment.environment.python)
     if shutil.which("npm") is not None:

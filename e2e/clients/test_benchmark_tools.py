@@ -25,7 +25,7 @@ STREAMED: Final = (Outcome("stream", ok=True), Outcome("usage", ok=True))
 
 def installed(name: str) -> str:
     path = BENCHMARKS.environment.python.with_name(name)
-    assert path.exists(), "its environment is not there: run `make e2e-clients`"
+    assert path.exists(), "its environment is not there: run `make nightly`"
     return str(path)
 
 
@@ -36,6 +36,7 @@ def measured(command: Sequence[str], home: Path, report: Path) -> dict[str, Any]
     return found
 
 
+@pytest.mark.nightly
 def test_aiperf(fleets: dict[str, Fleet], matrix: Matrix, tokenizer: Path, tmp_path: Path) -> None:
     options = {
         "--model": "demo",
@@ -58,6 +59,7 @@ def test_aiperf(fleets: dict[str, Fleet], matrix: Matrix, tokenizer: Path, tmp_p
     matrix.enter(f"aiperf {pinned(BENCHMARKS, 'aiperf')}", STREAMED)
 
 
+@pytest.mark.nightly
 def test_guidellm(fleets: dict[str, Fleet], matrix: Matrix, tokenizer: Path, tmp_path: Path) -> None:
     report_path = tmp_path / "guidellm.json"
     options = {

@@ -23,7 +23,12 @@ PATHS: Final = {"translating": "^/v1/(responses|messages)"}
 """What is asked where: everything, but for the gateway that differs from another in some routes only."""
 
 
-@pytest.mark.parametrize("at", ["forwarding", "translating", "engine"])
+NIGHTLY: Final = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    "at", ["forwarding", pytest.param("translating", marks=NIGHTLY), pytest.param("engine", marks=NIGHTLY)]
+)
 def test_no_generated_request_finds_a_defect(at: str, fleets: dict[str, Fleet], matrix: Matrix, tmp_path: Path) -> None:
     fleet = fleets["forwarding" if at == "engine" else at]
     server = fleet.engines["demo-1"] if at == "engine" else fleet.gateway

@@ -1,7 +1,11 @@
-"""What placement saves real engines: prompt tokens that they need not compute, against round robin in the same run."""
+"""What placement saves real engines: prompt tokens that they need not compute.
+
+The comparison with round robin in the same run is for `make nightly`; virtual time makes it in each run.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +20,7 @@ from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
 from plait.gateway.simulation.workload import WorkloadCall
 
+NIGHTLY: Final = "PLAIT_NIGHTLY" in os.environ
 CALLS: Final = 300
 CONCURRENCY: Final = 8
 WORKING_SET_TOKENS: Final = 3 * KV_TOKENS // 2
@@ -40,17 +45,20 @@ def run(
         return fleet.computed_prompt_tokens() - before, answers
 
 
-def test_e2_computes_far_fewer_prompt_tokens_than_round_robin(
+def test_placement_leaves_engines_few_prompt_tokens_to_compute(
     fleet: EngineFleet, calls: list[WorkloadCall], model: Path, folder: Path, findings: Findings
 ) -> None:
-    computed: dict[str, float] = {}
-    for policy in ("round_robin", "plait"):
+    computed, asked = dict[str, float](), 0
+    for policy in ("round_robin", "plait") if NIGHTLY else ("plait",):
         fleet.evict_all()
         computed[policy], answers = run(fleet, policy, calls, model, folder)
+        asked = sum(answer.prompt_tokens for answer in answers)
         findings.figures[f"{policy}, {CALLS} calls at concurrency {CONCURRENCY}"] = {
-            "prompt tokens": sum(answer.prompt_tokens for answer in answers),
+            "prompt tokens": asked,
             "computed": computed[policy],
             "mean TTFT (s)": fmean(answer.ttft_s for answer in answers),
         }
-    ratio = computed["plait"] / computed["round_robin"]
-    assert findings.at_most("prompt tokens computed on real engines, plait / round_robin", ratio, 0.6)
+    assert computed["plait"] < asked
+    if NIGHTLY:
+        ratio = computed["plait"] / computed["round_robin"]
+        assert findings.at_most("prompt tokens computed on real engines, plait / round_robin", ratio, 0.6)

@@ -32,7 +32,7 @@ from benchmarks.chaining.measurement import (
 )
 from benchmarks.chaining.served import Served
 from plait.gateway.commands.full_collections import FullCollections
-from plait.gateway.log import configure_logging
+from plait.gateway.log.events import configure_logging
 
 WARM_UP_CALLS = 300
 PLAIN_CALLS = 200

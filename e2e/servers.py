@@ -23,6 +23,7 @@ from e2e.ports import free_port
 PLAIT = Path(sys.executable).with_name("plait")
 DEADLINE_S = 30.0
 POLL_S = 0.005
+LOGGED_AFTER_S = 0.1
 STOPPED_BY_SIGTERM = {0, -signal.SIGTERM}
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -41,6 +42,8 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         self.log_path = log_path
         self.may_log_tracebacks = False
+        self.stderr: int | None = None
+        """A file descriptor for its stderr in place of the log."""
         self._command = [str(PLAIT), *arguments]
         self._ready_path = ready_path
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +65,8 @@ class Server:
         """Start the process, again after it has ended; does not wait for it."""
         assert not self.running
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            stderr = log if self.stderr is None else self.stderr
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=stderr)
 
     def wait_until_ready(self) -> None:
         """Return once it answers; raises `AssertionError` with its log if it ended or the deadline passed."""
@@ -106,7 +110,9 @@ class Server:
         assert self.may_log_tracebacks or "Traceback" not in self.log(), f"{self.name} failed on the way:\n{self.log()}"
 
     def log(self) -> str:
-        """What it wrote to stderr so far."""
+        """What it wrote to stderr so far. It writes in the background."""
+        if self.running:
+            time.sleep(LOGGED_AFTER_S)
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def log_tail(self, lines: int = 25) -> str:

@@ -50,6 +50,7 @@ from plait.gateway.fleet.model_names import ModelNames
 from plait.gateway.fleet.monitor import Monitor
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
+from plait.gateway.log.metrics import LogCollector
 from plait.gateway.metrics import new_registry
 from plait.gateway.open_requests import OpenRequests
 from plait.gateway.programs.chained_calls import ChainedCalls
@@ -78,6 +79,7 @@ class Gateway:
         self._prompts = PromptReader(config, self.router.block_tokens, self.router.models.base)
         reader = CallReader(self.router, self._prompts, config.server.isolate_tenants)
         self._registry = new_registry()
+        self._registry.register(LogCollector())
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry)
         executor = Executor(config.sessions, reader.predicted_s, at_loop_time, programs.job_ended)

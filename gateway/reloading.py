@@ -15,7 +15,7 @@ from plait.gateway.calls.engine_set import EngineSet
 from plait.gateway.config import Config, EngineConfig
 from plait.gateway.config_change import LIMITS, ConfigChange, config_change
 from plait.gateway.config_file import ConfigError, load_config
-from plait.gateway.log import change_level
+from plait.gateway.log.events import change_level
 
 log = structlog.get_logger(__name__)
 

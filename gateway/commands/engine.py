@@ -11,7 +11,8 @@ from plait.backends.profiles import load_profile, shipped_profiles
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.commands import positive, positive_number
 from plait.gateway.commands.http_server import run_server
-from plait.gateway.log import configure_logging
+from plait.gateway.log.background_stderr import write_stderr_in_background
+from plait.gateway.log.events import configure_logging
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 
 
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until stopped. Raises ValueError for a profile or tokenizer that cannot be loaded."""
+    write_stderr_in_background()
     configure_logging(arguments.log_level, "auto")
     profile = load_profile(arguments.profile)
     kv_tokens = arguments.kv_tokens or profile.kv.tokens

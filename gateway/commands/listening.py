@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 import uvicorn
+
+from plait.gateway.log.background_stderr import wait_until_written
 
 log = structlog.get_logger(__name__)
 
@@ -45,12 +49,19 @@ def url_of(bound: socket.socket) -> str:
 
 
 class ListeningServer(uvicorn.Server):
-    """uvicorn's server, which says where it listens."""
+    """uvicorn's server, which says where it listens, and ends once its log is written."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
         await super().startup(sockets)
         log.info("listening", urls=[url_of(bound) for bound in sockets or ()])
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Of uvicorn: at its end a signal that has come is raised again, which ends the process."""
+        with super().capture_signals():
+            yield
+            wait_until_written()
 
 
 def _bound(family: int, kind: int, protocol: int, address: object) -> socket.socket:

@@ -16,7 +16,8 @@ from plait.gateway.commands.http_server import run_draining_server
 from plait.gateway.commands.request_bounds import RequestLimits
 from plait.gateway.commands.slow_clients import SlowClients
 from plait.gateway.config_file import load_config
-from plait.gateway.log import configure_logging
+from plait.gateway.log.background_stderr import write_stderr_in_background
+from plait.gateway.log.events import configure_logging
 
 SWITCH_INTERVAL_S = 0.0005
 """A thread gives the interpreter's lock back after this time, if the event loop waits for it. Python's default is 5 ms,
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Serve until stopped; SIGHUP re-reads the file. Raises ValueError for a configuration that cannot be used."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    write_stderr_in_background()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server listens: its default would end the process
     config = load_config(arguments.config)
     configure_logging(config.log.level, config.log.format)

@@ -1,4 +1,4 @@
-"""The log: one structured event per line on stderr, from the loggers of Plait and of its libraries."""
+"""The log's events: each is a line on stderr, from the loggers of Plait and of its libraries."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
+
+from plait.gateway.log.background_stderr import BackgroundStderr
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _FORMATS = ("auto", "console", "json")
@@ -35,23 +37,24 @@ def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the conf
             f"log level {level!r} and format {format!r}: expected one of {', '.join(_LEVELS)} "
             f"and one of {', '.join(_FORMATS)}"
         )
-    console = format == "console" or (format == "auto" and sys.stderr.isatty())
+    console = format == "console" or (format == "auto" and _is_terminal())
     _threshold["level"] = _LEVELS[level]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True) if console else _stamp,
     ]
-    render = _console_processors() if console else _json_processors()
+    exceptions = [] if console else [structlog.processors.format_exc_info]
+    to_text = _console_renderer() if console else _render_json_text
     structlog.configure(
-        processors=[_drop_below_threshold, *shared, *render],
+        processors=[_drop_below_threshold, *shared, *exceptions, to_text if console else _render_json],
         wrapper_class=_Logger,
-        logger_factory=structlog.WriteLoggerFactory(file=_Stderr()),  # type: ignore[arg-type]  # write and flush will do
+        logger_factory=_Lines,
         cache_logger_on_first_use=True,
     )
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *exceptions, to_text],
     )
     _route_standard_logging(formatter, _LEVELS[level])
 
@@ -93,29 +96,64 @@ def _stamp(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
 
 
 class _Stderr:
-    """The current `sys.stderr`: a cached logger outlives a temporary redirection of the stream."""
+    """Writes lines of one urgency to the current `sys.stderr`: a cached logger outlives a redirection of the stream."""
+
+    def __init__(self, *, urgent: bool) -> None:
+        self._urgent = urgent
 
     def write(self, text: str) -> None:
-        sys.stderr.write(text)
+        """Write whole lines."""
+        stream = sys.stderr
+        if isinstance(stream, BackgroundStderr):
+            stream.writer.put(text.encode(stream.encoding, "backslashreplace"), urgent=self._urgent)
+        elif stream is not None:
+            stream.write(text)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        """Of a stream."""
+        if sys.stderr is not None:
+            sys.stderr.flush()
+
+    def write_line(self, line: str | bytes) -> None:
+        """Write a line without its end. Bytes are UTF-8."""
+        stream = sys.stderr
+        if isinstance(line, bytes) and isinstance(stream, BackgroundStderr):
+            stream.writer.put(line + b"\n", urgent=self._urgent)
+        else:
+            self.write(f"{line.decode() if isinstance(line, bytes) else line}\n")
+            self.flush()
 
 
-def _json_processors() -> list[Processor]:
-    return [structlog.processors.format_exc_info, _render_json]
+_COMMON, _URGENT = _Stderr(urgent=False), _Stderr(urgent=True)
 
 
-def _console_processors() -> list[Processor]:
+class _Lines:
+    """What structlog's loggers write to: it has a method for each level."""
+
+    def __init__(self, *_names: object) -> None:
+        self.debug = self.info = self.msg = _COMMON.write_line
+        self.warning = self.warn = self.error = self.err = self.exception = _URGENT.write_line
+        self.critical = self.fatal = self.failure = _URGENT.write_line
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _console_renderer() -> Processor:
     plain = structlog.dev.plain_traceback  # looks the same whether or not rich is installed
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    return structlog.dev.ConsoleRenderer(colors=_is_terminal(), exception_formatter=plain)
 
 
-def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> bytes:
     try:
-        return _encoder.encode(event).decode()
+        return _encoder.encode(event)
     except (TypeError, ValueError, RecursionError):  # invalid Unicode, for example: a log line must not fail its caller
-        return json.dumps({key: _plain(value) for key, value in event.items()})
+        return json.dumps({key: _plain(value) for key, value in event.items()}).encode()
+
+
+def _render_json_text(logger: WrappedLogger, method: str, event: EventDict) -> str:
+    return _render_json(logger, method, event).decode()
 
 
 def _plain(value: object) -> str | int | float | None:
@@ -125,18 +163,28 @@ def _plain(value: object) -> str | int | float | None:
 
 
 def _route_standard_logging(formatter: logging.Formatter, level: int) -> None:
-    handler = logging.StreamHandler(_Stderr())
-    handler.set_name(_HANDLER_NAME)
-    handler.setFormatter(formatter)
     root = logging.getLogger()
     for former in [known for known in root.handlers if known.get_name() == _HANDLER_NAME]:
         root.removeHandler(former)
-    root.addHandler(handler)
+    for stream, takes in ((_COMMON, _is_common), (_URGENT, _is_urgent)):
+        handler = logging.StreamHandler(stream)
+        handler.set_name(_HANDLER_NAME)
+        handler.setFormatter(formatter)
+        handler.addFilter(takes)
+        root.addHandler(handler)
     _set_standard_levels(level)
     for name in _UVICORN:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+
+
+def _is_common(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.WARNING
+
+
+def _is_urgent(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING
 
 
 def _set_standard_levels(level: int) -> None:

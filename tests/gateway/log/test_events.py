@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import structlog
 
-from plait.gateway.log import change_level, configure_logging
+from plait.gateway.log.events import change_level, configure_logging
 
 Read = Callable[[], list[dict[str, Any]]]
 TOUCHED = ["", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "httpx", "httpcore", "library"]

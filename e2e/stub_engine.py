@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Sequence
@@ -36,13 +37,17 @@ class Received:
 
 
 class StubEngine:
-    """A server in a thread; `script` is how the next POSTs are answered, `received` the POSTs so far."""
+    """A server in a thread; `script` is how the next POSTs are answered, `received` the POSTs so far.
 
-    def __init__(self, model: str = "demo") -> None:
+    It says which `routes` it has if there are any.
+    """
+
+    def __init__(self, model: str = "demo", routes: Sequence[str] = ()) -> None:
         self.script = Script()
         self.received: list[Received] = []
         self.stopping = threading.Event()
         self.models = b'{"object": "list", "data": [{"id": "%b", "object": "model"}]}' % model.encode()
+        self.openapi = json.dumps({"paths": {route: {} for route in routes}}).encode() if routes else None
         stub = self
 
         class Handler(_Handler):
@@ -69,8 +74,9 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        found = self.path == "/v1/models"  # and no cache-state report
-        self._answer(Script([self.engine.models if found else b"{}"], 200 if found else 404, JSON))
+        known = {"/v1/models": self.engine.models, "/openapi.json": self.engine.openapi}  # and no cache-state report
+        found = known.get(self.path)
+        self._answer(Script([found or b"{}"], 200 if found else 404, JSON))
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))

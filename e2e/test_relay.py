@@ -183,13 +183,13 @@ def test_headers_pass_except_those_that_are_not_the_engines(stub: StubEngine, ga
     stub.script = Script([WHOLE], headers=JSON)
     headers = {
         "plait-priority": "5", "plait-slo-ttft-ms": "100", "authorization": "Bearer client", "x-request-id": "r-1",
-        "x-vendor": "kept", "accept-encoding": "gzip", "content-type": "application/json", "te": "trailers",
+        "traceparent": "kept", "accept-encoding": "gzip", "content-type": "application/json", "te": "trailers",
     }  # fmt: skip
     gateway.post("/v1/chat/completions", content=json.dumps(asking("Hello.")), headers=headers)
     received = stub.received[-1].headers
     assert not [name for name in received if name.startswith("plait-")]
     assert received.keys().isdisjoint({"accept-encoding", "te"})
-    kept = ("authorization", "x-request-id", "x-vendor", "content-type")
+    kept = ("authorization", "x-request-id", "traceparent", "content-type")
     assert {name: received[name] for name in kept} == {name: headers[name] for name in kept}
     assert received["host"] == stub.url.removeprefix("http://")
 
@@ -203,10 +203,10 @@ def test_a_chunked_request_reaches_the_engine(stub: StubEngine, gateway: Server)
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_an_answer_that_is_no_stream_passes_as_it_is(stub: StubEngine, gateway: Server, stream: bool) -> None:
-    stub.script = Script(cut(WHOLE, 20), headers=(*JSON, ("X-Vendor", "kept")))
+    stub.script = Script(cut(WHOLE, 20), headers=(*JSON, ("OpenAI-Version", "kept")))
     response = post(gateway, stream=stream)
     assert (response.status_code, response.content) == (200, WHOLE)
-    assert (response.headers["x-vendor"], response.headers["plait-engine"]) == ("kept", "stub")
+    assert (response.headers["openai-version"], response.headers["plait-engine"]) == ("kept", "stub")
 
 
 @pytest.mark.parametrize("status", [400, 404, 422])

@@ -11,6 +11,9 @@ from typing import Literal
 import msgspec
 
 from plait.gateway.config_values import (
+    NEVER_TO_CLIENTS,
+    NEVER_TO_ENGINES,
+    HeaderName,
     NotNegative,
     Positive,
     Rate,
@@ -20,6 +23,7 @@ from plait.gateway.config_values import (
     Token,
     Weight,
     base_url,
+    passable,
     shown,
 )
 from plait.gateway.server_config import LogConfig, Section, ServerConfig
@@ -58,7 +62,8 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
     probe_timeout_s: for the answer to a probe; an engine that misses two is down (default 4). probe_interval_s: between
     health probes of an engine (default 1). probe_max_interval_s: the interval doubles up to this while an engine is
     out (default 3). max_attempts: how often a call is sent in total if engines fail it before the first byte of an
-    answer (default 3).
+    answer (default 3). pass_request_headers, pass_response_headers: names of headers that pass to engines and to
+    clients besides those that always do (default none).
     """
 
     connect_timeout_s: Seconds = 2.0
@@ -70,8 +75,12 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
     probe_interval_s: Seconds = 1.0
     probe_max_interval_s: Seconds = 3.0
     max_attempts: Positive = 3
+    pass_request_headers: tuple[HeaderName, ...] = ()
+    pass_response_headers: tuple[HeaderName, ...] = ()
 
     def __post_init__(self) -> None:
+        for key, never in (("pass_request_headers", NEVER_TO_ENGINES), ("pass_response_headers", NEVER_TO_CLIENTS)):
+            msgspec.structs.force_setattr(self, key, passable(key, getattr(self, key), never))
         if self.probe_max_interval_s < self.probe_interval_s:
             raise ValueError(
                 f"probe_max_interval_s = {self.probe_max_interval_s}: "

@@ -1,10 +1,10 @@
-"""The kinds of values in the configuration, with what an error message calls them, and addresses."""
+"""The kinds of values in the configuration, with what an error message calls them; addresses and headers."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from msgspec import Meta
@@ -16,6 +16,9 @@ RootPath = Annotated[
     str, Meta(pattern=r"^((/[A-Za-z0-9._~-]+)+)?\Z", description="a path such as /llm, without a slash at its end")
 ]
 Origin = Annotated[str, Meta(pattern=r"^(\*|https?://[^\s/]+)\Z", description='an origin such as https://host, or "*"')]
+HeaderName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9_.-]+\Z", description="the name of one header, such as x-vendor-id")
+]
 Port = Annotated[int, Meta(ge=0, le=65_535, description="a port, 0 to 65535")]
 ListenerPort = Annotated[int, Meta(gt=0, le=65_535, description="a port, 1 to 65535")]
 Positive = Annotated[int, Meta(gt=0, description="an integer above 0")]
@@ -27,9 +30,54 @@ Rate = Annotated[float, Meta(ge=0, le=1e9, description="a number, 0 or more")]
 Weight = Annotated[float, Meta(ge=1e-3, le=1e6, description="a number from 0.001 to 1000000")]
 
 
+_HOP = dict.fromkeys(
+    (
+        "connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-authorization",
+        "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+    ),
+    "it belongs to one connection",
+)  # fmt: skip
+_OURS = dict.fromkeys(("x-request-id",), "the gateway sets it itself")
+NEVER_TO_ENGINES = {
+    **_HOP,
+    **_OURS,
+    "accept-encoding": "the gateway has to read the answer",
+    **dict.fromkeys(
+        ("api-key", "authorization", "cookie", "x-api-key"),
+        "secrets of clients stay here; an engine's own key is its api_key",
+    ),
+}
+"""Headers of requests that are never passed on, and why."""
+
+NEVER_TO_CLIENTS = {
+    **_HOP,
+    **_OURS,
+    **dict.fromkeys(("date", "retry-after", "retry-after-ms", "x-should-retry"), "the gateway sets it itself"),
+    **dict.fromkeys(("set-cookie", "www-authenticate"), "an engine's secrets are between it and the gateway"),
+    **dict.fromkeys(
+        ("alt-svc", "content-location", "location", "server", "strict-transport-security", "via"),
+        "it is about the engine's address",
+    ),
+}
+"""Headers of answers that are never passed on, and why. Their values were made for the gateway alone."""
+
 SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys", "metrics_key"})
 HOST = re.compile(r"[A-Za-z0-9_.-]+|([0-9A-Fa-f]*:){2,}[0-9A-Fa-f.]*")  # a name or IPv4 address, or an IPv6 address
 _URL = re.compile(r"(https?)://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?")
+
+
+def passable(key: str, names: Iterable[str], never: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of headers under `key`, in lower case. Raises ValueError for one that must not pass."""
+    lowered = [name.lower() for name in names]
+    for number, name in enumerate(lowered):
+        reason = never.get(name)
+        if name.startswith("plait-"):
+            reason = "only Plait sets headers that begin with plait-"
+        elif name.startswith("access-control-"):
+            reason = "cors_origins of [server] says which pages may read answers"
+        if reason is not None:
+            raise ValueError(f"{key}[{number}] = {shown(name)}: expected a header that may pass; {reason}")
+    return tuple(lowered)
 
 
 def base_url(url: str) -> tuple[str, str]:

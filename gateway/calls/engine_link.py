@@ -1,10 +1,11 @@
-"""The way to reach an engine: its connections and its API key."""
+"""The way to reach an engine: its connections, its API key, and the headers that pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from plait.backends.http.client import HttpClient
+from plait.gateway.calls.passed_headers import BY_DEFAULT, PassedHeaders
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +14,4 @@ class EngineLink:
 
     client: HttpClient
     authorization: bytes | None = None
+    passed: PassedHeaders = BY_DEFAULT

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from plait.backends.errors import ConflictError, NotFoundError
 from plait.backends.http.client import HttpClient, Timeouts
 from plait.backends.profiles import load_profile
 from plait.gateway.calls.engine_link import EngineLink
+from plait.gateway.calls.passed_headers import PassedHeaders
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.config import Config, EngineConfig
 from plait.gateway.fleet.engine import FleetEngine
@@ -117,7 +118,7 @@ class EngineSet:
             return
         fresh = new_link(self._config, engine)
         if member.config.url == engine.url:
-            self._links[engine.name] = EngineLink(link.client, fresh.authorization)
+            self._links[engine.name] = replace(fresh, client=link.client)
         else:
             self._links[engine.name] = fresh
             link.client.retire()
@@ -229,7 +230,9 @@ def new_link(config: Config, engine: EngineConfig) -> EngineLink:
         idle_s=upstream.idle_timeout_s,
     )
     client = HttpClient(engine.url, name=engine.name, timeouts=timeouts)
-    return EngineLink(client, f"Bearer {engine.api_key}".encode() if engine.api_key else None)
+    authorization = f"Bearer {engine.api_key}".encode() if engine.api_key else None
+    passed = PassedHeaders.with_more(upstream.pass_request_headers, upstream.pass_response_headers)
+    return EngineLink(client, authorization, passed)
 
 
 def _is_untried(engine: FleetEngine | None) -> bool:

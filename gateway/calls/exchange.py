@@ -28,7 +28,7 @@ from plait.gateway.calls.completion_body import (
 from plait.gateway.calls.delivery import Delivery, HeldBytes
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.event_stream import EventStream
-from plait.gateway.calls.passed_headers import retry_after_s, to_client, to_engine
+from plait.gateway.calls.passed_headers import retry_after_s
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.engine_cache import EngineCache
 from plait.gateway.fleet.router import Router
@@ -124,9 +124,7 @@ class Exchange:
         if text is not None:
             text.whole(answer)
         self._tell()
-        await send_whole(
-            send, response.status, _response_headers(response, self.booking, self.delivery.session), answer
-        )
+        await send_whole(send, response.status, _response_headers(response, self), answer)
         return problem if text is None or problem is not None else text.problem
 
     async def _stream(self, response: Response, send: Send) -> str | None:
@@ -142,7 +140,7 @@ class Exchange:
             events = await self._first_events(stream, response)
             self.router.first_token(self.booking, loop_time_s())
             self._tell()
-            headers = _response_headers(response, self.booking, self.delivery.session)
+            headers = _response_headers(response, self)
             self.booking.client_is_slow = True
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             last = await self._pass_on(stream, events, response, send)
@@ -213,7 +211,7 @@ class Exchange:
                 shown,
                 retry_after_s=retry_after_s(response.headers),
             )
-        headers = _response_headers(response, self.booking, self.delivery.session)
+        headers = _response_headers(response, self)
         if not is_openai:
             error = CallerError(said or f"The engine refused the request with status {status}.")
             answer = error.body()
@@ -256,7 +254,7 @@ async def _read(response: Response, held: HeldBytes | None) -> bytes:
 
 
 def _request_headers(delivery: Delivery, link: EngineLink, *, sends_client_key: bool) -> list[tuple[bytes, bytes]]:
-    headers = to_engine(delivery.headers)
+    headers = link.passed.of_request(delivery.headers)
     headers.append((b"x-request-id", delivery.call.call_id.encode("latin-1")))
     if link.authorization is not None:
         headers.append((b"authorization", link.authorization))
@@ -266,13 +264,14 @@ def _request_headers(delivery: Delivery, link: EngineLink, *, sends_client_key: 
     return headers
 
 
-def _response_headers(response: Response, booking: Booking, session: str | None) -> list[tuple[bytes, bytes]]:
+def _response_headers(response: Response, exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    booking, session = exchange.booking, exchange.delivery.session
     placement = booking.placement
     more = [] if session is None else [(b"plait-session", session.encode("latin-1"))]
     if placement.is_at_risk:
         more.append((b"plait-slo", b"at-risk"))
     return [
-        *to_client(response.headers),
+        *exchange.link.passed.of_answer(response.headers),
         (b"x-request-id", booking.call.call_id.encode("latin-1")),
         (b"plait-engine", placement.engine_id.encode("latin-1")),
         (b"plait-placement", placement.reason.encode()),

@@ -1,54 +1,71 @@
-"""The headers that pass between clients and engines. Those of one hop, of Plait, and secrets stay on their side."""
+"""The headers that pass between clients and engines: those that are listed, and no others.
+
+What is not listed stays on its side: secrets, addresses of engines, permissions for pages of browsers, and whatever
+somebody invents. `config_values` says what can never be listed.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container
+from collections.abc import Iterable
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from plait.gateway.asgi import Headers
 
-_ONE_HOP = frozenset(
-    (
-        b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te",
-        b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"x-request-id",
-    )
-)  # fmt: skip
-"""RFC 9110, 7.6.1; and headers that Plait sets itself."""
+TO_ENGINES = frozenset((
+    b"content-type", b"accept",  # what the body is, and what the answer may be
+    b"traceparent", b"tracestate",  # W3C trace context: vLLM and SGLang go on with the client's trace
+    b"x-data-parallel-rank",  # vLLM and SGLang: the replica inside the engine that computes the call
+    b"x-smg-routing-key",  # SGLang: the session, for its metrics and its routing-key policy
+    b"anthropic-version", b"anthropic-beta", b"openai-beta",  # versions, which servers of these APIs may ask for
+))  # fmt: skip
+"""Also sent: `x-request-id`, and `authorization` for an engine with a key of its own or an open gateway."""
 
-_NOT_TO_ENGINES = _ONE_HOP | {
-    b"host",
-    b"expect",
-    b"accept-encoding",
-    b"authorization",
-    b"cookie",
-    b"x-api-key",
-    b"api-key",
-}
-_NOT_TO_CLIENTS = _ONE_HOP | {
-    b"date", b"server", b"set-cookie", b"location", b"content-location", b"www-authenticate", b"alt-svc", b"via",
-    b"strict-transport-security", b"retry-after", b"x-should-retry",
-}  # fmt: skip
-_OURS = b"plait-"
+TO_CLIENTS = frozenset((
+    b"content-type", b"content-encoding",  # what the body is: it passes as it comes
+    b"metadata",  # vLLM: the shapes and types of embeddings that come as bytes
+    b"cache-control", b"x-accel-buffering",  # engines ask proxies not to hold a stream back
+    b"openai-processing-ms", b"openai-version",  # OpenAI's, which its SDKs show
+    b"traceparent", b"tracestate",  # where the engine's part of a trace is found
+))  # fmt: skip
+"""Also sent: `x-request-id`, `retry-after` and headers that begin with `plait-`, which the gateway writes itself."""
+
 _USUAL = frozenset((b"keep-alive", b"close"))
 
 
-def to_engine(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The client's headers that an engine gets."""
-    return _passed(headers, _NOT_TO_ENGINES)
+@dataclass(frozen=True, slots=True)
+class PassedHeaders:
+    """The names of the headers that pass, in lower case."""
+
+    to_engines: frozenset[bytes] = TO_ENGINES
+    to_clients: frozenset[bytes] = TO_CLIENTS
+
+    @classmethod
+    def with_more(cls, to_engines: Iterable[str], to_clients: Iterable[str]) -> PassedHeaders:
+        """Besides those that always pass, these do."""
+        return cls(
+            TO_ENGINES | {name.encode() for name in to_engines}, TO_CLIENTS | {name.encode() for name in to_clients}
+        )
+
+    def of_request(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """The client's headers that an engine gets."""
+        return _passed(headers, self.to_engines)
+
+    def of_answer(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """The engine's headers that a client gets."""
+        return _passed(headers, self.to_clients)
 
 
-def to_client(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The engine's headers that a client gets. An engine cannot set a header of Plait's."""
-    return _passed(headers, _NOT_TO_CLIENTS)
+BY_DEFAULT = PassedHeaders()
 
 
-def _passed(headers: Headers, refused: Container[bytes]) -> list[tuple[bytes, bytes]]:
-    passed = [item for item in headers if item[0] not in refused and item[0][:6] != _OURS]
+def _passed(headers: Headers, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    passed = [item for item in headers if item[0] in names]
     named = [value for name, value in headers if name == b"connection" and value.lower() not in _USUAL]
     if not named:
         return passed
-    hop = {name.strip().lower() for value in named for name in value.split(b",")}
+    hop = {name.strip().lower() for value in named for name in value.split(b",")}  # RFC 9110, 7.6.1
     return [item for item in passed if item[0] not in hop]
 
 

@@ -125,6 +125,39 @@ def test_a_wrong_value_is_named_with_what_was_expected(section: str, key: str, v
     assert problems(**{section: {key: value}}) == [f"{section}.{key} = {expected}"]
 
 
+@pytest.mark.parametrize(
+    ("direction", "name", "expected"),
+    [
+        ("request", "Authorization", "secrets of clients stay here; an engine's own key is its api_key"),
+        ("request", "x-api-key", "secrets of clients stay here; an engine's own key is its api_key"),
+        ("request", "accept-encoding", "the gateway has to read the answer"),
+        ("request", "transfer-encoding", "it belongs to one connection"),
+        ("request", "x-request-id", "the gateway sets it itself"),
+        ("request", "plait-priority", "only Plait sets headers that begin with plait-"),
+        ("response", "Plait-Engine", "only Plait sets headers that begin with plait-"),
+        ("response", "set-cookie", "an engine's secrets are between it and the gateway"),
+        ("response", "location", "it is about the engine's address"),
+        ("response", "retry-after", "the gateway sets it itself"),
+        ("response", "access-control-allow-origin", "cors_origins of [server] says which pages may read answers"),
+    ],
+)
+def test_some_headers_never_pass(direction: str, name: str, expected: str) -> None:
+    (problem,) = problems(upstream={f"pass_{direction}_headers": ["x-vendor", name]})
+    place = f'upstream.pass_{direction}_headers[1] = "{name.lower()}"'
+    assert problem == f"{place}: expected a header that may pass; {expected}"
+
+
+@pytest.mark.parametrize("name", ["*", "x-*", "x vendor", "x-vendor:", "", "x-\n"])
+def test_a_header_that_passes_has_a_name(name: str) -> None:
+    (problem,) = problems(upstream={"pass_request_headers": [name]})
+    assert problem.endswith(": expected the name of one header, such as x-vendor-id")
+
+
+def test_names_of_headers_are_kept_in_lower_case() -> None:
+    upstream = parse_config({"engines": ENGINES, "upstream": {"pass_request_headers": ["X-Vendor"]}}, "test").upstream
+    assert upstream.pass_request_headers == ("x-vendor",)
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1", "localhost", "gateway-1.example.org"])
 def test_hosts_that_are_understood(host: str) -> None:
     assert parse(server={"host": host}).server.host == host

@@ -63,6 +63,7 @@ def test_tenants_and_limits_change() -> None:
         ({"log": {"format": "json"}}, "log.format"),
         ({"placement": {"policy": "round_robin"}}, "placement.policy"),
         ({"upstream": {"max_attempts": 1}}, "upstream.max_attempts"),
+        ({"upstream": {"pass_response_headers": ["etag"]}}, "upstream.pass_response_headers"),
         ({"sessions": {"ttl_s": 1}}, "sessions.ttl_s"),
         ({"models": [{"name": "m"}]}, "models"),
     ],

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from plait.backends.errors import ContextLengthError
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.delivery import Delivery
@@ -120,7 +120,8 @@ class CallReader:
             guessed = len(incoming.body) // CHARACTERS_PER_TOKEN if route.computes else 0
             prompt = TokenizedPrompt(guessed, array("Q"), exact=False, prompts=())
         else:
-            prompt = await self._tokenized(incoming, msgspec.structs.replace(chat, model=model), request.cache_salt)
+            salt = self._cache_salt(request, incoming.tenant)
+            prompt = await self._tokenized(incoming, msgspec.structs.replace(chat, model=model), salt)
         call = Call(
             incoming.request_id,
             model,
@@ -131,7 +132,8 @@ class CallReader:
             streamed=bool(request.stream),
         )
         renamed = None if model == request.model else model
-        body = ForwardedBody(incoming.body, renamed, request.plait is not None)
+        salt = self._cache_salt(request, incoming.tenant) if route.computes and self.isolate_tenants else None
+        body = ForwardedBody(incoming.body, renamed, request.plait is not None, salt)
         return Delivery(
             call, incoming.path, incoming.headers, body, incoming.arrived_s, session,
             tenant=incoming.tenant, form=route.form, route=route.path,
@@ -141,7 +143,8 @@ class CallReader:
     async def count(self, incoming: Incoming, request: ChatRequest) -> int:
         """The tokens of a chat's prompt. Raises as `read` does."""
         model = self.router.models.check(request.model)
-        prompt = await self._tokenized(incoming, msgspec.structs.replace(request, model=model), None)
+        salt = self._cache_salt(request, incoming.tenant)
+        prompt = await self._tokenized(incoming, msgspec.structs.replace(request, model=model), salt)
         return prompt.tokens
 
     def check_sizes(self, model: str, sizes: Iterable[int], field: str) -> None:
@@ -216,7 +219,7 @@ class CallReader:
             turn_of=session or known_session(incoming.headers, request),
         )
 
-    def _cache_salt(self, request: ChatRequest | CompletionRequest, tenant: str) -> str | None:
+    def _cache_salt(self, request: Request, tenant: str) -> str | None:
         """The call's cache salt: the tenant if tenants are isolated, then the client's own salt."""
         if not self.isolate_tenants:
             return request.cache_salt

@@ -94,11 +94,15 @@ class EngineBody(Protocol):
 
 
 class ForwardedBody(msgspec.Struct, frozen=True):
-    """A body that engines get as it came, but for Plait's own field and for a model under another name (`renamed`)."""
+    """A body that engines get as it came, but for Plait's own field and for a model under another name (`renamed`).
+
+    A `cache_salt` takes the place of the client's own.
+    """
 
     original: bytes
     renamed: str | None = None
     has_own_field: bool = False
+    cache_salt: str | None = None
     withholds_usage: bool = False
 
     def for_engine(
@@ -112,12 +116,14 @@ class ForwardedBody(msgspec.Struct, frozen=True):
         agreement: Agreement = AGREED,  # noqa: ARG002
     ) -> bytes:
         """The body, for any engine."""
-        if self.renamed is None and not self.has_own_field:
+        if self.renamed is None and not self.has_own_field and self.cache_salt is None:
             return self.original
         fields = FIELDS.decode(self.original)
         fields.pop("plait", None)
         if self.renamed is not None:
             fields["model"] = _raw(self.renamed)
+        if self.cache_salt is not None:
+            fields["cache_salt"] = _raw(self.cache_salt)
         return msgspec.json.encode(fields)
 
 

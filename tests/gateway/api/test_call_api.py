@@ -208,15 +208,3 @@ async def test_a_key_is_asked_for_before_anything_is_read(prompts: PromptReader)
     assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
     assert (await api.post(CHAT, {"messages": HI}, authorization="Bearer secret")).status_code == 200
     await api.http.aclose()
-
-
-async def test_isolated_tenants_share_no_prefixes(prompts: PromptReader) -> None:
-    api = Api(prompts, "one", "two", isolate_tenants=True)
-    hashes = []
-    for key, salt in (("one", None), ("one", None), ("two", None), ("one", "mine"), ("two", "mine")):
-        body = {"prompt": list(range(64)), "cache_salt": salt}
-        delivery = await api.delivery(TEXT, body, authorization=f"Bearer {key}")
-        hashes.append(delivery.call.block_hashes[0])
-    assert hashes[0] == hashes[1]
-    assert len(set(hashes)) == 4
-    await api.http.aclose()

@@ -1,0 +1,84 @@
+"""With `isolate_tenants`, no tenant learns from times what another one has sent, whatever the route."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from plait.backends.tokenization.file_tokenizer import FileTokenizer
+from plait.gateway.calls.tokenization import PromptReader
+from plait.policy.types import Placement, PlacementReason
+from tests.gateway.api.fake_relay import CHAT, TEXT, Api
+
+COUNT, EMBEDDINGS = "/v1/messages/count_tokens", "/v1/embeddings"
+DOCUMENT = [{"role": "user", "content": "A line of a document that two tenants have.\n" * 250}]
+PLACEMENT = Placement("a", PlacementReason.EXPLORE, 0, 0)
+
+
+@pytest.fixture
+async def api(prompts: PromptReader) -> AsyncIterator[Api]:
+    api = Api(prompts, "one", "two", isolate_tenants=True)
+    api.router.health.answered("a", {"m": 10_000})
+    yield api
+    await api.http.aclose()
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The characters that were tokenized, not found in the cache of known beginnings."""
+    counted: list[int] = []
+    encode_parts = FileTokenizer.encode_parts
+
+    def counting(tokenizer: FileTokenizer, parts: Sequence[str]) -> list[list[int]]:
+        counted.extend(map(len, parts))
+        return encode_parts(tokenizer, parts)
+
+    monkeypatch.setattr(FileTokenizer, "encode_parts", counting)
+    return counted
+
+
+def bearer(key: str) -> str:
+    return f"Bearer {key}"
+
+
+async def test_a_prefix_is_found_by_its_tenant_only(api: Api) -> None:
+    hashes = []
+    for key, salt in (("one", None), ("one", None), ("two", None), ("one", "mine"), ("two", "mine")):
+        body = {"prompt": list(range(64)), "cache_salt": salt}
+        delivery = await api.delivery(TEXT, body, authorization=bearer(key))
+        hashes.append(delivery.call.block_hashes[0])
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 4
+
+
+@pytest.mark.parametrize("first", [COUNT, CHAT])
+async def test_what_another_tenant_has_sent_is_tokenized_anew(api: Api, encoded: list[int], first: str) -> None:
+    characters = []
+    for path, key in ((first, "one"), (COUNT, "two"), (COUNT, "two"), (first, "one")):
+        encoded.clear()
+        messages = [{**DOCUMENT[0], "content": first + DOCUMENT[0]["content"]}]
+        assert (await api.post(path, {"messages": messages}, authorization=bearer(key))).status_code == 200
+        characters.append(sum(encoded))
+    whole = len(DOCUMENT[0]["content"])
+    assert characters[0] > whole < characters[1], "the second tenant finds nothing of the first one's"
+    assert max(characters[2:]) < whole / 2, "each finds its own"
+
+
+async def test_engines_separate_embedded_texts_too(api: Api) -> None:
+    salts = []
+    for key, salt in (("one", {}), ("two", {}), ("two", {"cache_salt": "mine"})):
+        delivery = await api.delivery(EMBEDDINGS, {"input": "x", **salt}, authorization=bearer(key))
+        sent = json.loads(delivery.body.for_engine("vllm", delivery.call, PLACEMENT, 0.0))
+        salts.append(sent.pop("cache_salt"))
+        assert sent == {"model": "m", "input": "x"}
+    assert salts[0] == salts[0].strip() != ""
+    assert salts[0] != salts[1]
+    assert salts[2] == f"{salts[1]}:mine"
+
+
+async def test_what_engines_do_not_compute_goes_as_it_came(api: Api) -> None:
+    delivery = await api.delivery("/tokenize", {"prompt": "x"}, authorization=bearer("one"))
+    sent = delivery.body.for_engine("vllm", delivery.call, PLACEMENT, 0.0)
+    assert sent == b'{"model": "m", "prompt": "x"}'

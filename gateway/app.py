@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from plait.backends.errors import CallerError, NotFoundError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.metrics import AdmissionCollector
+from plait.gateway.admission.tenant_ids import TenantIds
 from plait.gateway.admission.tenant_terms import TenantTerms
 from plait.gateway.api.about import About
 from plait.gateway.api.admin import AdminApi
@@ -66,14 +67,16 @@ from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 class Gateway:
     """The ASGI application. Calls go straight to the data path, all other requests through Starlette.
 
-    Raises ValueError for tokenizers or profiles that cannot be loaded.
+    Tenants are the same as in another process if the `secret` is. Raises ValueError for tokenizers or profiles that
+    cannot be loaded.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, secret: bytes | None = None) -> None:
         self.config = config
         self.router = build_router(config)
-        self._keys = KeyRing(config.server.api_keys, config.tenants)
-        self._terms = TenantTerms(config.admission, config.tenants)
+        self._tenants = TenantIds(secret)
+        self._keys = KeyRing(config.server.api_keys, config.tenants, self._tenants)
+        self._terms = TenantTerms(config.admission, self._tenants, config.tenants)
         self._admin_keys = KeyRing(filter(None, [config.server.admin_key]))
         self._links = {engine.name: new_link(config, engine) for engine in config.engines}
         self._prompts = PromptReader(config, self.router.block_tokens, self.router.models.base)
@@ -81,7 +84,7 @@ class Gateway:
         self._registry = new_registry()
         self._registry.register(LogCollector())
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
-        programs = ProgramMetrics(self._registry)
+        programs = ProgramMetrics(self._registry, self._tenants.label)
         executor = Executor(config.sessions, reader.predicted_s, at_loop_time, programs.job_ended)
         self._registry.register(FleetCollector(self.router))
         self._registry.register(SessionCollector(executor))
@@ -145,7 +148,7 @@ class Gateway:
             self._links,
             self._recovery,
             self._new_gate(reader),
-            CallMetrics(self._registry),
+            CallMetrics(self._registry, self._tenants.label),
             objectives=ChangedObjectives(self.router, self._links, self._supervisor, self._registry),
             max_attempts=self.config.upstream.max_attempts,
             forward_client_key=self._keys.is_open,

@@ -12,6 +12,10 @@ from msgspec import Meta
 Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
 # Used in headers and metric labels.
 Token = Annotated[str, Meta(pattern=r"^[!-~]+\Z", description="printable ASCII without spaces")]
+SECRET_PATTERN = r"^[!-~]{32,}\Z"  # noqa: S105 - no secret
+Secret = Annotated[
+    str, Meta(pattern=SECRET_PATTERN, description="32 or more characters of printable ASCII without spaces")
+]
 RootPath = Annotated[
     str, Meta(pattern=r"^((/[A-Za-z0-9._~-]+)+)?\Z", description="a path such as /llm, without a slash at its end")
 ]
@@ -61,7 +65,7 @@ NEVER_TO_CLIENTS = {
 }
 """Headers of answers that are never passed on, and why. Their values were made for the gateway alone."""
 
-SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys", "metrics_key"})
+SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys", "metrics_key", "secret"})
 HOST = re.compile(r"[A-Za-z0-9_.-]+|([0-9A-Fa-f]*:){2,}[0-9A-Fa-f.]*")  # a name or IPv4 address, or an IPv6 address
 _URL = re.compile(r"(https?)://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?")
 

@@ -90,7 +90,7 @@ class Reloading:
         return change
 
     def _apply_tenants(self, change: ConfigChange, after: Config) -> None:
-        """A tenant is its name: sessions of a tenant that is gone stay until they expire."""
+        """A tenant is its name and the secret stays: sessions of a tenant that is gone stay until they expire."""
         now = self.config
         if change.limits:
             limits = {key: getattr(after.admission, key) for key in LIMITS}

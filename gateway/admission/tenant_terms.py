@@ -1,10 +1,11 @@
-"""What each tenant was promised and may use, by name: its weight and its limits."""
+"""What each tenant was promised and may use, by its identity: its weight and its limits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
 
+from plait.gateway.admission.tenant_ids import TenantIds
 from plait.gateway.admission.tenant_limits import TenantLimits
 from plait.gateway.config import AdmissionConfig, TenantConfig
 
@@ -12,7 +13,8 @@ from plait.gateway.config import AdmissionConfig, TenantConfig
 class TenantTerms:
     """The terms in force. `weights` has the tenants that have a section; all others weigh 1."""
 
-    def __init__(self, admission: AdmissionConfig, tenants: Sequence[TenantConfig] = ()) -> None:
+    def __init__(self, admission: AdmissionConfig, ids: TenantIds, tenants: Sequence[TenantConfig] = ()) -> None:
+        self._ids = ids
         self.weights: dict[str, float] = {}
         self.replace(admission, tenants)
 
@@ -24,9 +26,10 @@ class TenantTerms:
             admission.max_running or inf,
             admission.max_waiting or inf,
         )
-        self._own = {tenant.name: _limits(tenant, admission) for tenant in tenants}
+        named = {self._ids.of_name(tenant.name): tenant for tenant in tenants}
+        self._own = {identity: _limits(tenant, admission) for identity, tenant in named.items()}
         self.weights.clear()
-        self.weights.update({tenant.name: tenant.weight for tenant in tenants})
+        self.weights.update({identity: tenant.weight for identity, tenant in named.items()})
 
     def limits(self, tenant: str) -> TenantLimits:
         """What a tenant may use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter
@@ -45,10 +46,11 @@ class CallMetrics:
     """Counters and histograms that are updated when calls are placed and when they end.
 
     A call counts on each engine that it was sent to. Its `outcome` there is `ok`, `refused` (the caller's fault),
-    `failed` (the engine's) or `client_gone`.
+    `failed` (the engine's) or `client_gone`. `tenant_label` turns a tenant into what operators read.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str] = str) -> None:
+        self.tenant_label = tenant_label
         by_engine = ["model", "engine"]
         self._calls = FastCounter("plait_calls", "Calls by model, engine and outcome", [*by_engine, "outcome"])
         self._placements = FastCounter("plait_placements", "Placements by reason", [*by_engine, "reason"])
@@ -58,7 +60,7 @@ class CallMetrics:
         self._by_engine: dict[tuple[str, str], _OfEngine] = {}
         self._count_retries(registry)
         self._measure_times(registry)
-        self.objectives = ObjectiveMetrics(registry)
+        self.objectives = ObjectiveMetrics(registry, tenant_label)
 
     def _count_retries(self, registry: CollectorRegistry) -> None:
         by_engine = ["model", "engine"]

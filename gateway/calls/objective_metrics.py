@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry
 
@@ -13,7 +13,8 @@ from plait.gateway.metrics import FastCounter
 class ObjectiveMetrics:
     """Counts calls that were promised something. `objective` is latency, throughput or empty."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str]) -> None:
+        self._tenant_label = tenant_label
         labels = ["model", "tenant", "objective"]
         self._slo = FastCounter(
             "plait_slo_calls", "Calls with this SLO, by whether it was met", [*labels, "slo", "met"]
@@ -24,7 +25,7 @@ class ObjectiveMetrics:
 
     def ended(self, exchange: Exchange, now_s: float, *, answered: bool) -> None:
         """A call was answered, or its engine failed it."""
-        call, tenant = exchange.booking.call, exchange.delivery.tenant
+        call, tenant = exchange.booking.call, self._tenant_label(exchange.delivery.tenant)
         labels = (call.model, tenant, "" if call.objective is None else call.objective)
         met_all = answered
         for slo, limit_s, taken_s in _times(exchange, now_s):

@@ -213,7 +213,7 @@ class Relay:
         log.info(
             "call",
             request_id=delivery.call.call_id,
-            tenant=delivery.tenant,
+            tenant=self._metrics.tenant_label(delivery.tenant),
             model=delivery.call.model,
             session=delivery.session,
             output=delivery.output,
@@ -221,7 +221,7 @@ class Relay:
             placement=booking and booking.placement.reason,
             objective=delivery.call.objective,
             slo_at_risk=bool(booking and booking.placement.is_at_risk) or None,
-            group=delivery.call.group and delivery.call.group.group_id,
+            group=delivery.call.group and delivery.call.group.group_id.removeprefix(f"{delivery.tenant}/"),
             outcome=journey.outcome if exchange else "no_engine",
             failed_on=[f"{engine_id}: {error.cause}" for engine_id, error in journey.failures] or None,
             prompt_tokens=delivery.call.prompt_tokens,

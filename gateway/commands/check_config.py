@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from plait.gateway.app import Gateway
+from plait.gateway.commands.server_secret import known_secret
 from plait.gateway.config_file import load_config
 
 
@@ -15,9 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Read the file and all that it refers to: tokenizers, templates, profiles. Raises ValueError for what is wrong."""
+    """Read the file and all that belongs to it: tokenizers, templates, profiles, secret. Raises ValueError."""
     config = load_config(arguments.config)
-    Gateway(config)
+    Gateway(config, known_secret(config, arguments.config))
     engines, models = len(config.engines), len(config.models)
     print(f"{arguments.config}: good, with {_count(engines, 'engine')} and {_count(models, 'configured model')}")
 

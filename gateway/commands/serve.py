@@ -14,6 +14,7 @@ from plait.gateway.commands.draining_server import Stops
 from plait.gateway.commands.http_protocol import ClientBounds
 from plait.gateway.commands.http_server import run_draining_server
 from plait.gateway.commands.request_bounds import RequestLimits
+from plait.gateway.commands.server_secret import server_secret
 from plait.gateway.commands.slow_clients import SlowClients
 from plait.gateway.config_file import load_config
 from plait.gateway.log.background_stderr import write_stderr_in_background
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
     configure_logging(config.log.level, config.log.format)
     server = config.server
     host, port = arguments.host or server.host, arguments.port or server.port
-    gateway = Gateway(config)
+    gateway = Gateway(config, server_secret(config, arguments.config))
     limits = RequestLimits(
         max_connections=server.max_connections,
         max_headers=server.max_headers,

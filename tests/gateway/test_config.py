@@ -272,6 +272,12 @@ def test_a_tenant_has_a_name_of_its_own_and_a_key() -> None:
     ]
 
 
+def test_a_secret_is_long_and_not_shown() -> None:
+    assert problems(server={"secret": "s" * 31}) == [
+        "server.secret = (hidden): expected 32 or more characters of printable ASCII without spaces"
+    ]
+
+
 def test_tenants_are_kept_apart_only_if_there_are_keys() -> None:
     assert problems(server={"isolate_tenants": True}) == [
         "server.isolate_tenants = true: expected server.api_keys or [[tenants]], which tell tenants apart"
@@ -346,6 +352,7 @@ def test_the_example_has_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAIT_ADMIN_KEY", "admin")
     monkeypatch.setenv("BLUE_API_KEY", "blue")
     monkeypatch.setenv("METRICS_KEY", "metrics")
+    monkeypatch.setenv("PLAIT_SECRET", "s" * 32)
     # The keys that stand commented out are switched on: they have to be right too.
     text = re.sub(r"^# (?=[a-z_]+ = |\[\[)", "", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     data = tomllib.loads(text)

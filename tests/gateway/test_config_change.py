@@ -58,6 +58,7 @@ def test_tenants_and_limits_change() -> None:
         ({"server": {"port": 9}}, "server.port"),
         ({"server": {"api_keys": ["k"]}}, "server.api_keys"),
         ({"tenants": [{"name": "blue", "api_keys": ["k"]}]}, "tenants"),
+        ({"server": {"secret": "s" * 32}}, "server.secret"),
         ({"admission": {"max_wait_s": 1}}, "admission.max_wait_s"),
         ({"admission": {"engine_backlog_s": 1}}, "admission.engine_backlog_s"),
         ({"log": {"format": "json"}}, "log.format"),

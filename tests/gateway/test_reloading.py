@@ -128,17 +128,17 @@ async def test_keys_change_and_what_needs_a_restart_is_named(running: Running) -
 
 
 async def test_tenants_change_in_a_running_gateway(running: Running) -> None:
-    terms = running.gateway._terms
+    terms, blue = running.gateway._terms, running.gateway._tenants.of_name("blue")
     tenant = {"name": "blue", "api_keys": ["two"], "weight": 3.0, "max_running": 2}
     change = running.reloading.apply(config(tenants=[tenant], admission={"max_running": 9, "max_waiting": 5}))
     assert (change.tenants, change.limits, change.needs_restart) == (True, True, ())
-    assert (terms.limits("blue").max_running, terms.limits("blue").max_waiting) == (2, 5)
-    assert (terms.limits("another").max_running, terms.weights) == (9, {"blue": 3.0})
+    assert (terms.limits(blue).max_running, terms.limits(blue).max_waiting) == (2, 5)
+    assert (terms.limits("another").max_running, terms.weights) == (9, {blue: 3.0})
     headers = {"authorization": "Bearer two"}
     assert (await running.http.get("/v1/models", headers=headers)).status_code == 200
     running.reloading.apply(config())
     assert (await running.http.get("/v1/models", headers=headers)).status_code == 401
-    assert (terms.limits("blue").max_running, terms.weights) == (inf, {})
+    assert (terms.limits(blue).max_running, terms.weights) == (inf, {})
 
 
 async def test_a_gateway_with_keys_stays_one(running: Running) -> None:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from math import inf
 
+from plait.gateway.admission.tenant_ids import TenantIds
 from plait.gateway.admission.tenant_limits import TenantLimits
 from plait.gateway.admission.tenant_terms import TenantTerms
 from plait.gateway.config import AdmissionConfig, TenantConfig
 
+IDS = TenantIds(b"secret")
+BLUE, GREEN = IDS.of_name("blue"), IDS.of_name("green")
 COMMON = AdmissionConfig(calls_per_s=5.0, max_running=8)
 
 
 def test_a_tenant_without_a_section_has_the_common_limits() -> None:
-    assert TenantTerms(COMMON).limits("any") == TenantLimits(5.0, inf, 8, inf)
+    assert TenantTerms(COMMON, IDS).limits(IDS.of_key("any")) == TenantLimits(5.0, inf, 8, inf)
 
 
 def test_a_section_replaces_single_limits_and_zero_lifts_them() -> None:
     blue = TenantConfig(name="blue", api_keys=("k",), calls_per_s=0.0, tokens_per_s=100.0, weight=2.0)
-    terms = TenantTerms(COMMON, [blue])
-    assert terms.limits("blue") == TenantLimits(inf, 100.0, 8, inf)
-    assert terms.weights == {"blue": 2.0}
+    terms = TenantTerms(COMMON, IDS, [blue])
+    assert terms.limits(BLUE) == TenantLimits(inf, 100.0, 8, inf)
+    assert terms.weights == {BLUE: 2.0}
+    assert terms.limits("blue") == terms.limits("any"), "a name is not an identity"
 
 
 def test_another_configuration_is_seen_through_the_same_weights() -> None:
-    terms = TenantTerms(COMMON, [TenantConfig(name="blue", api_keys=("k",), weight=2.0)])
+    terms = TenantTerms(COMMON, IDS, [TenantConfig(name="blue", api_keys=("k",), weight=2.0)])
     weights = terms.weights
     terms.replace(COMMON, [TenantConfig(name="green", api_keys=("k",), weight=3.0)])
-    assert weights == {"green": 3.0}
+    assert weights == {GREEN: 3.0}

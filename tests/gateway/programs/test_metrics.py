@@ -40,3 +40,5 @@ async def test_the_time_of_a_job_counts_from_its_first_call_to_the_value() -> No
         assert found['plait_jct_seconds_count{objective="times"}'] == 1, "the second get did not wait"
         jobs = {name: n for name, n in found.items() if name.startswith('plait_slo_jobs_total{met="yes"')}
         assert list(jobs.values()) == [1]
+        (tenant,) = served.executor.sessions.tenants
+        assert list(jobs) == [f'plait_slo_jobs_total{{met="yes",tenant="{tenant[:8]}"}}']

@@ -1,10 +1,11 @@
-"""How many values a JSON document has and how deep it nests, from its bytes.
+"""How many values a JSON document has, how deep it nests and whether it is Unicode, from its bytes.
 
 Decoding takes time for each value, and nothing else runs meanwhile. So a document with too many is refused before.
 """
 
 from __future__ import annotations
 
+import codecs
 from array import array
 from collections.abc import Iterator
 from enum import StrEnum
@@ -51,6 +52,16 @@ def excess_of(document: bytes, levels: int, part_bytes: int = PART_BYTES) -> Exc
         if scan.containers > MAX_CONTAINERS or scan.quotes > 2 * MAX_STRINGS or scan.commas > MAX_VALUES:
             return Excess.VALUES
     return None
+
+
+def check_unicode(document: bytes, part_bytes: int = PART_BYTES) -> None:
+    """Raises `UnicodeDecodeError` for bytes that are not UTF-8, also where a decoder would not look: in unread keys."""
+    if document.isascii():
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for begin in range(0, len(document), part_bytes):  # as one text it could take four times its size
+        decoder.decode(document[begin : begin + part_bytes])
+    decoder.decode(b"", final=True)
 
 
 def _has_few(document: bytes, levels: int, part_bytes: int) -> bool:

@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from plait.backends.errors import CallerError
-from plait.backends.protocol.json_structure import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES, Excess, excess_of
+from plait.backends.protocol.json_structure import (
+    MAX_CONTAINERS,
+    MAX_STRINGS,
+    MAX_VALUES,
+    Excess,
+    check_unicode,
+    excess_of,
+)
 
 MAX_JSON_LEVELS = 100
 """Arrays and objects in each other. A tool's JSON schema has some 20; each level is a frame on Python's stack."""
@@ -176,6 +183,7 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
     if excess is not None:
         raise _too_much(excess)
     try:
+        check_unicode(body)
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")

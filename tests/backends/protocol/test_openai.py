@@ -14,6 +14,7 @@ from plait.backends.protocol.json_structure import (
     MAX_STRINGS,
     MAX_VALUES,
     Excess,
+    check_unicode,
     excess_of,
 )
 from plait.backends.protocol.openai import (
@@ -109,6 +110,24 @@ def test_a_body_may_be_as_deep_as_allowed() -> None:
 @pytest.mark.parametrize("content", [b'"\xff"', rb'"\ud800"', rb'"\udc00x"', b'"\xed\xa0\x80"', rb'"\ud83dx"'])
 def test_text_that_is_not_unicode_is_refused(content: bytes) -> None:
     assert refusal(body(content)) == (None, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    "more", [b'"\xff": 1', b'"unread": {"\xff": 1}', b'"unread": "\xff"', b'"unread": [{"a": ["\xed\xa0\x80"]}]']
+)
+def test_nor_may_it_stand_where_nobody_reads(more: bytes) -> None:
+    assert refusal(body()[:-1] + b", " + more + b"}") == (None, "invalid_json")
+
+
+@given(st.binary(max_size=12) | st.text(max_size=12).map(str.encode), st.integers(1, 5))
+def test_unicode_is_told_from_other_bytes_in_parts_too(document: bytes, part: int) -> None:
+    try:
+        document.decode()
+    except UnicodeDecodeError:
+        with pytest.raises(UnicodeDecodeError):
+            check_unicode(document, part)
+    else:
+        check_unicode(document, part)
 
 
 def test_the_length_of_a_models_name_is_bounded() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
 from plait.gateway.asgi import WatchedReceive, error_headers, id_of
 from plait.gateway.commands.opening import Opening
-from plait.gateway.commands.request_bounds import Part, RequestBounds, RequestLimits
+from plait.gateway.commands.request_bounds import Header, Part, RequestBounds, RequestLimits
 from plait.gateway.commands.slow_clients import PatientProtocol, SlowClients
 
 MAX_PIPELINED = 8
@@ -102,7 +102,7 @@ class BoundedProtocol(PatientProtocol):
         try:
             self._bounds.parsed()
         except CallerError as error:
-            self._refuse(error)
+            self._refuse(error, of_whole=self._bounds.part is Part.NOTHING)
         self._watch_time()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
@@ -125,14 +125,19 @@ class BoundedProtocol(PatientProtocol):
         """Of httptools."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
+        _check_head(self.parser.get_http_version(), self.headers)
         self._bounds.head(self.url, self.headers, self._now_s)
         super().on_headers_complete()
-        self.headers = []  # for trailers, which the application does not see
+        self.headers = _Trailers(self._bounds)
 
     def on_body(self, body: bytes) -> None:
         """Of httptools."""
         self._bounds.body(len(body))
         super().on_body(body)
+
+    def on_chunk_complete(self) -> None:
+        """Of httptools."""
+        self._bounds.chunk_ended()
 
     def on_message_complete(self) -> None:
         """Of httptools."""
@@ -181,36 +186,72 @@ class BoundedProtocol(PatientProtocol):
             self._bounds.excuse(now_s)
         self._watch_time()
 
-    def _refuse(self, error: PlaitError) -> None:
-        """Answer with the error unless an answer is under way, and close the connection."""
+    def _refuse(self, error: PlaitError, *, of_whole: bool = False) -> None:
+        """Answer with the error unless an answer is under way, and close the connection. The first error counts.
+
+        The error is that of a request that does not end, or `of_whole`: of the latest one, which has ended.
+        """
+        if self._refused:
+            return
         self._refused = True
         self.pipeline.clear()
         running = self._running
         if running is not None and not running.response_complete:
-            if running.response_started or running is not self.cycle or self._bounds.part is not Part.BODY:
+            is_its_own = running is self.cycle and (of_whole or self._bounds.part is Part.BODY)
+            if running.response_started or not is_its_own:
                 running.keep_alive = False  # its answer is the last one
                 return
             running.disconnected = True
             running.message_event.set()
-        self._answer(error)
-
-    def _answer(self, error: PlaitError) -> None:
-        request_id = id_of(())
-        log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
         self._on_refused(error)
-        body = error.body()
-        headers = [
-            *self.server_state.default_headers,
-            *error_headers(error),
-            (b"x-request-id", request_id.encode()),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body))
+        self.transport.write(_response(error, self.server_state.default_headers))
         self._unset_keepalive_if_required()
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self.loop.call_later(LINGER_S, self.transport.close)
         else:
             self.transport.close()
+
+
+class _Trailers(list[Header]):
+    """Takes the place of uvicorn's list of headers behind the head. The application does not see trailers."""
+
+    def __init__(self, bounds: RequestBounds) -> None:
+        super().__init__()
+        self._bounds = bounds
+
+    def append(self, header: Header) -> None:
+        """Count a trailer, and forget it."""
+        self._bounds.trailer(*header)
+
+
+def _response(error: PlaitError, default_headers: Sequence[Header]) -> bytes:
+    """The last answer on a connection. It is logged."""
+    request_id = id_of(())
+    log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
+    body = error.body()
+    headers = [
+        *default_headers,
+        *error_headers(error),
+        (b"x-request-id", request_id.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+    return b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body)
+
+
+def _check_head(version: str, headers: Sequence[Header]) -> None:
+    """Raises `CallerError` for a head that other servers on its way may read in another way (RFC 9112, 3.2, 6.1)."""
+    names = [name for name, _ in headers]
+    hosts = names.count(b"host")
+    if hosts > 1 or (not hosts and version == "1.1"):
+        raise CallerError("The request has no 'Host' header, or several. Send one.", code="invalid_http")
+    if b"transfer-encoding" in names:
+        encodings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+        if encodings != [b"chunked"] or version != "1.1":
+            raise CallerError(
+                "The request's 'Transfer-Encoding' is not 'chunked' alone, or it is not HTTP/1.1. Send the body with a "
+                "'Content-Length' instead.",
+                code="invalid_http",
+            )

@@ -15,11 +15,17 @@ MIN_BODY_BYTES_S = 64 * 1024
 """A body may take `body_timeout_s`, and 1 s more for each of these bytes: half a megabit per second is a poor mobile
 link. So 32 MiB may take ten minutes, and a client that sends a byte now and then has `body_timeout_s`."""
 
-FRAME_BYTES = 8
-"""A chunk of one byte comes with 5 bytes of framing. Longer ones are chunk extensions, which nobody needs."""
+CHUNK_BYTES = 4
+"""Of a chunk beside its bytes and its size in hexadecimal: the ends of its two lines. What is more is an extension."""
+
+LINE_BYTES = 64
+"""Of a request, that count as nothing: its method and version, and the line of a chunk that has not ended."""
 
 DRAIN_S = 10.0
 """Seconds that a client gets to send the rest of a body after its answer: it may read the answer only then."""
+
+
+Header = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +58,12 @@ class RequestBounds:
         self.part = Part.NOTHING
         self.deadline_s: float | None = now_s + limits.header_timeout_s
         self._limits = limits
-        self._other_bytes = 0  # of the request, beside its body and the piece of the network that it began in
-        self._body_bytes = 0
-        self._seen_bytes = 0  # since the request began, with the piece of the network that it began in
+        self._head: tuple[bytes, Sequence[Header]] | None = None  # target and headers, until the next request begins
+        self._raw_bytes = 0  # all of the request, and what was left of earlier ones in the same piece of the network
+        self._body_bytes = 0  # with what chunks need
+        self._chunk_bytes = 0  # of the chunk that has not ended
+        self._trailers = 0
+        self._trailer_bytes = 0
 
     def __repr__(self) -> str:
         return f"RequestBounds({self.part.value}, deadline_s={self.deadline_s})"
@@ -63,33 +72,50 @@ class RequestBounds:
         """Bytes came, and the parser gets them next."""
         if self.part is Part.NOTHING:
             self._begin(now_s)
-            self._seen_bytes = 0
-        self._other_bytes += size
-        self._seen_bytes += size
+            self._raw_bytes = 0
+            self._head = None
+        self._raw_bytes += size
 
     def began(self, now_s: float) -> None:
         """The parser found the first byte of a request."""
+        if self._head is not None:  # of another request in the same piece of the network
+            self._raw_bytes = max(0, self._raw_bytes - self._body_bytes - _size(*self._head))
+            self._head = None
         self._begin(now_s)
 
-    def head(self, target: bytes, headers: Sequence[tuple[bytes, bytes]], now_s: float) -> None:
+    def head(self, target: bytes, headers: Sequence[Header], now_s: float) -> None:
         """The parser found the end of the head."""
+        self._head = target, headers
         if len(headers) > self._limits.max_headers:
-            raise HeadersTooLargeError(
-                f"The request has more than {self._limits.max_headers} headers. Send fewer.", code="too_many_headers"
-            )
-        if self._seen_bytes > self._limits.max_header_bytes:  # else the head cannot be too large
-            size = len(target) + sum([len(name) + len(value) + 4 for name, value in headers])
-            if size > self._limits.max_header_bytes:
-                raise self._too_large()
+            raise self._too_many()
+        # In a piece of the network that is no longer than the limit, the head cannot be too large.
+        if self._raw_bytes > self._limits.max_header_bytes < _size(target, headers):
+            raise self._too_large()
         self.part = Part.BODY
         self.deadline_s = now_s + self._limits.body_timeout_s
 
     def body(self, size: int) -> None:
         """The parser found a piece of the body."""
         assert self.deadline_s is not None
-        self._other_bytes -= size
         self._body_bytes += size
+        self._chunk_bytes += size
         self.deadline_s += size / MIN_BODY_BYTES_S
+
+    def chunk_ended(self) -> None:
+        """The parser found the end of a chunk of the body."""
+        self._body_bytes += len(f"{self._chunk_bytes:x}") + CHUNK_BYTES
+        self._chunk_bytes = 0
+
+    def trailer(self, name: bytes, value: bytes) -> None:
+        """The parser found a header behind the body."""
+        assert self._head is not None
+        target, headers = self._head
+        self._trailers += 1
+        self._trailer_bytes += _size(b"", [(name, value)])
+        if len(headers) + self._trailers > self._limits.max_headers:
+            raise self._too_many()
+        if _size(target, headers) + self._trailer_bytes > self._limits.max_header_bytes:
+            raise self._too_large()
 
     def ended(self) -> None:
         """The request is whole."""
@@ -97,8 +123,8 @@ class RequestBounds:
         self.deadline_s = None
 
     def parsed(self) -> None:
-        """The parser has taken all bytes so far. Raises for a head, chunk extensions or trailers without an end."""
-        if self._other_bytes > self._limits.max_header_bytes + FRAME_BYTES * self._body_bytes:
+        """The parser has taken all bytes so far. Raises for chunk extensions, and for what has no end yet."""
+        if self._raw_bytes - self._body_bytes > self._limits.max_header_bytes + LINE_BYTES:
             raise self._too_large()
 
     def answered(self, now_s: float) -> None:
@@ -125,9 +151,20 @@ class RequestBounds:
     def _begin(self, now_s: float) -> None:
         self.part = Part.HEAD
         self.deadline_s = now_s + self._limits.header_timeout_s
-        self._other_bytes = self._body_bytes = 0
+        self._body_bytes = self._chunk_bytes = self._trailers = self._trailer_bytes = 0
+
+    def _too_many(self) -> HeadersTooLargeError:
+        return HeadersTooLargeError(
+            f"The request has more than {self._limits.max_headers} headers. Send fewer.", code="too_many_headers"
+        )
 
     def _too_large(self) -> HeadersTooLargeError:
         return HeadersTooLargeError(
-            f"The request's target and headers have more than {self._limits.max_header_bytes} bytes. Send less.",
+            f"The request's target, headers, trailers and chunk extensions have more than "
+            f"{self._limits.max_header_bytes} bytes. Send less.",
         )
+
+
+def _size(target: bytes, headers: Sequence[Header]) -> int:
+    """The bytes of target and headers, each header with the `: ` and the end of its line."""
+    return len(target) + sum([len(name) + len(value) + 4 for name, value in headers])

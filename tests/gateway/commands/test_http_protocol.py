@@ -27,6 +27,7 @@ LIMITS = RequestLimits(
 ROOMY = replace(LIMITS, header_timeout_s=30.0, body_timeout_s=30.0)
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
 
 HAPPENED: dict[str, asyncio.Event] = {}
 """What the application has seen at /watched."""
@@ -128,6 +129,13 @@ MALFORMED = [
     POST + b"Content-Length: x\r\n\r\n",
     POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
     POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    GET + b"Host: a\r\n\r\n",
+    b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n",
+    POST + b"Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n",
+    POST + b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
 ]
 
 
@@ -144,16 +152,22 @@ async def test_what_is_not_http_is_refused(request_bytes: bytes) -> None:
     [
         ([GET + b"a: b\r\n" * 8 + b"\r\n"], 431, "too_many_headers"),
         ([GET + b"a: " + b"b" * 2_000 + b"\r\n\r\n"], 431, "headers_too_large"),
-        ([b"GET /" + b"b" * 2_000 + b" HTTP/1.1\r\n\r\n"], 431, "headers_too_large"),
+        ([b"GET /" + b"b" * 2_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n"], 431, "headers_too_large"),
         ([GET + b"a: ", *[b"b" * 1_000] * 4], 431, "headers_too_large"),
         ([POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1;" + b"x" * 9_000], 431, "headers_too_large"),
         ([POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\na: ", b"b" * 9_000], 431, "headers_too_large"),
+        ([CHUNKED + b"\r\n1;" + b"x" * 3_000 + b"\r\nx\r\n0\r\n\r\n"], 431, "headers_too_large"),
+        ([CHUNKED + b"\r\n", *[b"1;" + b"x" * 500 + b"\r\nx\r\n"] * 5], 431, "headers_too_large"),
+        ([CHUNKED + b"\r\n", b"2000\r\n" + b"x" * 0x2000 + b"\r\n1;" + b"x" * 3_000], 431, "headers_too_large"),
+        ([CHUNKED + b"\r\n1000\r\n" + b"x" * 0x1000 + b"\r\n0\r\na: " + b"b" * 3_000 + b"\r\n\r\n"], 431,
+         "headers_too_large"),
+        ([CHUNKED + b"\r\n0\r\n" + b"a: b\r\n" * 7 + b"\r\n"], 431, "too_many_headers"),
         ([GET], 408, "request_timeout"),
         ([b"\r\n"], 408, "request_timeout"),
         ([POST + b"Content-Length: 5\r\n\r\nhe"], 408, "request_timeout"),
         ([POST + b"Transfer-Encoding: chunked\r\n\r\n"], 408, "request_timeout"),
     ],
-)
+)  # fmt: skip
 async def test_a_request_over_a_limit_is_refused(pieces: list[bytes], status: int, code: str) -> None:
     async with serving(LIMITS if status == 408 else ROOMY) as running:  # a pause of the process is no slow client
         given, error = error_of(await running.ask(*pieces, pause_s=0.02))
@@ -165,6 +179,11 @@ async def test_a_connection_that_sends_nothing_is_closed_without_a_word() -> Non
     async with serving() as running:
         assert await running.ask() == b""
     assert not running.refused
+
+
+async def test_a_client_of_http_1_0_may_leave_its_host_out() -> None:
+    async with serving(ROOMY) as running:
+        assert (await running.ask(b"GET /ready HTTP/1.0\r\n\r\n")).endswith(b"\r\n\r\n/ready")
 
 
 async def test_a_slow_request_in_time_is_served() -> None:
@@ -195,9 +214,19 @@ async def test_an_upgrade_is_not_taken_and_the_request_is_served() -> None:
 
 async def test_trailers_are_no_headers() -> None:
     async with serving(ROOMY) as running:
-        head = b"POST /headers HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = b"POST /headers HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
         answer = await running.ask(head + b"1\r\nx\r\n0\r\nAuthorization: later\r\n\r\n")
-    assert answer.endswith(b"\r\n\r\nconnection transfer-encoding")
+    assert answer.endswith(b"\r\n\r\nhost connection transfer-encoding")
+
+
+@pytest.mark.parametrize("framing", [b"1\r\n%b\r\n", b"000001\r\n%b\r\n", b"1;a=b\r\n%b\r\n"])
+async def test_chunks_may_be_small(framing: bytes) -> None:
+    body = b"0123456789" * 10
+    chunks = b"".join(framing % bytes([digit]) for digit in body) + b"0\r\nDigest: c\r\n\r\n"
+    async with serving(ROOMY) as running:
+        request = CHUNKED + b"Connection: close\r\n\r\n" + chunks
+        for pieces in ([request], [request[:500], request[500:]]):
+            assert (await running.ask(*pieces)).endswith(body)
 
 
 async def test_an_answer_under_way_is_not_mixed_with_a_refusal() -> None:
@@ -211,7 +240,7 @@ async def test_an_application_is_told_that_its_client_has_gone() -> None:
     HAPPENED.update(running=asyncio.Event(), gone=asyncio.Event())
     async with serving(ROOMY) as running:
         _, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        writer.write(b"GET /watched HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /watched HTTP/1.1\r\nHost: a\r\n\r\n")
         await asyncio.wait_for(HAPPENED["running"].wait(), 5.0)
         assert not HAPPENED["gone"].is_set()
         writer.close()
@@ -235,7 +264,7 @@ async def test_requests_that_wait_on_a_connection_are_bounded() -> None:
 async def test_a_defect_is_an_error_object_and_logged_once() -> None:
     with structlog.testing.capture_logs() as logs:
         async with serving(ROOMY) as running:
-            request = b"GET /defect HTTP/1.1\r\nx-request-id: r-1\r\nConnection: close\r\n\r\n"
+            request = b"GET /defect HTTP/1.1\r\nHost: a\r\nx-request-id: r-1\r\nConnection: close\r\n\r\n"
             status, error = error_of(await running.ask(request))
     assert (status, error["code"], error["type"]) == (500, "internal_error", "server_error")
     assert "r-1" in error["message"]
@@ -244,7 +273,7 @@ async def test_a_defect_is_an_error_object_and_logged_once() -> None:
 
 async def test_a_stream_with_a_defect_ends_with_an_error_event() -> None:
     async with serving(ROOMY) as running:
-        answer = await running.ask(b"GET /broken HTTP/1.1\r\nConnection: close\r\n\r\n")
+        answer = await running.ask(b"GET /broken HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     assert answer.count(b"data: ") == 2
     assert b'"code":"internal_error"' in answer
     assert answer.endswith(b"0\r\n\r\n")
@@ -253,7 +282,7 @@ async def test_a_stream_with_a_defect_ends_with_an_error_event() -> None:
 @pytest.mark.parametrize(("path", "code"), [(b"/wait", b"503"), (b"/stream", b"200")])
 async def test_a_call_that_is_cut_at_shutdown_is_told(path: bytes, code: bytes) -> None:
     async with serving(ROOMY) as running:
-        asked = asyncio.create_task(running.ask(b"GET " + path + b" HTTP/1.1\r\n\r\n"))
+        asked = asyncio.create_task(running.ask(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n"))
         await asyncio.sleep(0.1)
     answer = await asked
     assert answer.split()[1] == code

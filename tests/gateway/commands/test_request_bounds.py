@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from plait.backends.errors import CallerError
-from plait.gateway.commands.request_bounds import DRAIN_S, MIN_BODY_BYTES_S, Part, RequestBounds, RequestLimits
+from plait.gateway.commands.request_bounds import (
+    DRAIN_S,
+    LINE_BYTES,
+    MIN_BODY_BYTES_S,
+    Part,
+    RequestBounds,
+    RequestLimits,
+)
 
 LIMITS = RequestLimits(max_headers=3, max_header_bytes=100, header_timeout_s=10.0, body_timeout_s=60.0)
 
@@ -15,7 +22,6 @@ def reading(size: int = 50, at_s: float = 5.0) -> RequestBounds:
     bounds = RequestBounds(LIMITS, 0.0)
     bounds.received(size, at_s)
     bounds.began(at_s)
-    bounds.parsed()
     return bounds
 
 
@@ -87,7 +93,7 @@ def test_the_bytes_of_target_and_headers_are_counted() -> None:
 
 def test_a_header_without_an_end_is_not_gathered() -> None:
     bounds = reading()
-    bounds.received(100, 6.0)
+    bounds.received(50 + LINE_BYTES, 6.0)
     bounds.parsed()
     bounds.received(1, 6.1)
     with pytest.raises(CallerError):
@@ -100,15 +106,61 @@ def test_a_body_in_single_bytes_is_slow_and_allowed() -> None:
     for _ in range(1_000):
         bounds.received(6, 7.0)
         bounds.body(1)
+        bounds.chunk_ended()
         bounds.parsed()
 
 
 def test_trailers_without_an_end_are_not_gathered() -> None:
     bounds = reading()
     bounds.head(*head(50), 6.0)
-    bounds.received(100, 7.0)
+    bounds.received(50 + LINE_BYTES, 7.0)
     bounds.parsed()
     bounds.received(1, 7.0)
+    with pytest.raises(CallerError):
+        bounds.parsed()
+
+
+def test_chunk_extensions_are_counted_whatever_the_body() -> None:
+    bounds = reading()
+    bounds.head(*head(50), 6.0)
+    bounds.received(1_000 + 7, 7.0)
+    bounds.body(1_000)
+    bounds.chunk_ended()  # its size is 3e8
+    bounds.received(50 + LINE_BYTES, 7.0)
+    bounds.parsed()
+    bounds.received(1, 7.0)
+    with pytest.raises(CallerError, match="chunk extensions"):
+        bounds.parsed()
+
+
+def test_trailers_are_headers() -> None:
+    bounds = reading()
+    bounds.head(*head(50), 6.0)
+    bounds.trailer(b"a", b"b" * 45)
+    with pytest.raises(CallerError, match="more than 100 bytes"):
+        bounds.trailer(b"", b"")
+    bounds = reading()
+    bounds.head(*head(50, 2), 6.0)
+    bounds.trailer(b"a", b"b")
+    with pytest.raises(CallerError, match="more than 3 headers"):
+        bounds.trailer(b"a", b"b")
+
+
+def test_a_request_does_not_pay_for_those_before_it() -> None:
+    """Five in one piece of the network, and the sixth in two."""
+    bounds = RequestBounds(LIMITS, 0.0)
+    bounds.received(5 * (90 + 200) + 50, 5.0)
+    for _ in range(5):
+        bounds.began(5.0)
+        bounds.head(*head(90), 5.0)
+        bounds.body(200)
+        bounds.ended()
+    bounds.began(5.0)
+    bounds.parsed()
+    bounds.received(50, 6.0)
+    bounds.head(*head(100), 6.0)
+    bounds.parsed()
+    bounds.received(LINE_BYTES + 1, 6.0)
     with pytest.raises(CallerError):
         bounds.parsed()
 

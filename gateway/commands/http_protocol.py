@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import structlog
@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
 from plait.gateway.asgi import WatchedReceive, error_headers, id_of
+from plait.gateway.commands.connection_bounds import ConnectionBounds
 from plait.gateway.commands.opening import Opening
 from plait.gateway.commands.request_bounds import Header, Part, RequestBounds, RequestLimits
 from plait.gateway.commands.slow_clients import PatientProtocol, SlowClients
@@ -28,15 +29,13 @@ LINGER_S = 1.0
 """Seconds that a refused connection stays open after its answer. If it closed at once, the bytes still under way would
 make the system discard the answer."""
 
-SPARE_CONNECTIONS = 100
-"""Connections above the limit that are told so. More are closed without a word."""
-
 OnRefused = Callable[[PlaitError], None]
 
 log = structlog.get_logger(__name__)
 
 
 DEFAULT_LIMITS = RequestLimits()
+MAX_CONNECTIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,7 @@ class ClientBounds:
     """What a client may do. `on_refused` gets each error that is answered here. None: no client is too slow."""
 
     limits: RequestLimits = DEFAULT_LIMITS
+    connections: ConnectionBounds = field(default_factory=lambda: ConnectionBounds(MAX_CONNECTIONS))
     on_refused: OnRefused = lambda _error: None
     slow_clients: SlowClients | None = None
 
@@ -56,7 +56,7 @@ class BoundedProtocol(PatientProtocol):
 
     def __init__(self, *arguments: Any, bounds: ClientBounds, **options: Any) -> None:
         super().__init__(*arguments, slow_clients=bounds.slow_clients, **options)
-        self._limits = bounds.limits
+        self._connections = bounds.connections
         self._on_refused = bounds.on_refused
         self._now_s = self.loop.time()  # when bytes came last
         self._bounds = RequestBounds(bounds.limits, self._now_s)
@@ -68,19 +68,16 @@ class BoundedProtocol(PatientProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Of asyncio: a client has come."""
         super().connection_made(transport)
-        excess = len(self.connections) - self._limits.max_connections
-        if excess > SPARE_CONNECTIONS:
-            transport.abort()
-        elif excess > 0:
-            self._refuse(
-                TooManyConnectionsError(
-                    f"This gateway serves at most {self._limits.max_connections} connections at one time. "
-                    "Close idle ones, or try again later.",
-                    retry_after_s=1.0,
-                )
-            )
-        else:
-            self._watch_time()
+        descriptor = transport.get_extra_info("socket").fileno()
+        try:
+            self._connections.check(len(self.connections), descriptor, self._now_s)
+        except TooManyConnectionsError as error:
+            if self._connections.is_far_above(len(self.connections)):
+                transport.abort()
+            else:
+                self._refuse(error)
+            return
+        self._watch_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Of asyncio: the client has gone."""

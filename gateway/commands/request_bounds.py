@@ -30,9 +30,8 @@ Header = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """Of one server; see `ServerConfig`. `max_connections` holds for all connections together."""
+    """Of one server; see `ServerConfig`."""
 
-    max_connections: int = 10_000
     max_headers: int = 128
     max_header_bytes: int = 64 * 1024
     header_timeout_s: float = 10.0

@@ -17,13 +17,12 @@ from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import PlaitError
 from plait.gateway.asgi import ClientGoneError, read_body, send_whole, unless_gone
+from plait.gateway.commands.connection_bounds import ConnectionBounds
 from plait.gateway.commands.http_protocol import BoundedProtocol, ClientBounds
 from plait.gateway.commands.request_bounds import RequestLimits
 from plait.gateway.open_requests import OpenRequests
 
-LIMITS = RequestLimits(
-    max_connections=3, max_headers=8, max_header_bytes=2_000, header_timeout_s=0.2, body_timeout_s=0.2
-)
+LIMITS = RequestLimits(max_headers=8, max_header_bytes=2_000, header_timeout_s=0.2, body_timeout_s=0.2)
 ROOMY = replace(LIMITS, header_timeout_s=30.0, body_timeout_s=30.0)
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
@@ -90,7 +89,7 @@ async def serving(limits: RequestLimits = LIMITS, grace_s: int = 1) -> AsyncIter
     settings = uvicorn.Config(
         OpenRequests(app),
         port=0,
-        http=partial(BoundedProtocol, bounds=ClientBounds(limits, refused.append)),  # type: ignore[arg-type]
+        http=partial(BoundedProtocol, bounds=ClientBounds(limits, ConnectionBounds(3), refused.append)),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

@@ -43,9 +43,9 @@ class ClientBounds:
     """What a client may do. `on_refused` gets each error that is answered here. None: no client is too slow."""
 
     limits: RequestLimits = DEFAULT_LIMITS
-    connections: ConnectionBounds = field(default_factory=lambda: ConnectionBounds(MAX_CONNECTIONS))
     on_refused: OnRefused = lambda _error: None
     slow_clients: SlowClients | None = None
+    connections: ConnectionBounds = field(default_factory=lambda: ConnectionBounds(MAX_CONNECTIONS))
 
 
 ANY_CLIENT = ClientBounds()

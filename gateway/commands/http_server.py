@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from socket import socket
@@ -10,6 +11,7 @@ from socket import socket
 import uvicorn
 from starlette.types import ASGIApp
 
+from plait.gateway.commands.connection_bounds import bounds_by_descriptors
 from plait.gateway.commands.draining_server import DrainingServer, Stops
 from plait.gateway.commands.http_protocol import ANY_CLIENT, BoundedProtocol, ClientBounds
 from plait.gateway.commands.listening import ListeningServer, bound_sockets
@@ -29,16 +31,25 @@ def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
 
 
 def run_draining_server(
-    app: ASGIApp, host: str, port: int, stops: Stops, *, admin_port: int | None = None, bounds: ClientBounds
+    app: ASGIApp,
+    host: str,
+    port: int,
+    stops: Stops,
+    *,
+    admin_port: int | None = None,
+    max_connections: int,
+    bounds: ClientBounds,
 ) -> None:
     """Serve until SIGINT or SIGTERM, which end as `stops` says. With an `admin_port`, listen there too.
 
-    `app` has its own `OpenRequests`. Raises ValueError for a port in use.
+    Clients may have `max_connections`, if the system gives the process enough file descriptors. `app` has its own
+    `OpenRequests`. Raises ValueError for a port in use.
     """
-    config = _config(app, host, port, ceil(stops.grace_s) + AFTER_CUT_S, bounds)
     sockets = bound_sockets(host, port)
     if admin_port is not None:
         sockets += bound_sockets(host, admin_port)
+    bounds = replace(bounds, connections=bounds_by_descriptors(max_connections))
+    config = _config(app, host, port, ceil(stops.grace_s) + AFTER_CUT_S, bounds)
     _run(DrainingServer(config, stops), sockets)
 
 

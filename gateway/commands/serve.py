@@ -10,7 +10,6 @@ from pathlib import Path
 
 from plait.gateway.app import Gateway
 from plait.gateway.commands import positive
-from plait.gateway.commands.connection_bounds import bounds_by_descriptors
 from plait.gateway.commands.draining_server import Stops
 from plait.gateway.commands.http_protocol import ClientBounds
 from plait.gateway.commands.http_server import run_draining_server
@@ -51,8 +50,10 @@ def run(arguments: argparse.Namespace) -> None:
         body_timeout_s=server.body_timeout_s,
     )
     slow_clients = SlowClients(server.slow_client_timeout_s, gateway.on_slow_client)
-    connections = bounds_by_descriptors(server.max_connections)
-    bounds = ClientBounds(limits, connections, gateway.refusals.count, slow_clients)
+    bounds = ClientBounds(limits, gateway.refusals.count, slow_clients)
     on_hangup = partial(gateway.reload, arguments.config)
     stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup)
-    run_draining_server(gateway, host, port, stops, admin_port=server.admin_port, bounds=bounds)
+    run_draining_server(
+        gateway, host, port, stops,
+        admin_port=server.admin_port, max_connections=server.max_connections, bounds=bounds,
+    )  # fmt: skip

@@ -89,7 +89,7 @@ async def serving(limits: RequestLimits = LIMITS, grace_s: int = 1) -> AsyncIter
     settings = uvicorn.Config(
         OpenRequests(app),
         port=0,
-        http=partial(BoundedProtocol, bounds=ClientBounds(limits, ConnectionBounds(3), refused.append)),  # type: ignore[arg-type]
+        http=partial(BoundedProtocol, bounds=ClientBounds(limits, refused.append, connections=ConnectionBounds(3))),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

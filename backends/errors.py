@@ -192,6 +192,13 @@ class TooManyConnectionsError(PlaitError):
     default_code = "too_many_connections"
 
 
+class AnswerTooLargeError(PlaitError):
+    """The gateway has no room for an answer that it has to hold. The engine has done nothing wrong."""
+
+    status = 502
+    default_code = "answer_too_large"
+
+
 class GatewayStoppingError(PlaitError):
     """The gateway stops before the request has its answer. Another gateway, or the next one here, can give it."""
 

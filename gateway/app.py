@@ -38,6 +38,7 @@ from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.engine_set import EngineSet, enlist, new_link
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
+from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.relay import Relay
@@ -151,6 +152,7 @@ class Gateway:
             CallMetrics(self._registry, self._tenants.label),
             objectives=ChangedObjectives(self.router, self._links, self._supervisor, self._registry),
             max_attempts=self.config.upstream.max_attempts,
+            open_answers=OpenAnswers(self.config.upstream.max_open_answer_bytes),
             forward_client_key=self._keys.is_open,
         )
 

@@ -154,11 +154,20 @@ async def _watch(receive: WatchedReceive) -> None:
     receive.gone()
 
 
-async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    """Send a response in one piece, with its content-length."""
+async def send_whole(send: Send, status: int, headers: Headers, body: bytes | bytearray) -> None:
+    """Send a response with its content-length, in one piece unless it is long.
+
+    A long one is sent as the client reads it: the connection would hold it otherwise, and what is held counts.
+    """
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})
+    if len(body) <= PART_BYTES:
+        await send({"type": "http.response.body", "body": bytes(body)})
+        return
+    view = memoryview(body)
+    for begin in range(0, len(body), PART_BYTES):
+        end = begin + PART_BYTES
+        await send({"type": "http.response.body", "body": bytes(view[begin:end]), "more_body": end < len(body)})
 
 
 async def send_error(send: Send, error: PlaitError, request_id: str, body: bytes | None = None) -> None:

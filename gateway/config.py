@@ -62,8 +62,9 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
     probe_timeout_s: for the answer to a probe; an engine that misses two is down (default 4). probe_interval_s: between
     health probes of an engine (default 1). probe_max_interval_s: the interval doubles up to this while an engine is
     out (default 3). max_attempts: how often a call is sent in total if engines fail it before the first byte of an
-    answer (default 3). pass_request_headers, pass_response_headers: names of headers that pass to engines and to
-    clients besides those that always do (default none).
+    answer (default 3). max_open_answer_bytes: answers that are not streamed, of all calls together (default 512 MiB).
+    pass_request_headers, pass_response_headers: names of headers that pass to engines and to clients besides those that
+    always do (default none).
     """
 
     connect_timeout_s: Seconds = 2.0
@@ -77,6 +78,7 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
     max_attempts: Positive = 3
     pass_request_headers: tuple[HeaderName, ...] = ()
     pass_response_headers: tuple[HeaderName, ...] = ()
+    max_open_answer_bytes: Positive = 512 * 2**20
 
     def __post_init__(self) -> None:
         for key, never in (("pass_request_headers", NEVER_TO_ENGINES), ("pass_response_headers", NEVER_TO_CLIENTS)):

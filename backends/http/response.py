@@ -8,6 +8,9 @@ from typing import Protocol
 
 from plait.backends.errors import EngineError, EngineGarbledError
 
+JOINED_BYTES = 2**20
+"""A longer body is gathered in place. To join it at its end would take twice its memory."""
+
 
 class Source(Protocol):
     """The source of a response, as the response sees it."""
@@ -69,20 +72,32 @@ class Response:
             self._source.resume()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def read(self, limit_bytes: int | None = None, on_piece: Callable[[int], None] | None = None) -> bytes:
+    async def read(self, limit_bytes: int | None = None) -> bytes:
+        """The rest of the body, as `gather` has it."""
+        return bytes(await self.gather(limit_bytes))
+
+    async def gather(
+        self, limit_bytes: int | None = None, on_piece: Callable[[int], None] | None = None
+    ) -> bytes | bytearray:
         """The rest of the body. `on_piece` is told the bytes of each piece as it comes, and may raise.
 
         Raises the errors of `read_chunk`, and `EngineGarbledError` beyond `limit_bytes`.
         """
-        pieces, size = [], 0
+        pieces, long, size = list[bytes](), bytearray(), 0
         while piece := await self.read_chunk():
-            pieces.append(piece)
             size += len(piece)
             if on_piece is not None:
                 on_piece(len(piece))
             if limit_bytes is not None and size > limit_bytes:
                 raise EngineGarbledError(f"the engine's answer is longer than {limit_bytes} bytes")
-        return b"".join(pieces)
+            if size <= JOINED_BYTES:
+                pieces.append(piece)
+                continue
+            for earlier in pieces:
+                long += earlier
+            pieces.clear()
+            long += piece
+        return long or b"".join(pieces)
 
     def abort(self) -> None:
         """Gives up the response. Unless it is complete, the connection closes, so that the engine aborts the call."""

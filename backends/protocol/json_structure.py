@@ -54,7 +54,7 @@ def excess_of(document: bytes, levels: int, part_bytes: int = PART_BYTES) -> Exc
     return None
 
 
-def check_unicode(document: bytes, part_bytes: int = PART_BYTES) -> None:
+def check_unicode(document: bytes | bytearray, part_bytes: int = PART_BYTES) -> None:
     """Raises `UnicodeDecodeError` for bytes that are not UTF-8, also where a decoder would not look: in unread keys."""
     if document.isascii():
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ class KeptResponse:
     to_client: Send
     _is_stream: bool = False
     _is_good: bool = False
-    _parts: bytes = b""
+    _parts: bytearray = field(default_factory=bytearray)
 
     async def send(self, message: Message) -> None:
         """ASGI's send. The response is stored before its client has its end."""

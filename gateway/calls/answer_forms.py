@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from plait.backends.errors import EngineError, PlaitError
 from plait.gateway.calls.completion_body import (
     UsageBounds,
-    decode,
+    decode_whole,
     ending_problem,
     endings,
     garbled,
@@ -20,7 +20,7 @@ from plait.gateway.calls.typed_streams import (
     Json,
     MessageStream,
     ResponseStream,
-    json_object,
+    said_of_object,
     usage_of_message,
     usage_of_response,
 )
@@ -41,7 +41,7 @@ class WholeAnswer(NamedTuple):
 class AnswerForm(Protocol):
     """One form of answers."""
 
-    def whole(self, engine_id: str, answer: bytes, bounds: UsageBounds) -> WholeAnswer:
+    def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer that is not streamed; raises `EngineError` if it is not whole."""
 
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:
@@ -54,9 +54,9 @@ class AnswerForm(Protocol):
 class CompletionForm:
     """Completions, chat and text."""
 
-    def whole(self, engine_id: str, answer: bytes, bounds: UsageBounds) -> WholeAnswer:
+    def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer: each of its choices needs an ending."""
-        body = decode(answer)
+        body = decode_whole(answer)
         if body is None:
             raise garbled(engine_id, "an answer that is not JSON")
         usage, corrected = read_usage(body.usage, bounds)
@@ -81,7 +81,7 @@ class CompletionForm:
 class ResponseForm(CompletionForm):
     """Objects and events of `/v1/responses`."""
 
-    def whole(self, engine_id: str, answer: bytes, bounds: UsageBounds) -> WholeAnswer:
+    def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer: it says that it is completed, or cut at its limit."""
         body = _object(engine_id, answer)
         usage, corrected = read_usage(usage_of_response(body.get("usage")), bounds)
@@ -99,7 +99,7 @@ class ResponseForm(CompletionForm):
 class MessageForm(CompletionForm):
     """Objects and events of `/v1/messages`."""
 
-    def whole(self, engine_id: str, answer: bytes, bounds: UsageBounds) -> WholeAnswer:
+    def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer: it says why it stopped."""
         body = _object(engine_id, answer)
         usage, corrected = read_usage(usage_of_message(body.get("usage")), bounds)
@@ -117,9 +117,9 @@ class MessageForm(CompletionForm):
 class ObjectForm(CompletionForm):
     """Any JSON, such as embeddings, with or without a usage. Vectors may also come as bytes."""
 
-    def whole(self, engine_id: str, answer: bytes, bounds: UsageBounds) -> WholeAnswer:
+    def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer. What is no JSON object has nothing that is read here."""
-        body = json_object(answer)
+        body = said_of_object(answer)
         if body is None:
             return WholeAnswer()
         usage, corrected = read_usage(body.get("usage"), bounds)
@@ -130,8 +130,8 @@ class ObjectForm(CompletionForm):
 COMPLETION, RESPONSE, MESSAGE, OBJECT = CompletionForm(), ResponseForm(), MessageForm(), ObjectForm()
 
 
-def _object(engine_id: str, answer: bytes) -> Json:
-    body = json_object(answer)
+def _object(engine_id: str, answer: bytes | bytearray) -> Json:
+    body = said_of_object(answer)
     if body is None:
         raise garbled(engine_id, "an answer that is not a JSON object")
     return body

@@ -9,10 +9,14 @@ from typing import Any
 import msgspec
 
 from plait.backends.errors import EngineBrokenError, EngineError, EngineGarbledError, EngineStatusError
+from plait.backends.protocol.json_structure import check_unicode
 from plait.gateway.fleet.booking import CallUsage
 
 MOST_TOKENS = 2**24
 """The most tokens that a call may report where the model's context is not known."""
+
+LONG_BYTES = 2**20
+"""Of an answer: the texts of a longer one are not decoded where nobody needs them."""
 
 FAILED_ENDINGS = frozenset(("abort", "error"))
 """Finish reasons of a text that its engine gave up."""
@@ -33,6 +37,19 @@ class CompletionBody(msgspec.Struct, frozen=True):
         return self.usage is not None and self.choices == []
 
 
+class _Ending(msgspec.Struct, frozen=True):
+    finish_reason: Any = None
+    index: Any = 0
+
+
+class _LongBody(msgspec.Struct, frozen=True):
+    """What matters of a long answer. Its texts are skipped: as a value they would take as much memory again."""
+
+    usage: Any = None
+    choices: list[_Ending] | None = None
+    error: Any = None
+
+
 class UsageBounds(msgspec.Struct, frozen=True):
     """The most tokens that a call can have used."""
 
@@ -42,14 +59,31 @@ class UsageBounds(msgspec.Struct, frozen=True):
 
 UNKNOWN = UsageBounds()
 _DECODER = msgspec.json.Decoder(CompletionBody)
+_LONG_DECODER = msgspec.json.Decoder(_LongBody)
 
 
-def decode(data: bytes) -> CompletionBody | None:
+def decode(data: bytes | bytearray) -> CompletionBody | None:
     """The body of a response or the data of an event; None if it is not a JSON object."""
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def decode_whole(answer: bytes | bytearray) -> CompletionBody | None:
+    """The body of a response, where the choices of a long one have their endings only; None if it is no JSON object."""
+    if len(answer) <= LONG_BYTES:
+        return decode(answer)
+    try:
+        check_unicode(answer)
+        body = _LONG_DECODER.decode(answer)
+    except msgspec.ValidationError:  # it is valid JSON, but another object
+        return decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    given = body.choices
+    choices = None if given is None else [{"finish_reason": one.finish_reason, "index": one.index} for one in given]
+    return CompletionBody(body.usage, choices, body.error)
 
 
 def endings(body: CompletionBody) -> list[tuple[int, str]]:

@@ -53,7 +53,7 @@ class TextTap:
             if data and len(data) < len(line) and data != b"[DONE]":
                 self.whole(data)
 
-    def whole(self, body: bytes) -> None:
+    def whole(self, body: bytes | bytearray) -> None:
         """Read a response that is not streamed, or the data of one event."""
         try:
             decoded = _DECODER.decode(body)

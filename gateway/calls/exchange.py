@@ -12,6 +12,7 @@ from functools import partial
 from starlette.types import Send
 
 from plait.backends.errors import (
+    AnswerTooLargeError,
     CallerError,
     EngineBrokenError,
     EngineError,
@@ -25,9 +26,10 @@ from plait.gateway.calls.completion_body import (
     UsageBounds,
     error_text,
 )
-from plait.gateway.calls.delivery import Delivery, HeldBytes
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.event_stream import EventStream
+from plait.gateway.calls.open_answers import OpenAnswer, OpenAnswers
 from plait.gateway.calls.passed_headers import retry_after_s
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.engine_cache import EngineCache
@@ -36,7 +38,7 @@ from plait.gateway.metrics import Buckets
 from plait.gateway.timer import loop_time_s
 
 MAX_ANSWER_BYTES = 256 * 2**20
-"""The longest answer that is not streamed. It is held in memory until it is whole."""
+"""The longest answer that is not streamed. It is held in memory until its client has it."""
 
 TOO_EARLY = frozenset((408, 425, 429))
 """Statuses below 500 that are not the caller's fault."""
@@ -61,6 +63,7 @@ class Exchange:
     known: EngineCache
     router: Router
     gaps: Buckets
+    open_answers: OpenAnswers
     sends_client_key: bool
     ended: str | None = None
     told: bool = False
@@ -108,22 +111,24 @@ class Exchange:
         try:
             if response.status == 200 and is_event_stream(response.headers):
                 return await self._stream(response, send)
-            answer = await _read(response, self.delivery.held)
-            if response.status == 200:
-                return await self._whole(response, answer, send)
-            return await self._refusal(response, answer, send)
+            with OpenAnswer(self.open_answers, *filter(None, [self.delivery.held])) as held:
+                answer = await _read(self, response, held)
+                if response.status == 200:
+                    return await self._whole(response, answer, send)
+                return await self._refusal(response, bytes(answer), send)
         finally:
             response.abort()
 
-    async def _whole(self, response: Response, answer: bytes, send: Send) -> str | None:
+    async def _whole(self, response: Response, answer: bytes | bytearray, send: Send) -> str | None:
         """Check and send an answer that was not streamed."""
-        read = self.delivery.form.whole(self.engine_id, answer, self._bounds())
+        read = self.delivery.form.whole(self.engine_id, answer, _bounds(self))
         self.ended = "ok"
         self.usage, self.usage_corrected, problem = read
         text = self.delivery.text
         if text is not None:
             text.whole(answer)
         self._tell()
+        self.booking.client_is_slow = True  # the engine has sent all
         await send_whole(send, response.status, _response_headers(response, self), answer)
         return problem if text is None or problem is not None else text.problem
 
@@ -133,7 +138,7 @@ class Exchange:
             self.engine_id,
             withhold=self.delivery.body.withholds_usage,
             choices=self.delivery.choices,
-            bounds=self._bounds(),
+            bounds=_bounds(self),
         )
         last = b""
         try:
@@ -226,31 +231,30 @@ class Exchange:
         """From now on the client has something of this answer, so that the call stays here."""
         self.told, self.booking.give_up = True, None
 
-    def _bounds(self) -> UsageBounds:
-        """The most tokens that this call can have used."""
-        delivery, context_tokens = self.delivery, self.delivery.context_tokens
-        if context_tokens is None:
-            return UNKNOWN
-        limit = self.booking.call.output_limit
-        each = context_tokens if limit is None else min(context_tokens, limit)
-        return UsageBounds(context_tokens * delivery.prompts, each * delivery.choices)
 
+async def _read(exchange: Exchange, response: Response, held: OpenAnswer) -> bytes | bytearray:
+    """The whole body. Its bytes count in the delivery's `held` until it is passed on, and in all until it is sent.
 
-async def _read(response: Response, held: HeldBytes | None) -> bytes:
-    """The whole body. Its bytes count in `held` until it is passed on."""
-    if held is None:
-        return await response.read(MAX_ANSWER_BYTES)
-    size_bytes = 0
-
-    def hold(piece_bytes: int) -> None:
-        nonlocal size_bytes
-        held.hold(piece_bytes)
-        size_bytes += piece_bytes
-
+    Raises `AnswerTooLargeError` if all answers together have too many. The engine is not at fault.
+    """
     try:
-        return await response.read(MAX_ANSWER_BYTES, hold)
+        return await response.gather(MAX_ANSWER_BYTES, held.hold)
+    except AnswerTooLargeError:
+        exchange.ended = "refused"
+        raise
     finally:
-        held.free(size_bytes)
+        if exchange.delivery.held is not None:
+            held.end_in(exchange.delivery.held)
+
+
+def _bounds(exchange: Exchange) -> UsageBounds:
+    """The most tokens that this call can have used."""
+    delivery, context_tokens = exchange.delivery, exchange.delivery.context_tokens
+    if context_tokens is None:
+        return UNKNOWN
+    limit = exchange.booking.call.output_limit
+    each = context_tokens if limit is None else min(context_tokens, limit)
+    return UsageBounds(context_tokens * delivery.prompts, each * delivery.choices)
 
 
 def _request_headers(delivery: Delivery, link: EngineLink, *, sends_client_key: bool) -> list[tuple[bytes, bytes]]:

@@ -20,6 +20,7 @@ from plait.gateway.calls.exchange import Exchange
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.journey import Journey
 from plait.gateway.calls.metrics import CallMetrics
+from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.session_engines import SessionEngines
 from plait.gateway.fleet.booking import Failure
@@ -37,7 +38,7 @@ class Relay:
     """Delivers calls over `links`, by engine id, each at most `max_attempts` times.
 
     With `forward_client_key`, engines without a key of their own get the client's bearer token. The objectives of calls
-    on their way change through `objectives`.
+    on their way change through `objectives`. The answers that are held count in `open_answers`.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Relay:
         *,
         objectives: ChangedObjectives,
         max_attempts: int,
+        open_answers: OpenAnswers,
         forward_client_key: bool,
     ) -> None:
+        self.open_answers = open_answers
         self._router = router
         self._links = links
         self._recovery = recovery
@@ -95,7 +98,7 @@ class Relay:
                             return self._given_up(journey)
                         raise
                     journey.failures.append((exchange.engine_id, error))
-                    self._tell_of_failure(journey, error)
+                    _tell_of_failure(journey, error)
                     if exchange.told:
                         return Outcome(exchange.engine_id, error)
                     if not self._may_retry(journey, error):
@@ -127,8 +130,9 @@ class Relay:
         self._metrics.placed(booking)
         gaps = self._metrics.gaps.of(delivery.call.model, placement.engine_id)
         exchange = journey.exchange = Exchange(
-            booking, delivery, link, engine.cache, self._router, gaps, sends_client_key=self._forward_client_key
-        )
+            booking, delivery, link, engine.cache, self._router, gaps, self.open_answers,
+            sends_client_key=self._forward_client_key,
+        )  # fmt: skip
         error: EngineError | None = None
         try:
             return await exchange.run(send)
@@ -181,19 +185,6 @@ class Relay:
         self._metrics.retried(model, exchange.engine_id, error.cause)
         return True
 
-    def _tell_of_failure(self, journey: Journey, error: EngineError) -> None:
-        exchange = journey.exchange
-        assert exchange is not None
-        log.warning(
-            "engine failed a call",
-            request_id=journey.delivery.call.call_id,
-            engine=exchange.engine_id,
-            cause=error.cause,
-            error=error.message,
-            detail=error.__cause__ and str(error.__cause__),
-            in_mid_stream=exchange.told,
-        )
-
     def _given_up(self, journey: Journey) -> Outcome:
         """The outcome of a call that no engine answered: the most useful of its errors."""
         engine_id, error = min(journey.failures, key=lambda failure: _USEFULNESS.get(failure[1].cause, 2))
@@ -237,6 +228,20 @@ class Relay:
 
 _USEFULNESS = {"status_429": 0, "status_503": 0, "status_500": 1, "unreachable": 4, "connect_timeout": 4, "lost": 3}
 """The order of errors for a client that gets one of several: first what the engine said, last what it did not."""
+
+
+def _tell_of_failure(journey: Journey, error: EngineError) -> None:
+    exchange = journey.exchange
+    assert exchange is not None
+    log.warning(
+        "engine failed a call",
+        request_id=journey.delivery.call.call_id,
+        engine=exchange.engine_id,
+        cause=error.cause,
+        error=error.message,
+        detail=error.__cause__ and str(error.__cause__),
+        in_mid_stream=exchange.told,
+    )
 
 
 def _may_repeat(error: EngineError) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from plait.backends.errors import EngineBrokenError, EngineError
+from plait.backends.protocol.json_structure import check_unicode
 from plait.gateway.calls.completion_body import reported_error
 from plait.gateway.calls.event_stream import EventStream
 
@@ -84,7 +85,28 @@ class MessageStream(TypedStream):
             self._used(usage_of_message(self._counts))
 
 
-def json_object(data: bytes) -> Json | None:
+class _Said(msgspec.Struct, frozen=True):
+    usage: Any = msgspec.UNSET
+    error: Any = msgspec.UNSET
+    status: Any = msgspec.UNSET
+    type: Any = msgspec.UNSET
+    stop_reason: Any = msgspec.UNSET
+
+
+_SAID = msgspec.json.Decoder(_Said)
+
+
+def said_of_object(answer: bytes | bytearray) -> Json | None:
+    """What a JSON object says of an answer that it is; None for anything else. Texts and vectors are not decoded."""
+    try:
+        check_unicode(answer)
+        said = _SAID.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return {name: value for name, value in msgspec.structs.asdict(said).items() if value is not msgspec.UNSET}
+
+
+def json_object(data: bytes | bytearray) -> Json | None:
     """A JSON object; None for anything else."""
     try:
         value = msgspec.json.decode(data)

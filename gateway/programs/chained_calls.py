@@ -24,6 +24,7 @@ from plait.gateway.calls.annotations import Annotations, promised_output
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.condition import with_condition
 from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.outgoing import FIELDS, as_stream
 from plait.gateway.calls.relay import Relay
@@ -90,7 +91,9 @@ class AnsweredCall(ChainedCall):
             elif self.streams or not delivery.call.streamed:
                 await self.generate(delivery, self.answer.send)
             else:
-                unstreamed = UnstreamedAnswer(self.answer.send, self.answer_bytes)
+                unstreamed = UnstreamedAnswer(
+                    self.answer.send, OpenAnswer(self.answer_bytes, runner.relay.open_answers)
+                )
                 try:
                     await self.generate(delivery, unstreamed.send)
                 finally:

@@ -12,8 +12,8 @@ from starlette.types import Message, Send
 from plait.backends.errors import EngineError
 from plait.gateway.asgi import Headers, header, is_event_stream, send_whole
 from plait.gateway.calls.completion_body import garbled, reported_error
-from plait.gateway.calls.delivery import HeldBytes
 from plait.gateway.calls.exchange import MAX_ANSWER_BYTES
+from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.programs.assembled_completion import AssembledCompletion
 
 _OF_A_STREAM = frozenset((b"content-type", b"cache-control", b"x-accel-buffering"))
@@ -28,7 +28,7 @@ class UnstreamedAnswer:
 
     __slots__ = ("_completion", "_headers", "_held", "_held_bytes", "_is_stream", "_to_client")
 
-    def __init__(self, to_client: Send, held: HeldBytes) -> None:
+    def __init__(self, to_client: Send, held: OpenAnswer) -> None:
         self._to_client = to_client
         self._held = held
         self._held_bytes = 0
@@ -37,7 +37,9 @@ class UnstreamedAnswer:
         self._completion: AssembledCompletion | None = None
 
     async def send(self, message: Message) -> None:
-        """ASGI's send. Raises `EngineError` if the events are no completion, `LimitError` if they are too much."""
+        """ASGI's send. Raises `EngineError` if the events are no completion, `LimitError` or
+        `AnswerTooLargeError` if they are too much.
+        """
         if message["type"] == "http.response.start":
             self.drop()
             self._headers = message["headers"]
@@ -57,9 +59,8 @@ class UnstreamedAnswer:
     def drop(self) -> None:
         """Forget what has come of a stream; the rest of it goes nowhere."""
         self._completion = None
-        if self._held_bytes:
-            self._held.free(self._held_bytes)
-            self._held_bytes = 0
+        self._held.end()
+        self._held_bytes = 0
 
     @property
     def _engine_id(self) -> str:

@@ -19,6 +19,7 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
+from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.relay import Relay
@@ -42,6 +43,7 @@ FINISH = b'data: {"choices":[{"index":0,"finish_reason":"stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 BODY = b'{"model": "m", "prompt": "x"}'
 LOST = EngineError("engine lost")
+MAX_OPEN_ANSWER_BYTES = 3_000
 
 
 class Exchange:
@@ -143,6 +145,7 @@ class Gateway:
         self.recovery = Recovery(self.router, links, self.supervisor, health_metrics, trial_timeout_s=0.1)
         admission = Admission(self.router.full.has_room, 120.0, lambda _: UNLIMITED)
         self.gate = Gate(admission, lambda *_: 0.1, self.supervisor)
+        self.open_answers = OpenAnswers(MAX_OPEN_ANSWER_BYTES)
         self.relay = Relay(
             self.router,
             links,
@@ -151,6 +154,7 @@ class Gateway:
             CallMetrics(self.registry),
             objectives=ChangedObjectives(self.router, links, self.supervisor, self.registry),
             max_attempts=3,
+            open_answers=self.open_answers,
             forward_client_key=forward_client_key,
         )
 
@@ -183,6 +187,7 @@ async def gateway(
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
     made.router.check()
+    assert made.open_answers.held_bytes == 0
     assert all(engine.view.outstanding == 0 for engine in made.router.engines.values())
 
 

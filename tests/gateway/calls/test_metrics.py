@@ -6,6 +6,7 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.exchange import Exchange
 from plait.gateway.calls.metrics import CallMetrics
+from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
@@ -23,7 +24,8 @@ def exchange(router: Router, booking: Booking, usage: CallUsage | None) -> Excha
     body = OutgoingBody(b"{}", CompletionRequest(model="m", prompt="x"))
     delivery = Delivery(booking.call, "/v1/completions", (), body, 9.0, tenant="t")
     link = EngineLink(HttpClient("http://127.0.0.1:1"))
-    made = Exchange(booking, delivery, link, router.engines["a"].cache, router, Buckets(()), sends_client_key=False)
+    known = router.engines["a"].cache
+    made = Exchange(booking, delivery, link, known, router, Buckets(()), OpenAnswers(1), sends_client_key=False)
     made.usage = usage
     return made
 

@@ -15,6 +15,7 @@ from plait.backends.errors import EngineError, NoEngineError
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import send_whole
 from plait.gateway.calls.delivery import Delivery, Outcome, Problem
+from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.relay import Relay
 from plait.gateway.config_file import parse_config
 
@@ -36,6 +37,7 @@ class Engine:
         self.places: dict[str, str] = {}
         self.up = ["e", "f"]
         self.refined: list[Delivery] = []
+        self.open_answers = OpenAnswers(10**9)
 
     async def run(self, delivery: Delivery, send: Send) -> Outcome:
         if not self.up:

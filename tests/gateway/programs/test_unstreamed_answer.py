@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from plait.backends.errors import EngineBrokenError, EngineGarbledError, LimitError
+from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.programs import unstreamed_answer
 from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
 
@@ -44,7 +45,7 @@ class Client:
     def __init__(self, limit: int = 10**9) -> None:
         self.messages: list[Any] = []
         self.ledger = Ledger(limit)
-        self.answer = UnstreamedAnswer(self._receive, self.ledger)
+        self.answer = UnstreamedAnswer(self._receive, OpenAnswer(self.ledger))
 
     async def _receive(self, message: Any) -> None:
         self.messages.append(message)

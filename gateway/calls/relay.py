@@ -201,10 +201,11 @@ class Relay:
             self._metrics.objectives.ended(exchange, now_s, answered=journey.outcome == "ok")
         booking = exchange and exchange.booking
         usage = exchange and exchange.usage
+        tenant = self._metrics.tenant_label(delivery.tenant)
         log.info(
             "call",
             request_id=delivery.call.call_id,
-            tenant=self._metrics.tenant_label(delivery.tenant),
+            tenant=tenant,
             model=delivery.call.model,
             session=delivery.session,
             output=delivery.output,
@@ -212,7 +213,7 @@ class Relay:
             placement=booking and booking.placement.reason,
             objective=delivery.call.objective,
             slo_at_risk=bool(booking and booking.placement.is_at_risk) or None,
-            group=delivery.call.group and delivery.call.group.group_id.removeprefix(f"{delivery.tenant}/"),
+            group=delivery.call.group and delivery.call.group.group_id.replace(delivery.tenant, tenant, 1),
             outcome=journey.outcome if exchange else "no_engine",
             failed_on=[f"{engine_id}: {error.cause}" for engine_id, error in journey.failures] or None,
             prompt_tokens=delivery.call.prompt_tokens,

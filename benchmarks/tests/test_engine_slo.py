@@ -79,7 +79,7 @@ class Stub:
         writer.close()
 
 
-CALLS = [BenchCall(0.002, [1, 2], 3, is_long=False), BenchCall(0.001, [1, 2, 3], 2, is_long=True)]
+CALLS = [BenchCall(0.1, [1, 2], 3, is_long=False), BenchCall(0.0, [1, 2, 3], 2, is_long=True)]
 
 
 async def test_calls_under_load_are_sent_at_their_time_and_short_ones_promised() -> None:

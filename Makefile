@@ -51,7 +51,7 @@ e2e: setup
 
 # Engines that fail, and clients that misbehave, in every known way: some minutes, because hangs take their time.
 e2e-faults: setup
-	$(BIN)/python -m pytest e2e/faults $(SPREAD)
+	$(BIN)/python -m pytest e2e/faults
 
 # Released clients, each in an environment of its kind, which is built when it is not there yet.
 e2e-clients: setup

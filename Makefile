@@ -5,10 +5,6 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Minutes that `make soak` takes.
 SOAK   ?= 5
-# Servers wait more than they compute, and a machine has two cores at least. A file's tests share its servers.
-SPREAD := -n 2 --dist loadfile
-# What measures an engine's times has the machine for itself.
-ALONE  := e2e/test_profile.py
 
 # What only real SGLang servers can show: what its adapter does. The rest is the gateway's, which vLLM's run covers.
 SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictions.py eviction_news.py greedy_output.py \
@@ -46,8 +42,7 @@ check: setup
 	$(MAKE) --jobs 2 --output-sync=target lint types unit
 
 e2e: setup
-	$(BIN)/python -m pytest e2e $(SPREAD) --ignore e2e/faults --ignore e2e/clients $(addprefix --ignore ,$(ALONE))
-	$(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest e2e --ignore e2e/faults --ignore e2e/clients
 
 # Engines that fail, and clients that misbehave, in every known way: some minutes, because hangs take their time.
 e2e-faults: setup
@@ -95,8 +90,7 @@ imports: setup
 	$(BIN)/python -m tests.import_all
 
 test: lint types unit
-	$(BIN)/python -m pytest benchmarks e2e $(SPREAD) --ignore e2e/faults --ignore e2e/clients $(addprefix --ignore ,$(ALONE))
-	$(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest benchmarks e2e --ignore e2e/faults --ignore e2e/clients
 
 # Everything, the comparisons and the clients included that `.ci/run` leaves out; new examples for property tests.
 nightly: export PLAIT_NIGHTLY = 1

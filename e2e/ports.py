@@ -20,6 +20,7 @@ WORKERS: Final = 4
 
 
 def _own() -> range:
+    """The ports of this process."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     size = len(PORTS) // WORKERS
     return PORTS[size * (int(worker.removeprefix("gw")) % WORKERS) :][:size] if worker else PORTS

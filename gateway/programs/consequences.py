@@ -48,6 +48,7 @@ class Consequences:
     """Part of the executor. `homes` maps each call that has not ended to its session.
 
     `holds` has those that wait for what nobody produces. `variables` counts those set, failed and skipped.
+    `continuations` has what is left of large events.
     """
 
     def __init__(

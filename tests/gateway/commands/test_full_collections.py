@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from plait.gateway.commands.full_collections import LEAST_PAUSE_S, FullCollections
+from plait.gateway.commands.full_collections import (
+    GROWTH_BYTES,
+    LEAST_PAUSE_S,
+    MOST_PAUSE_S,
+    FullCollections,
+    peak_bytes,
+)
 
 
 class Clock:
@@ -45,19 +51,49 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     gc.unfreeze()
 
 
-def test_a_quick_collection_comes_every_few_seconds(clock: Clock) -> None:
+class Memory:
+    """A process whose memory has had a peak."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 100 * 2**20
+
+    def __call__(self) -> int:
+        return self.peak_bytes
+
+
+def test_a_collection_comes_every_ten_minutes(clock: Clock) -> None:
     clock.takes_s = 0.01
-    FullCollections(clock).start()
-    clock.run_until(4 * LEAST_PAUSE_S)
-    assert clock.began_s == pytest.approx([0.0, 5.01, 10.02, 15.03])
+    FullCollections(clock, Memory()).start()
+    clock.run_until(2.1 * MOST_PAUSE_S)
+    assert clock.began_s == pytest.approx(
+        [0.0, MOST_PAUSE_S + LEAST_PAUSE_S, 2 * (MOST_PAUSE_S + LEAST_PAUSE_S)], rel=0.01
+    )
+
+
+def test_a_collection_comes_as_soon_as_memory_has_grown(clock: Clock) -> None:
+    memory = Memory()
+    FullCollections(clock, memory).start()
+    memory.peak_bytes += GROWTH_BYTES - 1
+    clock.run_until(10 * LEAST_PAUSE_S)
+    assert clock.began_s == [0.0]
+    memory.peak_bytes += 1
+    clock.run_until(100 * LEAST_PAUSE_S)
+    assert clock.began_s == [0.0, 11 * LEAST_PAUSE_S]
 
 
 def test_a_long_collection_takes_no_more_than_its_share_of_the_time(clock: Clock) -> None:
     clock.takes_s = 0.5
-    FullCollections(clock).start()
-    clock.run_until(400.0)
+    memory = Memory()
+    FullCollections(clock, memory).start()
+    for _ in range(4):
+        memory.peak_bytes += GROWTH_BYTES
+        clock.run_until(clock.now_s + 100.5)
     first_s = clock.takes_s + LEAST_PAUSE_S
     assert clock.began_s == pytest.approx([0.0, first_s, first_s + 100.5, first_s + 201.0, first_s + 301.5])
+
+
+def test_the_peak_is_in_bytes() -> None:
+    assert 2**24 < peak_bytes() < 2**40
 
 
 def test_none_comes_by_itself(clock: Clock) -> None:

@@ -19,7 +19,7 @@ class StateReporter:
 
     `engine` is the engine's name, `policy` the name of its local scheduler. `takes_objectives` says whether the
     engine's driver feeds `refinable`, whose objectives may change. It feeds `iterations` and `attainment` in any case.
-    `tokenizer` is for an engine whose API server does not add it. The other fields are as in `CacheState`.
+    `tokenizer` is for an engine whose API server does not add it. The other fields are as in the report.
     """
 
     engine: str
@@ -31,6 +31,7 @@ class StateReporter:
     policy: str
     journal: CacheJournal
     takes_objectives: bool = False
+    slots: int = 0
     tokenizer: TokenizerFingerprint | None = None
     iterations: Iterations = field(default_factory=Iterations)
     attainment: Attainment = field(default_factory=Attainment)
@@ -71,6 +72,8 @@ class StateReporter:
                 mean_queue_s=self.iterations.mean_queue_s,
             ),
             iteration=self.iterations.state(budget_tokens),
-            scheduler=SchedulerState(self.policy, self.attainment.share, preemptions, self.takes_objectives),
+            scheduler=SchedulerState(
+                self.policy, self.attainment.share, preemptions, self.takes_objectives, self.slots
+            ),
             tokenizer=self.tokenizer,
         )

@@ -101,7 +101,7 @@ class Engine:
         self._reporter = StateReporter(
             engine=settings.name, kind="embedded", epoch=epoch, model=settings.model, tokenizer=tokenizer,
             block_tokens=settings.block_tokens, granularity_tokens=self.granularity_tokens,
-            policy=settings.scheduler, journal=self.journal, takes_objectives=True,
+            policy=settings.scheduler, journal=self.journal, takes_objectives=True, slots=settings.max_running_calls,
         )  # fmt: skip
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self.refinable = self._reporter.refinable

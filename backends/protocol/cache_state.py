@@ -75,13 +75,15 @@ class IterationState(msgspec.Struct, frozen=True):
 class SchedulerState(msgspec.Struct, frozen=True):
     """The local scheduler: its name, the share of calls that met their SLO (None: no call had one), its preemptions.
 
-    `takes_objectives` says that the objectives of its calls may change (`POST /call_objectives`).
+    `takes_objectives` says that the objectives of its calls may change (`POST /call_objectives`). `slots` is how many
+    calls may run at a time; 0: not known.
     """
 
     policy: str = "fcfs"
     slo_attainment: float | None = None
     preemptions: int = 0
     takes_objectives: bool = False
+    slots: int = 0
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +112,10 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ValueError if the report cannot be true: sizes, counts and times are within what an engine can have."""
         kv, queue, iteration = self.kv, self.queue, self.iteration
         blocks = sum(len(run.hashes) for run in self.stored)
-        counts = (self.cursor, queue.waiting, queue.running, queue.waiting_tokens, iteration.budget_tokens)
+        counts = (
+            *(self.cursor, queue.waiting, queue.running, queue.waiting_tokens),
+            *(iteration.budget_tokens, self.scheduler.slots),
+        )
         times_s = (queue.mean_queue_s, iteration.mean_s, iteration.max_s)
         problems = {
             "its names are longer than any": max(map(len, self._names)) > MAX_NAME,

@@ -72,7 +72,7 @@ class Driver:
         self._decodes_are_due = False
         self._begun: deque[tuple[int, IterationWork]] = deque()
         self._unmeasured: deque[IterationWork] = deque()
-        self._reporter = _reporter(settings, observer, self.epoch)
+        self._reporter = _reporter(settings, observer, self.epoch, self._facts.max_running_calls)
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self._refinable = self._reporter.refinable
         self._hits = WaitingHits(observer)
@@ -243,7 +243,7 @@ def _work(batch: Any) -> IterationWork:
     return IterationWork.of(batch.extend_lens or (), batch.prefix_lens or ())
 
 
-def _reporter(settings: Settings, observer: CacheObserver, epoch: str) -> StateReporter:
+def _reporter(settings: Settings, observer: CacheObserver, epoch: str, slots: int) -> StateReporter:
     return StateReporter(
         engine=settings.name,
         kind="sglang",
@@ -254,4 +254,5 @@ def _reporter(settings: Settings, observer: CacheObserver, epoch: str) -> StateR
         policy=settings.scheduler,
         journal=observer.journal,
         takes_objectives=True,
+        slots=slots,
     )

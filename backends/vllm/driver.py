@@ -68,6 +68,7 @@ class Driver:
             policy=settings.scheduler,
             journal=observer.journal,
             takes_objectives=True,
+            slots=scheduler.max_num_active_reqs,  # --max-num-seqs, unless --max-num-active-seqs sets fewer
         )
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self._refinable = self._reporter.refinable

@@ -9,7 +9,15 @@ from typing import Final
 
 import pytest
 
-from e2e.real_engines.engine import BLOCK_TOKENS, KV_BLOCKS, MODEL, EngineKind, RealEngine, stored_blocks
+from e2e.real_engines.engine import (
+    BLOCK_TOKENS,
+    KV_BLOCKS,
+    MAX_RUNNING_CALLS,
+    MODEL,
+    EngineKind,
+    RealEngine,
+    stored_blocks,
+)
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
 from e2e.sdk import sync_client
 from e2e.servers import eventually
@@ -59,6 +67,7 @@ def test_it_tells_what_it_is(engine: RealEngine, kind: EngineKind) -> None:
     assert (state.engine, state.kind, state.model) == ("engine-1", kind.name, MODEL)
     assert (state.block_tokens, state.granularity_tokens) == (BLOCK_TOKENS, TREE_BLOCK_TOKENS)
     assert state.kv.total_blocks == KV_BLOCKS - kind.kept_blocks
+    assert state.scheduler.slots == MAX_RUNNING_CALLS
 
 
 def test_kv_use_is_the_block_pools(engine: RealEngine) -> None:

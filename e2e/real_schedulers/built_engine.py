@@ -30,6 +30,8 @@ PAGE_TOKENS: Final = 16
 """Of an engine whose `Setup` says nothing else. vLLM calls a page a block."""
 KV_TOKENS: Final = 3200
 """Of such an engine, vLLM's one page for padding included."""
+MAX_RUNNING_CALLS: Final = 16
+"""Of such an engine."""
 
 
 class Clock:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.real_schedulers.built_engine import Build
+from e2e.real_schedulers.built_engine import MAX_RUNNING_CALLS, Build
 from plait.backends.adapter.scheduler_settings import SettingsError
 from plait.backends.profiles import load_profile
 from plait.policy.scheduling.iteration_work import IterationWork
@@ -19,6 +19,10 @@ def test_a_profile_is_expected_from_the_start(build: Build) -> None:
     policy = engine.driver._policy
     assert isinstance(policy, SloScheduler)
     assert policy.model.costs == load_profile("a6000-mistral-7b").cost_model()
+
+
+def test_the_engines_own_limit_of_calls_is_reported(build: Build) -> None:
+    assert build().report(None, None).scheduler.slots == MAX_RUNNING_CALLS
 
 
 def test_a_scheduler_behind_levers_measures(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, prepare_server_args
 
-from e2e.real_schedulers.built_engine import KV_TOKENS, MODEL, PAGE_TOKENS, Clock, token_after
+from e2e.real_schedulers.built_engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, PAGE_TOKENS, Clock, token_after
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.sglang import plugin
 from plait.backends.sglang.driver import Driver
@@ -43,7 +43,8 @@ STEP_DEADLINE_S = 20.0
 _FLAGS = (
     *("--load-format", "dummy", "--skip-tokenizer-init", "--served-model-name", "tiny"),
     *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32", "--grammar-backend", "none"),
-    *("--context-length", "2048", "--max-running-requests", "16", "--mem-fraction-static", "0.3"),
+    *("--context-length", "2048", "--mem-fraction-static", "0.3"),
+    *("--max-running-requests", str(MAX_RUNNING_CALLS)),
     *("--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(KV_TOKENS)),
     *("--chunked-prefill-size", str(CHUNK_TOKENS), "--enable-mixed-chunk"),
 )

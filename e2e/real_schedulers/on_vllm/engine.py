@@ -21,7 +21,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from e2e.real_schedulers.built_engine import KV_TOKENS, MODEL, PAGE_TOKENS, Clock, token_after
+from e2e.real_schedulers.built_engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, PAGE_TOKENS, Clock, token_after
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.vllm.driver import Driver
 from plait.backends.vllm.scheduler import create_scheduler
@@ -38,7 +38,7 @@ class Setup:
     blocks: int = KV_TOKENS // PAGE_TOKENS
     block_tokens: int = PAGE_TOKENS
     max_batch_tokens: int = 512
-    max_running: int = 16
+    max_running: int = MAX_RUNNING_CALLS
     plait: Mapping[str, Any] | None = field(default_factory=dict)
 
 

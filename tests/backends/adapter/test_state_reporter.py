@@ -30,6 +30,7 @@ def new_reporter() -> StateReporter:
         granularity_tokens=64,
         policy="slo",
         journal=CacheJournal(),
+        slots=16,
     )
 
 
@@ -61,7 +62,7 @@ def test_a_report_says_all_there_is() -> None:
         kv=KV,
         queue=QueueState(waiting=2, running=3, waiting_tokens=42, mean_queue_s=0.5),
         iteration=IterationState(mean_s=0.25, max_s=0.25, mean_chunk_tokens=64.0, budget_tokens=512),
-        scheduler=SchedulerState("slo", 1.0, 7),
+        scheduler=SchedulerState("slo", 1.0, 7, slots=16),
     )
 
 

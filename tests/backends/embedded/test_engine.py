@@ -343,6 +343,7 @@ def test_a_report_names_queue_times_and_tree_blocks() -> None:
     assert (state.block_tokens, state.granularity_tokens, state.snapshot) == (16, 64, True)
     assert state.stored == [StoredRun(None, list(first.tree_chain.hashes))]
     assert (state.queue.waiting, state.queue.running, state.queue.waiting_tokens) == (1, 1, 70)
+    assert state.scheduler.slots == 1
     assert state.queue.mean_queue_s == 0.5
     assert state.iteration.mean_s == state.iteration.max_s == pytest.approx(ends_s - 0.5)
     assert state.iteration.mean_chunk_tokens == 128

@@ -95,6 +95,11 @@ def test_the_kept_facts_are_those_from_scratch(setup: Setup, steps: list[list[tu
         rank.end_step()
 
 
+def test_sglangs_own_limit_of_calls_is_reported() -> None:
+    rank = Rank(Setup(max_running=5), time.monotonic)
+    assert rank.plait.report(None, None).scheduler.slots == 5
+
+
 def test_a_request_that_sglang_queues_again_keeps_its_call() -> None:
     """A pause with retraction queues the running requests again, and does not call them retracted."""
     checked = CheckedScheduler()

@@ -91,7 +91,8 @@ def test_a_call_has_its_newest_objectives() -> None:
     assert call.slo == Slo(jct_s=9.0)
     assert core.change('[{"plait_handle":"h","plait_tpot_ms":40,"plait_objective":"latency"}]') == 1
     assert (call.slo, call.objective) == (Slo(tpot_s=0.04), Objective.LATENCY)
-    assert core.driver.report(None, None).scheduler.takes_objectives
+    scheduler = core.driver.report(None, None).scheduler
+    assert (scheduler.takes_objectives, scheduler.slots) == (True, 8)
 
 
 def test_a_change_may_come_before_its_call() -> None:

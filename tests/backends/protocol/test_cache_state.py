@@ -1,0 +1,26 @@
+"""A report as it travels: what an older adapter leaves out is not known."""
+
+from __future__ import annotations
+
+import msgspec
+
+from plait.backends.protocol.cache_state import CacheState, KvState, SchedulerState
+
+REPORT = CacheState(
+    engine="e", kind="vllm", epoch="1", cursor=1, model="m", block_tokens=16, granularity_tokens=64,
+    snapshot=True, stored=[], removed=[], kv=KvState(10, 10, 0), scheduler=SchedulerState("slo", 0.5, 7, slots=16),
+)  # fmt: skip
+
+
+def test_a_report_arrives_as_it_was_sent() -> None:
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(REPORT), type=CacheState)
+    received.check()
+    assert received == REPORT
+
+
+def test_an_older_adapter_does_not_tell_its_slots() -> None:
+    sent = msgspec.to_builtins(REPORT)
+    del sent["scheduler"]["slots"]
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=CacheState)
+    received.check()
+    assert received.scheduler == SchedulerState("slo", 0.5, 7, slots=0)

@@ -110,7 +110,12 @@ def main() -> int:
     arguments = _arguments()
     calls, seeds = (QUICK_CALLS, (1,)) if arguments.quick else (arguments.calls, arguments.seeds)
     experiment = Experiment(
-        calls=calls, engines=arguments.engines, profile=arguments.profile, kinds=("tools",), window_s=WINDOW_S
+        calls=calls,
+        engines=arguments.engines,
+        profile=arguments.profile,
+        kinds=("tools",),
+        window_s=WINDOW_S,
+        admission=arguments.admission,
     )
     results = run(experiment, arguments.traces, arguments.rates, seeds, arguments.jobs)
     made = list(claims(results))
@@ -256,6 +261,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="in round robin's saturation")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: 1 2 3")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_CALLS} calls and one seed: shows that it runs")
+    parser.add_argument("--no-admission", dest="admission", action="store_false", help="send calls as they arrive")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     return parser.parse_args()
 

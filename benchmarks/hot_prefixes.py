@@ -99,7 +99,9 @@ class NewRunner:
 def main() -> int:
     """Run, print, write; returns 1 if a claim does not hold."""
     arguments = _arguments()
-    experiment = Experiment(calls=arguments.calls, engines=arguments.engines, profile=arguments.profile)
+    experiment = Experiment(
+        calls=arguments.calls, engines=arguments.engines, profile=arguments.profile, admission=arguments.admission
+    )
     names = ["manuals", *(["traces"] if arguments.traces.is_dir() else [])]
     tasks = [(name, seed) for name in names for seed in arguments.seeds]
     found: list[Results] = []
@@ -192,6 +194,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--profile", default="a6000-mistral-7b", help="default: %(default)s")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="in round robin's saturation")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: 1 2 3")
+    parser.add_argument("--no-admission", dest="admission", action="store_false", help="send calls as they arrive")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     return parser.parse_args()
 

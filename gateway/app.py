@@ -99,7 +99,7 @@ class Gateway:
         self._reloading = Reloading(
             config, self.engines, self._keys, self._admin_keys, self._terms, registry=self._registry
         )
-        relay = self._new_relay(reader)
+        relay = self._new_relay()
         self._stored = StoredResponses(config.sessions.max_response_bytes, config.sessions.ttl_s)
         bodies = OpenBodies(config.server.max_body_bytes, config.server.max_open_body_bytes)
         keep_alive_s = config.sessions.keep_alive_s
@@ -143,24 +143,32 @@ class Gateway:
             is_stopping=lambda: self._requests.stopping,
         )
 
-    def _new_relay(self, reader: CallReader) -> Relay:
+    def _new_relay(self) -> Relay:
+        admission = self._new_admission()
         return Relay(
             self.router,
             self._links,
             self._recovery,
-            self._new_gate(reader),
+            Gate(admission),
             CallMetrics(self._registry, self._tenants.label),
-            objectives=ChangedObjectives(self.router, self._links, self._supervisor, self._registry),
+            objectives=ChangedObjectives(self.router, admission, self._links, self._supervisor, self._registry),
             max_attempts=self.config.upstream.max_attempts,
             open_answers=OpenAnswers(self.config.upstream.max_open_answer_bytes),
             forward_client_key=self._keys.is_open,
         )
 
-    def _new_gate(self, reader: CallReader) -> Gate:
-        max_wait_s = self.config.admission.max_wait_s
-        admission = Admission(self.router.full.has_room, max_wait_s, self._terms.limits, self._terms.weights)
+    def _new_admission(self) -> Admission:
+        config = self.config.admission
+        admission = Admission(
+            self.router,
+            at_loop_time,
+            self._terms.limits,
+            max_wait_s=config.max_wait_s,
+            weights=self._terms.weights,
+            ahead_s=config.ahead_s,
+        )
         self._registry.register(AdmissionCollector(admission))
-        return Gate(admission, reader.predicted_s, self._supervisor)
+        return admission
 
     def _new_recovery(self) -> Recovery:
         return Recovery(
@@ -231,7 +239,6 @@ def build_router(config: Config) -> Router:
         window_s=placement.window_s,
         prior_output_tokens=placement.prior_output_tokens,
         jitter=random.random,
-        engine_backlog_s=config.admission.engine_backlog_s,
         names=ModelNames(
             expected=[*(model.name for model in config.models), *(m for engine in engines for m in engine.models)],
             aliases={alias: model.name for model in config.models for alias in model.aliases},

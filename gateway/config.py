@@ -93,14 +93,14 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
 class AdmissionConfig(Section, frozen=True, kw_only=True):
     """`[admission]`: what waits in the gateway, and what each tenant may use.
 
-    engine_backlog_s: predicted seconds of queue in an engine above which further calls wait in the gateway, where
-    tenants take turns (default 4). max_wait_s: predicted seconds of work that may wait for a model; more is refused
+    ahead_s: predicted seconds of prompts that an engine is sent ahead; further calls wait for it in the gateway, where
+    tenants take turns (default 1). max_wait_s: predicted seconds of work that may wait for a model; more is refused
     with 429 (default 120). The limits of each tenant that has none of its own in `[[tenants]]`, 0 for none:
     calls_per_s and tokens_per_s (prompt and expected output), with bursts of ten seconds; max_running: calls on engines
     at once; max_waiting: calls that wait here at once (all default 0).
     """
 
-    engine_backlog_s: Seconds = 4.0
+    ahead_s: Seconds = 1.0
     max_wait_s: Seconds = 120.0
     calls_per_s: Rate = 0.0
     tokens_per_s: Rate = 0.0

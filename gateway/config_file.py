@@ -15,10 +15,18 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
+import structlog
 
 from plait.gateway.config import Config, ModelConfig
 from plait.gateway.config_values import shown
 from plait.gateway.server_config import Section
+
+OLD_KEYS = {
+    "admission.engine_backlog_s": "a call waits for the engine that it was placed on: see admission.ahead_s",
+}
+"""Keys without effect that earlier versions had, and why. A file may have them for one release."""
+
+log = structlog.get_logger(__name__)
 
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 
@@ -69,6 +77,9 @@ class _Reader:
             return None
         fields = msgspec.structs.fields(kind)
         unknown = [name for name in data if name not in kind.__struct_fields__]
+        for name in [name for name in unknown if _dotted(key, name) in OLD_KEYS]:
+            unknown.remove(name)
+            log.warning("a key has no effect any more", key=_dotted(key, name), why=OLD_KEYS[_dotted(key, name)])
         self.problems.extend(_unknown_key(name, key, kind.__struct_fields__) for name in unknown)
         before = len(self.problems)
         values = {f.name: self.value(f.type, data[f.name], _dotted(key, f.name)) for f in fields if f.name in data}

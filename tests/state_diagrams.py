@@ -34,7 +34,7 @@ def diagram(first: Iterable[str], edges: Iterable[Edge], states: Iterable[str]) 
 
 DIAGRAMS = {
     "booking": diagram(
-        [BookingState.BOOKED],
+        [BookingState.HELD],
         [
             (before, after, "")
             for before, steps in BOOKING_TRANSITIONS.items()

@@ -11,7 +11,8 @@ from tests.source_tree import SHIPPED, imports, module_file, path_of, sources
 
 ROOMS = {
     "policy": (
-        {"admission", "placement", "scheduling", "programs"},
+        {"admission"},
+        {"placement", "scheduling", "programs"},
         {"prefix"},
         {"types", "cost_model"},
     ),
@@ -29,7 +30,8 @@ ROOMS = {
         {"api"},
         {"programs"},
         {"calls"},
-        {"admission", "fleet", "transforms"},
+        {"admission"},
+        {"fleet", "transforms"},
         {"asgi", "config_change", "config_file", "log", "metrics", "supervision", "timer"},
         {"config"},
         {"server_config"},

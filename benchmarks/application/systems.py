@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
+from plait.gateway.fleet.room import AHEAD_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.simulate import Simulation
 from plait.policy.cost_model import CostModel
@@ -107,4 +109,5 @@ def simulation(system: System, machine: Machine) -> tuple[Simulation, Router]:
         router.add_engine(name, costs, kv_tokens=machine.kv_tokens)
         settings = EngineSettings(name=name, model=MODEL, kv_tokens=machine.kv_tokens, block_tokens=BLOCK_TOKENS)
         engines[name] = Engine(settings, costs, scheduler=system.scheduler())
-    return Simulation(router, engines, MODEL), router
+    ahead_s = AHEAD_S if router.is_ours else inf  # the gateways that the others stand for send each call at once
+    return Simulation(router, engines, MODEL, ahead_s=ahead_s), router

@@ -1,102 +1,71 @@
-"""Admission: a call is placed at once while an engine has room for it. Else it waits here, and the tenants take turns.
+"""Admission: what a tenant may use, what waits for its engine, and what is refused as too much waits.
 
-A synchronous core; each event carries its time. What waits is placed when it leaves the queue, by what is known then.
+A synchronous core; each event carries its time. Both the gateway and the simulator drive it.
 See docs/design/admission.md.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from itertools import count
 
-from plait.backends.errors import LimitError, OverloadedError
-from plait.gateway.admission.drain_rate import DrainRate
+from plait.backends.errors import LimitError, OverloadedError, PlaitError
+from plait.gateway.admission.backlog import Backlog
+from plait.gateway.admission.lines import Lines
 from plait.gateway.admission.tenant_limits import TenantLimits, TenantUse
-from plait.policy.admission.fair_queue import FairQueue, Ticket
+from plait.gateway.admission.waiting import Waiting, rank_of
+from plait.gateway.fleet.room import AHEAD_S
+from plait.gateway.fleet.router import Router
+from plait.gateway.timer import At
+from plait.policy.admission.fair_shares import FairShares
+from plait.policy.types import Call
 
-HasRoom = Callable[[str, float], bool]
-"""Whether some engine of a model has room for one more call at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """The calls that may go now, and those that are given up because too much waits, with their errors."""
-
-    admitted: tuple[Ticket, ...] = ()
-    shed: tuple[tuple[Ticket, OverloadedError], ...] = ()
-
-
-NOBODY = Turns()
-
-
-@dataclass(slots=True)
-class _Line:
-    """The calls of one model that wait, and how fast they go, in all and by tenant.
-
-    `placing` has left the queue and is not placed yet.
-    """
-
-    def tenant_wait_s(self, tenant: str) -> float:
-        """How long a tenant's calls take to leave. Before its own rate is known, it has its share of the whole."""
-        work_s, own = self.queue.waiting_s(tenant), self.rates.get(tenant)
-        if own is not None and own.is_measured:
-            return own.seconds(work_s)
-        return self.rate.seconds(work_s / self.queue.share(tenant))
-
-    def left(self, ticket: Ticket, now_s: float) -> None:
-        """A call has left the queue to be placed."""
-        own = self.rates.setdefault(ticket.tenant, DrainRate())
-        for rate in (self.rate, own):
-            rate.left(ticket.work_s, now_s)
-        if not self.queue.waiting(ticket.tenant):
-            own.pause()
-        if not len(self.queue):
-            self.rate.pause()
-
-    queue: FairQueue
-    rate: DrainRate = field(default_factory=DrainRate)
-    rates: dict[str, DrainRate] = field(default_factory=dict)
-    placing: Ticket | None = None
+DECODE_SHARE = 1 / 16
+"""The part of its decode that a call's work counts: engines decode many calls at once. `DrainRate` corrects it."""
 
 
 class Admission:
     """The calls that wait in the gateway. No call is to wait longer than `max_wait_s`, as predicted.
 
-    `limits` returns the limits of a tenant. `weights` are the tenants' shares (default 1); they may change.
+    An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine). `limits` returns the limits of a
+    tenant. `weights` are the tenants' shares (default 1); they may change. `at` schedules what comes later.
     """
 
     def __init__(
         self,
-        has_room: HasRoom,
-        max_wait_s: float,
+        router: Router,
+        at: At,
         limits: Callable[[str], TenantLimits],
+        *,
+        max_wait_s: float,
         weights: Mapping[str, float] | None = None,
+        ahead_s: float = AHEAD_S,
     ) -> None:
-        self._has_room = has_room
-        self._max_wait_s = max_wait_s
+        self._shares = FairShares(weights)
+        self._lines = Lines(router, at, self._shares, ahead_s, on_sent=self._sent, on_failed=self._failed)
+        self._router = router
         self._limits = limits
-        self._weights = {} if weights is None else weights
-        self._lines: dict[str, _Line] = {}
+        self._max_wait_s = max_wait_s
+        self._held: dict[str, deque[Waiting]] = {}  # calls beyond their tenants' `max_running`, which are not placed
+        self._backlogs: dict[str, Backlog] = {}
         self._uses: dict[str, TenantUse] = {}
+        self._numbers = count()
 
-    def waiting(self, model: str) -> int:
-        """How many calls wait for a model."""
-        return len(self._lines[model].queue) if model in self._lines else 0
-
-    @property
-    def lines(self) -> list[str]:
-        """The models that calls have waited for so far, or were admitted to."""
-        return list(self._lines)
+    # What waits.
 
     @property
     def models(self) -> list[str]:
-        """The models that calls wait for."""
-        return [model for model, line in self._lines.items() if len(line.queue)]
+        """The models that calls have waited for."""
+        return list(self._backlogs)
+
+    def waiting(self, model: str) -> int:
+        """How many calls wait for a model."""
+        return self._backlogs[model].length if model in self._backlogs else 0
 
     def wait_s(self, model: str) -> float:
-        """The predicted seconds until all that waits for a model has been placed."""
-        line = self._lines.get(model)
-        return 0.0 if line is None else line.rate.seconds(line.queue.work_s)
+        """The predicted seconds until all that waits for a model has been sent."""
+        return self._backlogs[model].wait_s if model in self._backlogs else 0.0
 
     def use(self, tenant: str) -> TenantUse:
         """What a tenant uses now."""
@@ -105,105 +74,142 @@ class Admission:
             use = self._uses[tenant] = TenantUse()
         return use
 
-    def admits(self, ticket: Ticket, now_s: float) -> bool:
-        """A call arrives: whether it goes at once. If not, `wait` has to follow.
+    # Events.
 
-        Raises `LimitError` beyond its tenant's rates.
+    def enter(self, call: Waiting, now_s: float) -> None:
+        """A call arrives. It is sent at once, or waits, or is given up with an error. `left` or `gone` has to follow.
+
+        Raises `LimitError` beyond its tenant's limits, `NotFoundError` or `NoEngineError` if no engine takes it.
         """
-        limits, use = self._limits(ticket.tenant), self.use(ticket.tenant)
-        use.check_rate(limits, ticket.tokens, now_s)
-        line = self._lines.get(ticket.model)
-        if line is None:
-            line = self._lines[ticket.model] = _Line(FairQueue(self._weights))
-        if use.running >= limits.max_running or len(line.queue) or not self._has_room(ticket.model, now_s):
-            return False
-        use.enter(ticket.tokens)
-        use.running += 1
-        return True
+        limits, use = self._limits(call.tenant), self.use(call.tenant)
+        use.check_rate(limits, call.tokens, now_s)
+        call.number = next(self._numbers)
+        may_run = use.running < limits.max_running
+        if may_run:
+            self._lines.place(call, now_s)
+            use.running += 1
+        if not call.is_sent:
+            self._wait(call, limits, now_s)
+        use.enter(call.tokens)
+        if not call.is_sent:
+            self._shed(call, now_s)
 
-    def wait(self, ticket: Ticket, now_s: float) -> Turns:
-        """A call that does not go at once joins the queue, with its work. It waits, or is among those given up.
+    def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
+        """A call that was sent has ended, and its booking. `used_tokens` replaces its predicted tokens, if known."""
+        self._shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
+        self._ran(call.tenant, now_s)
 
-        Raises `LimitError` beyond its tenant's limit of waiting calls.
-        """
-        limits, use = self._limits(ticket.tenant), self.use(ticket.tenant)
-        line = self._lines[ticket.model]
-        if line.queue.waiting(ticket.tenant) >= limits.max_waiting:
+    def gone(self, call: Waiting, now_s: float) -> None:
+        """The client of a call has gone before it was sent, or in that moment."""
+        if call.is_sent:
+            call.is_sent = False
+            self._lines.leave(call, now_s)
+            self.left(call, None, now_s)
+        elif call.error is None:
+            self._take_out(call, now_s)
+
+    def refine(self, waiting: Waiting, call: Call) -> None:
+        """The objectives of a call have changed while it waits."""
+        waiting.call = call
+        if waiting.is_sent or waiting.error is not None:
+            return
+        if waiting.booking is not None:
+            self._lines.refine(waiting)
+        waiting.rank = rank_of(call)
+        self._backlogs[call.model].mark(waiting)
+
+    def check(self, entered: Iterable[Waiting]) -> None:
+        """Assert the invariants, with all calls that have entered and not left; for tests."""
+        calls = list(entered)
+        waiting = [call for call in calls if not call.is_sent and call.error is None]
+        assert len(waiting) == sum(backlog.length for backlog in self._backlogs.values())
+        for backlog in self._backlogs.values():
+            backlog.check()
+        self._lines.check(call for call in waiting if call.booking is not None)
+        placed = Counter(call.tenant for call in calls if call.booking is not None)
+        assert {name: use.running for name, use in self._uses.items() if use.running} == placed
+
+    # Waiting.
+
+    def _wait(self, call: Waiting, limits: TenantLimits, now_s: float) -> None:
+        """A call waits: in the line of its engine, or until its tenant may have another one placed."""
+        backlog = self._backlogs.get(call.call.model)
+        if backlog is None:
+            engines = len(self._router.models.able(call.call.model))
+            backlog = self._backlogs[call.call.model] = Backlog(self._shares, engines)
+        if backlog.waiting(call.tenant) >= limits.max_waiting:
+            if call.booking is not None:
+                self._lines.leave(call, now_s)
+                self.use(call.tenant).running -= 1
             raise LimitError(
                 f"{limits.max_waiting} calls of this tenant wait already, the most that may.",
-                code="too_many_waiting", retry_after_s=max(1.0, line.rate.seconds(line.queue.work_s)),
+                code="too_many_waiting", retry_after_s=max(1.0, backlog.wait_s),
             )  # fmt: skip
-        use.enter(ticket.tokens)
-        line.queue.push(ticket)
-        shed = self._shed(line, ticket.tenant)
-        return Turns(self.poll(ticket.model, now_s).admitted, shed)
+        call.work_s, call.rank = _predicted_s(self._router, call), rank_of(call.call)
+        backlog.add(call)
+        if call.booking is None:
+            self._held.setdefault(call.tenant, deque()).append(call)
+        else:
+            self._lines.join(call, now_s)
 
-    def poll(self, model: str, now_s: float) -> Turns:
-        """Room may have come up: the next call goes. It takes room when it is placed; until then no other goes."""
-        line = self._lines.get(model)
-        if line is None or not len(line.queue):
-            return NOBODY
-        if line.placing is not None or not self._has_room(model, now_s):
-            return NOBODY
-        ticket = line.queue.pop(lambda tenant: self.use(tenant).running < self._limits(tenant).max_running)
-        if ticket is None:
-            return NOBODY
-        self.use(ticket.tenant).running += 1
-        line.placing = ticket
-        line.left(ticket, now_s)
-        return Turns((ticket,))
+    def _sent(self, call: Waiting, now_s: float) -> None:
+        """A call that has waited is to be sent."""
+        self._backlogs[call.call.model].sent(call, now_s)
+        if call.tell is not None:
+            call.tell()
 
-    def placed(self, ticket: Ticket, now_s: float) -> Turns:
-        """An admitted call was placed. The next one may go, if there is room left."""
-        line = self._lines[ticket.model]
-        if line.placing is ticket:
-            line.placing = None
-        return self.poll(ticket.model, now_s)
+    def _failed(self, call: Waiting, error: PlaitError, now_s: float) -> None:
+        """No engine takes a call that has waited."""
+        self._backlogs[call.call.model].remove(call)
+        _give_up(call, error)
+        self._ran(call.tenant, now_s)
 
-    def left(self, ticket: Ticket, used_tokens: int | None) -> None:
-        """An admitted call has ended. `used_tokens` replaces its predicted tokens in its tenant's share, if known."""
-        self.use(ticket.tenant).running -= 1
-        line = self._lines[ticket.model]
-        if line.placing is ticket:
-            line.placing = None
-        if used_tokens is not None:
-            line.queue.charge(ticket.tenant, used_tokens - ticket.tokens)
+    def _take_out(self, call: Waiting, now_s: float) -> None:
+        """A waiting call does not wait any more, and is not sent."""
+        self._backlogs[call.call.model].remove(call)
+        if call.booking is None:
+            self._held[call.tenant].remove(call)
+        else:
+            self._lines.leave(call, now_s)
+            self._ran(call.tenant, now_s)
 
-    def give_up(self, ticket: Ticket) -> None:
-        """A waiting call's client has gone; no effect if it does not wait any more."""
-        line = self._lines.get(ticket.model)
-        if line is not None:
-            line.queue.remove(ticket)
+    def _ran(self, tenant: str, now_s: float) -> None:
+        """A placed call is gone: one more of its tenant may be placed."""
+        use, limits, held = self.use(tenant), self._limits(tenant), self._held.get(tenant)
+        use.running -= 1
+        while held and use.running < limits.max_running:
+            call = held.popleft()
+            try:
+                self._lines.place(call, now_s)
+            except PlaitError as error:
+                self._backlogs[call.call.model].remove(call)
+                _give_up(call, error)
+                continue
+            use.running += 1
+            self._sent(call, now_s) if call.is_sent else self._lines.join(call, now_s)
 
-    def check(self, running: Iterable[Ticket]) -> None:
-        """Assert the invariants; for tests."""
-        for line in self._lines.values():
-            line.queue.check()
-        tickets = list(running)
-        for name, use in self._uses.items():
-            assert use.running == sum(ticket.tenant == name for ticket in tickets)
+    def _shed(self, call: Waiting, now_s: float) -> None:
+        """Give up calls until nobody is expected to wait longer than the bound."""
+        backlog = self._backlogs[call.call.model]
+        while (victim := backlog.excess(call.tenant, self._max_wait_s)) is not None:
+            self._take_out(victim, now_s)
+            calls, wait_s = backlog.waiting(victim.tenant), backlog.tenant_wait_s(victim.tenant)
+            text = f"{calls} calls of this tenant wait for this model, about {wait_s:.0f} s; send the call again later."
+            _give_up(victim, OverloadedError(text, retry_after_s=max(1.0, wait_s)))
 
-    def _shed(self, line: _Line, tenant: str) -> tuple[tuple[Ticket, OverloadedError], ...]:
-        """Give up calls until nobody waits longer than the bound. One call of a tenant may always wait.
 
-        The calls of one tenant may take longer than all together would, because others overtake them.
-        """
-        shed, queue = list[tuple[Ticket, OverloadedError]](), line.queue
-        while queue.waiting(tenant) > 1 and line.tenant_wait_s(tenant) > self._max_wait_s:
-            shed.append(self._give_up(line, queue.latest_of(tenant)))
-        while len(queue) > queue.tenants and line.rate.seconds(queue.work_s) > self._max_wait_s:
-            victim = queue.victim()
-            assert victim is not None
-            shed.append(self._give_up(line, victim))
-        return tuple(shed)
+def _give_up(call: Waiting, error: PlaitError) -> None:
+    call.error = error
+    if call.tell is not None:
+        call.tell()
 
-    def _give_up(self, line: _Line, victim: Ticket) -> tuple[Ticket, OverloadedError]:
-        line.queue.remove(victim)
-        return victim, self._overloaded(line, victim.tenant)
 
-    def _overloaded(self, line: _Line, tenant: str) -> OverloadedError:
-        calls, wait_s = line.queue.waiting(tenant), line.tenant_wait_s(tenant)
-        return OverloadedError(
-            f"{calls} calls of this tenant wait for this model, about {wait_s:.0f} s; send the call again later.",
-            retry_after_s=max(1.0, wait_s),
-        )
+def _predicted_s(router: Router, call: Waiting) -> float:
+    """The engine time that a call counts with while it waits."""
+    engines = router.models.able(call.call.model)
+    if not engines:
+        return 0.0
+    costs, prompt_tokens = engines[0].cost_model, call.call.prompt_tokens
+    cached_tokens = 0 if call.booking is None else call.booking.placement.cached_tokens
+    prefill_s = costs.prefill_time_s(max(0, prompt_tokens - cached_tokens), cached_tokens)
+    return prefill_s + DECODE_SHARE * costs.decode_time_s(call.output_tokens, prompt_tokens)

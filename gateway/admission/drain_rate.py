@@ -7,10 +7,10 @@ SMOOTHING_S = 10.0
 
 
 class DrainRate:
-    """Corrects predicted work by what was seen. Until calls have left a queue, a second of work takes a second."""
+    """Corrects predicted work by what was seen. Until calls have left, so many `engines` do a second of it each."""
 
-    def __init__(self) -> None:
-        self._rate = 1.0
+    def __init__(self, engines: int = 1) -> None:
+        self._rate = float(max(1, engines))
         self.is_measured = False
         self._work_s = 0.0
         self._since_s: float | None = None

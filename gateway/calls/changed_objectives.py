@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter
 from plait.backends.errors import EngineError
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.protocol.call_objectives import MAX_CHANGES, PATH, ChangesAnswer, encode_changes
+from plait.gateway.admission.admission import Admission
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.journey import Journey
@@ -38,9 +39,15 @@ class ChangedObjectives:
     """The calls on their way whose objectives may change, by handle, and what the engines have still to be told."""
 
     def __init__(
-        self, router: Router, links: Mapping[str, EngineLink], supervisor: Supervisor, registry: CollectorRegistry
+        self,
+        router: Router,
+        admission: Admission,
+        links: Mapping[str, EngineLink],
+        supervisor: Supervisor,
+        registry: CollectorRegistry,
     ) -> None:
         self._router = router
+        self._admission = admission
         self._links = links
         self._supervisor = supervisor
         self._counter = Counter(
@@ -70,6 +77,8 @@ class ChangedObjectives:
         before, call = journey.delivery.call, delivery.call
         journey.delivery = msgspec.structs.replace(journey.delivery, call=call)
         exchange = journey.exchange
+        if exchange is None and journey.waiting is not None:
+            self._admission.refine(journey.waiting, call)
         if exchange is None or exchange.ended is not None:
             return
         self._router.refine(exchange.booking, call)

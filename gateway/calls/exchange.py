@@ -83,7 +83,7 @@ class Exchange:
         something by then, it has been sent an error event too.
         """
         delivery, call = self.delivery, self.booking.call
-        age_s = self.booking.booked_s - delivery.arrived_s
+        age_s = self.booking.sent_s - delivery.arrived_s
         kind, agreement = self.known.kind, self.known.agreement
         placement = self.booking.placement
         body = delivery.body.for_engine(kind, call, placement, age_s, delivery.handle, agreement=agreement)
@@ -180,7 +180,8 @@ class Exchange:
 
     async def _pass_on(self, stream: EventStream, events: bytes, response: Response, send: Send) -> bytes:
         """Send the events on as they come; returns the last ones, which are sent with the end if it came with them."""
-        booking, router, text = self.booking, self.router, self.delivery.text
+        booking, text = self.booking, self.delivery.text
+        progress = self.router.engines[self.engine_id].progress
         clock = asyncio.get_running_loop().time
         last_s = clock()
         while True:
@@ -197,7 +198,7 @@ class Exchange:
                 events = b""
                 break
             now_s = clock()
-            router.received(booking, now_s)
+            progress.next_byte(booking, now_s)
             self.gaps.observe(now_s - last_s)
             last_s = now_s
             events = stream.feed(piece)

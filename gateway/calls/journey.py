@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plait.backends.errors import EngineError
+from plait.gateway.admission.waiting import Waiting
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.exchange import Exchange
-from plait.policy.admission.fair_queue import Ticket
 
 
 @dataclass(slots=True, eq=False)
 class Journey:
-    """A call's attempts so far. `ticket` is set once the call was let through to placement.
+    """A call's attempts so far. `waiting` is set once it is to be placed.
 
     `exchange` is the attempt that is running or was the last. `charged` is True once a retry was taken from the budget.
     """
 
     delivery: Delivery
-    ticket: Ticket = field(init=False)
+    waiting: Waiting | None = None
     failures: list[tuple[str, EngineError]] = field(default_factory=list)
     exchange: Exchange | None = None
     charged: bool = False

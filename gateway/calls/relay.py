@@ -23,7 +23,7 @@ from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.session_engines import SessionEngines
-from plait.gateway.fleet.booking import Failure
+from plait.gateway.fleet.booking import Booking, Failure
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import loop_time_s
@@ -76,7 +76,6 @@ class Relay:
         journey = Journey(delivery)
         self._objectives.begin(journey)
         try:
-            journey.ticket = await self._gate.enter(delivery)
             return await self._run(journey, send)
         finally:
             self._objectives.end(journey)
@@ -107,30 +106,22 @@ class Relay:
                     assert journey.exchange is not None
                     return Outcome(journey.exchange.engine_id, problem)
         finally:
-            self._gate.left(journey.ticket, None if journey.exchange is None else journey.exchange.usage)
+            self._gate.left(journey)
             if journey.charged:
                 self._router.retries.give_back(journey.delivery.call.model)
             self._finish(journey)
 
     async def _attempt(self, journey: Journey, send: Send) -> str | None:
         """Place the call and run it there; returns what is wrong with the answer, as `Exchange.run` does."""
-        delivery, journey.exchange = journey.delivery, None
-        now_s = loop_time_s()
-        placement = self._router.select(
-            delivery.call, now_s, prefer=self._continues_on(delivery), avoid=journey.avoids, route=delivery.route
-        )
-        engine = self._router.engines[placement.engine_id]
-        if placement.engine_id in journey.avoids and journey.failures and not _may_repeat(journey.failures[-1][1]):
-            raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")
-        link = self._links[placement.engine_id]
-        booking = self._router.book(delivery.call, placement, now_s)
+        booking = await self._booked(journey)
+        delivery, engine_id = journey.delivery, booking.placement.engine_id
+        link, known = self._links[engine_id], self._router.engines[engine_id].cache
         if delivery.turn_of and not delivery.call.prompt_tokens:
-            self._sessions.placed(delivery.tenant, delivery.turn_of, delivery.call.model, placement.engine_id)
-        self._gate.placed(journey.ticket, now_s)
+            self._sessions.placed(delivery.tenant, delivery.turn_of, delivery.call.model, engine_id)
         self._metrics.placed(booking)
-        gaps = self._metrics.gaps.of(delivery.call.model, placement.engine_id)
+        gaps = self._metrics.gaps.of(delivery.call.model, engine_id)
         exchange = journey.exchange = Exchange(
-            booking, delivery, link, engine.cache, self._router, gaps, self.open_answers,
+            booking, delivery, link, known, self._router, gaps, self.open_answers,
             sends_client_key=self._forward_client_key,
         )  # fmt: skip
         error: EngineError | None = None
@@ -142,6 +133,18 @@ class Relay:
         finally:
             journey.outcome = "failed" if error is not None else exchange.ended or "client_gone"
             self._close(exchange, journey.outcome, error)
+
+    async def _booked(self, journey: Journey) -> Booking:
+        """The booking of the next attempt, once the call is to be sent. A retry does not wait."""
+        delivery, journey.exchange = journey.delivery, None
+        prefer = self._continues_on(delivery)
+        if journey.waiting is None:
+            return await self._gate.enter(journey, prefer)
+        now_s = loop_time_s()
+        placement = self._router.select(delivery.call, now_s, prefer=prefer, avoid=journey.avoids, route=delivery.route)
+        if placement.engine_id in journey.avoids and not _may_repeat(journey.failures[-1][1]):
+            raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")
+        return self._router.book(delivery.call, placement, now_s)
 
     def _continues_on(self, delivery: Delivery) -> str | None:
         """The engine that has most of the prompt, if something else than the prompt tells."""
@@ -176,7 +179,7 @@ class Relay:
             return False
         engine = self._router.engines[exchange.engine_id]
         went_out = engine.draining or engine.health.state not in TAKES_CALLS
-        is_free = went_out or not engine.health.counts(exchange.booking.booked_s)
+        is_free = went_out or not engine.health.counts(exchange.booking.sent_s)
         if not is_free and not journey.charged:
             journey.charged = self._router.retries.take(model)
             if not journey.charged:
@@ -214,7 +217,7 @@ class Relay:
             objective=delivery.call.objective,
             slo_at_risk=bool(booking and booking.placement.is_at_risk) or None,
             group=delivery.call.group and delivery.call.group.group_id.replace(delivery.tenant, tenant, 1),
-            outcome=journey.outcome if exchange else "no_engine",
+            outcome=journey.outcome if exchange or not journey.failures else "no_engine",
             failed_on=[f"{engine_id}: {error.cause}" for engine_id, error in journey.failures] or None,
             prompt_tokens=delivery.call.prompt_tokens,
             predicted_cached_tokens=booking and booking.placement.cached_tokens,
@@ -222,6 +225,7 @@ class Relay:
             output_tokens=usage and usage.output_tokens,
             held_s=delivery.held_s and round(delivery.held_s, 4),
             placed_s=booking and round(booking.booked_s - delivery.arrived_s, 4),
+            waited_s=booking and round(booking.sent_s - booking.booked_s, 4),
             ttft_s=booking and booking.first_token_s and round(booking.first_token_s - delivery.arrived_s, 4),
             e2e_s=round(now_s - delivery.arrived_s, 4),
         )

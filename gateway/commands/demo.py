@@ -72,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULTS.rate,
         help="calls per second, as a share of round robin's saturation (default: %(default)s)",
     )
+    compare.add_argument("--no-admission", dest="admission", action="store_false", help="send calls as they arrive")
     compare.add_argument("--real-time", action="store_true", help="run real servers instead of virtual time")
     compare.add_argument("--json", type=Path, metavar="PATH", help="also write the report to this file")
 
@@ -96,6 +97,7 @@ def run(arguments: argparse.Namespace) -> None:
         profile=arguments.profile,
         kv_tokens=arguments.kv_tokens,
         rate=arguments.rate,
+        admission=arguments.admission,
     )
     run_comparison(experiment, plan if arguments.real_time else None, arguments.json)
 

@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     write_stderr_in_background()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server listens: its default would end the process
+    configure_logging("info", "auto")  # the file may have something to warn of
     config = load_config(arguments.config)
     configure_logging(config.log.level, config.log.format)
     server = config.server

@@ -17,14 +17,16 @@ from plait.policy.types import Call, Placement
 class BookingState(StrEnum):
     """The state of a booking."""
 
-    BOOKED = "booked"
+    HELD = "held"
+    SENT = "sent"
     STREAMING = "streaming"
     SETTLED = "settled"
     RELEASED = "released"
 
 
 BOOKING_TRANSITIONS: dict[BookingState, frozenset[BookingState]] = {
-    BookingState.BOOKED: frozenset((BookingState.STREAMING, BookingState.SETTLED, BookingState.RELEASED)),
+    BookingState.HELD: frozenset((BookingState.SENT, BookingState.RELEASED)),
+    BookingState.SENT: frozenset((BookingState.STREAMING, BookingState.SETTLED, BookingState.RELEASED)),
     BookingState.STREAMING: frozenset((BookingState.SETTLED, BookingState.RELEASED)),
     BookingState.SETTLED: frozenset(),
     BookingState.RELEASED: frozenset(),
@@ -39,7 +41,8 @@ class BookingTransitionError(RuntimeError):
 class Booking:
     """The placement of a call, and its entries in the engine's books, which are corrected or undone when it ends.
 
-    `taken_tokens` were subtracted from the engine's free tokens; its latest report was then number `report_number`.
+    The engine was sent the call at `sent_s`. `taken_tokens` were subtracted from the engine's free tokens; its latest
+    report was then number `report_number`.
     `context_tokens` is the call's share of the engine's. `iteration_s` and `computed_s` are the engine's at the first
     token. The prompt is expected to take `prefill_s`. The first byte of the answer is late from `late_s` and due at
     `due_s`. The latest piece came at `byte_s`, and `pause_s` is the longest time between two. `client_is_slow` is True
@@ -56,7 +59,8 @@ class Booking:
     taken_tokens: float
     report_number: int
     prefill: Prefill
-    state: BookingState = BookingState.BOOKED
+    state: BookingState = BookingState.HELD
+    sent_s: float = inf
     first_token_s: float | None = None
     iteration_s: float = 0.0
     computed_s: float = 0.0

@@ -5,7 +5,7 @@ Part of the router's state: only the router calls the methods that change it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from plait.backends.protocol.cache_state import CacheState
@@ -15,7 +15,7 @@ from plait.gateway.fleet.health import Health
 from plait.gateway.fleet.offer import Offer
 from plait.gateway.fleet.progress import Progress
 from plait.gateway.fleet.tokenizer_agreement import Agreement
-from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.engine_view import EngineView, sent_calls
 from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.prefix.node import Node
 from plait.policy.types import Call, Placement
@@ -44,9 +44,9 @@ class FleetEngine:
     # Calls.
 
     def book(self, call: Call, placement: Placement, leaf: Node, now_s: float) -> Booking:
-        """Expect the prompt's blocks, which end at `leaf`, and count the call's work."""
+        """Expect the prompt's blocks, which end at `leaf`, and count the call's work. It waits for `send`."""
         view, missed_tokens = self.view, placement.missed_tokens
-        view.residency.book(leaf)
+        view.residency.book(leaf, waits=True)
         entry = view.ledger.book(leaf, missed_tokens, call.prompt_tokens, now_s)
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
         taken_tokens = 0.0
@@ -58,10 +58,37 @@ class FleetEngine:
         booking = Booking(
             call, placement, leaf, entry, context_tokens, now_s, taken_tokens, self.cache.report_number, prefill
         )
-        self.cache.evictions.begin(booking, leaf, call.prompt_tokens)
-        self.progress.book(booking, entry.prefill_s, _answer_s(call, view))
         view.begin(context_tokens, prefill)
         return booking
+
+    def send(self, booking: Booking, now_s: float) -> None:
+        """The engine is sent the call. Silence counts from now on, and the engine makes room for the prompt."""
+        booking.enter(BookingState.SENT)
+        booking.sent_s = now_s
+        if now_s > booking.booked_s:
+            self._look_again(booking)
+        self.view.residency.send(booking.leaf)
+        self.cache.evictions.begin(booking, booking.leaf, booking.call.prompt_tokens)
+        self.progress.book(booking, booking.prefill.time_s, _answer_s(booking.call, self.view))
+        self.view.send(booking.prefill, now_s)
+
+    def ready_tokens(self, booking: Booking) -> int:
+        """How much of a waiting call's prompt it would find here now, with what the calls sent before it compute."""
+        call = booking.call
+        return min(call.cacheable_blocks, self.view.residency.ready_blocks(booking.leaf)) * call.block_tokens
+
+    def _look_again(self, booking: Booking) -> None:
+        """A call has waited. What is cached may have changed."""
+        cached_tokens, costs, call = self.ready_tokens(booking), self.view.cost_model, booking.call
+        if cached_tokens == booking.placement.cached_tokens:
+            return
+        tokens = call.prompt_tokens - cached_tokens
+        booking.placement = booking.placement._replace(cached_tokens=cached_tokens, missed_tokens=tokens)
+        before, attention_s = booking.prefill, costs.attention_time_s(tokens, cached_tokens)
+        time_s = costs.prefill_time_s(tokens, cached_tokens)
+        booking.prefill = replace(before, tokens=tokens, time_s=time_s, attention_s=attention_s)
+        self.view.queue.leave(before, booking.sent_s)
+        self.view.queue.add(booking.prefill)
 
     def refine(self, booking: Booking, call: Call) -> None:
         """The call's objectives have changed."""
@@ -129,7 +156,7 @@ class FleetEngine:
         self.view.residency.check()
         self.view.ledger.check()
         assert self.view.outstanding >= len(self.view.queue)
-        self.progress.check(self.view.outstanding)
+        self.progress.check(sent_calls(self.view))
         self.view.queue.check()
 
     def _leave(self, booking: Booking, now_s: float, *, stored: bool, is_lost: bool = False) -> None:
@@ -141,7 +168,7 @@ class FleetEngine:
         if stored:
             self.cache.ended(booking.leaf, now_s)
         else:
-            view.residency.unbook(booking.leaf)
+            view.residency.unbook(booking.leaf, waits=booking.sent_s == inf)
 
 
 def _is_urgent(call: Call) -> bool:

@@ -112,7 +112,10 @@ class EngineCache:
         else:
             self._take_blocks(state, requested_s)
         self.kind, self.agreement, self.problem = state.kind, agreement, agreement.problem
-        self.view.use_report(state.iteration.budget_tokens, urgent_first=state.scheduler.policy == SLO_SCHEDULER)
+        scheduler = state.scheduler
+        self.view.use_report(
+            state.iteration.budget_tokens, urgent_first=scheduler.policy == SLO_SCHEDULER, slots=scheduler.slots
+        )
         self.last_report = msgspec.structs.replace(state, stored=[], removed=[])
         self.report_number += 1
         return last is None or (state.cursor, state.iteration) != (last.cursor, last.iteration)

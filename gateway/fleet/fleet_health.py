@@ -13,6 +13,7 @@ from plait.gateway.fleet.health import TAKES_CALLS, HealthEvent, HealthState
 from plait.gateway.fleet.health_change import Aborts, HealthChange
 from plait.gateway.fleet.offer import Offer
 from plait.gateway.fleet.served_models import ServedModels
+from plait.policy.placement.engine_view import sent_calls
 
 Jitter = Callable[[], float]
 """A number from 0 to 1, a new one each time."""
@@ -72,7 +73,7 @@ class FleetHealth:
         No effect while bytes of answers come: the engine is busy.
         """
         engine = self._engines[engine_id]
-        if engine.view.outstanding and engine.progress.silent_s(now_s) < SILENT_S:
+        if sent_calls(engine.view) and engine.progress.silent_s(now_s) < SILENT_S:
             return None
         return self._down(engine, cause, Aborts.ALL)
 
@@ -127,7 +128,7 @@ class FleetHealth:
 
     def succeeded(self, engine: FleetEngine, booking: Booking, now_s: float) -> HealthChange | None:
         """A call got its whole answer."""
-        if not engine.health.counts(booking.booked_s):
+        if not engine.health.counts(booking.sent_s):
             return None
         before = engine.health.state
         engine.health.succeeded(now_s)
@@ -135,7 +136,7 @@ class FleetHealth:
 
     def failed(self, engine: FleetEngine, booking: Booking, failure: Failure, now_s: float) -> HealthChange | None:
         """The engine failed a call. One that asks to be left alone for a time is ejected at once."""
-        if not engine.health.counts(booking.booked_s):
+        if not engine.health.counts(booking.sent_s):
             return None
         before = engine.health.state
         if engine.health.failed(failure.cause, now_s) or failure.retry_after_s is not None:

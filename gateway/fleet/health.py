@@ -136,9 +136,9 @@ class Health:
             self._forget_outcomes()
         return True
 
-    def counts(self, booked_s: float) -> bool:
-        """Whether the outcome of a call booked at `booked_s` counts: calls from before an ejection do not."""
-        return booked_s >= self._ejected_s
+    def counts(self, sent_s: float) -> bool:
+        """Whether the outcome of a call sent at `sent_s` counts: calls from before an ejection do not."""
+        return sent_s >= self._ejected_s
 
     def succeeded(self, now_s: float) -> bool:
         """A call got its whole answer; True if the state changed."""

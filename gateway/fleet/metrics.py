@@ -22,7 +22,7 @@ Reading = Callable[[FleetEngine], float | None]
 """Reads one figure of an engine; None if it is not known."""
 
 
-def _reported(read: Callable[[CacheState], float]) -> Reading:
+def _reported(read: Callable[[CacheState], float | None]) -> Reading:
     """A figure from the engine's latest report."""
     return lambda engine: None if engine.cache.last_report is None else read(engine.cache.last_report)
 
@@ -46,6 +46,10 @@ ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
     ),
     "waiting_calls": ("Calls in the engine's queue, as it reports", _reported(lambda report: report.queue.waiting)),
     "running_calls": ("Calls in the engine's batch, as it reports", _reported(lambda report: report.queue.running)),
+    "slots": (
+        "Calls that the engine runs at a time, as it reports",
+        _reported(lambda report: report.scheduler.slots or None),
+    ),
     "queue_seconds": (
         "Mean time from a call's arrival in the engine to its admission, as it reports",
         _reported(lambda report: report.queue.mean_queue_s),

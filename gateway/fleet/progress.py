@@ -49,13 +49,13 @@ class Progress:
         self._prefill_s = 0.0  # of the calls that wait
 
     def book(self, booking: Booking, prefill_s: float, answer_s: float) -> None:
-        """A call was placed here. Its prompt takes `prefill_s`; a call that is not streamed takes `answer_s` more."""
+        """A call was sent. Its prompt takes `prefill_s`; if it is not streamed, it takes `answer_s` more."""
         if not self.waiting:
             self._prefill_s = 0.0  # rounding ends with the calls
         self.waiting[booking] = None
         self._prefill_s += prefill_s
         booking.prefill_s = prefill_s
-        booking.late_s = booking.booked_s + PATIENCE * (self._prefill_s + answer_s) + min(LATE_S, self._hang_s)
+        booking.late_s = booking.sent_s + PATIENCE * (self._prefill_s + answer_s) + min(LATE_S, self._hang_s)
         booking.due_s = booking.late_s + self._hang_s - min(LATE_S, self._hang_s)
 
     def byte(self, now_s: float) -> None:
@@ -147,7 +147,7 @@ def _overtakes(booking: Booking, waiting: Booking) -> bool:
     """Whether no scheduler has a reason to serve `booking` before `waiting`, which came first."""
     late, early = booking.call, waiting.call
     return (
-        booking.booked_s > waiting.booked_s
+        booking.sent_s > waiting.sent_s
         and late.streamed == early.streamed
         and (late.streamed or (late.output_limit or 0) >= (early.output_limit or inf))
         and 2 * booking.placement.missed_tokens >= waiting.placement.missed_tokens

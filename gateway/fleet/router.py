@@ -7,7 +7,7 @@ in virtual time. `select` changes nothing. Each `book` is ended by exactly one `
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import inf
 
 from plait.backends.errors import ConflictError
@@ -18,7 +18,6 @@ from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.engine_cache import EngineCache
 from plait.gateway.fleet.estimated_answers import EstimatedAnswers
 from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
-from plait.gateway.fleet.full_engines import FullEngines
 from plait.gateway.fleet.health import Health
 from plait.gateway.fleet.health_change import HealthChange
 from plait.gateway.fleet.model_names import ModelNames
@@ -60,9 +59,9 @@ class Router:
     """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`, or a policy.
 
     `models` knows which models the fleet serves; `names` is what the operator says of them.
-    `health` takes the news of the engines' health. `jitter` varies the pauses before probes. An engine in which a new
-    call would wait `engine_backlog_s` is `full`: other engines are preferred to it. `routes` has the prefixes that
-    rebalancing sends elsewhere.
+    `health` takes the news of the engines' health. `jitter` varies the pauses before probes. `routes` has the prefixes
+    that rebalancing sends elsewhere. `is_ours` says that the policy is `plait`. `on_room` is called with an engine that
+    may have room for a call that waits.
     """
 
     def __init__(
@@ -74,21 +73,21 @@ class Router:
         prior_output_tokens: float = DEFAULT_PRIOR_OUTPUT_TOKENS,
         names: ModelNames = _NO_NAMES,
         jitter: Jitter = lambda: 0.0,
-        engine_backlog_s: float = inf,
     ) -> None:
         self.block_tokens = block_tokens
         self.tree = PrefixTree()
         self.engines: dict[str, FleetEngine] = {}
         self.models = ServedModels(self.engines, names)
-        self.full = FullEngines(self.engines, self.models, engine_backlog_s)
         self.answers = EstimatedAnswers(self.engines, self.tree, block_tokens)
         self.health = FleetHealth(self.engines, self.models, self.models.refresh, jitter)
         self.retries = RetryBudgets()
+        self.on_room: Callable[[str], None] = lambda _engine_id: None
+        self.is_ours = policy == "plait"
         self._select = POLICIES[policy] if isinstance(policy, str) else policy
         self.routes = self._select.routes if isinstance(self._select, RebalancedE2) else Routes()
         self._fleet_pace = Ratio()
         self._cost_models: dict[CostModel, CostModel] = {}
-        self._demand = Demand(window_s, prior_output_tokens)
+        self.demand = Demand(window_s, prior_output_tokens)
         self._window_s = window_s
         self._prior_output_tokens = prior_output_tokens
 
@@ -110,19 +109,18 @@ class Router:
         """
         assert call.block_tokens == self.block_tokens
         engines = self.models.eligible(call.model, route)
-        path, demand = self.tree.match(call.block_hashes), self._demand
+        path, demand = self.tree.match(call.block_hashes), self.demand
         turn, traffic = demand.turn(call.model), demand.traffic(call)
         if prefer is not None and prefer not in avoid:
             view = next((view for view in engines if view.engine_id == prefer), None)
             if view is not None:
                 return continue_on(view, call, Situation(path, engines, turn, now_s, traffic))
-        candidates = self.full.with_room(engines)
         if avoid:
-            candidates = [engine for engine in candidates if engine.engine_id not in avoid] or candidates
-        return self._select(call, Situation(path, candidates, turn, now_s, traffic, demand.siblings(call)))
+            engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
+        return self._select(call, Situation(path, engines, turn, now_s, traffic, demand.siblings(call)))
 
-    def book(self, call: Call, placement: Placement, now_s: float) -> Booking:
-        """Record a placement.
+    def book(self, call: Call, placement: Placement, now_s: float, *, waits: bool = False) -> Booking:
+        """Record a placement. The engine is sent the call now, or (if it `waits`) at `send`.
 
         The engine is expected to hold the prompt's blocks. The call's work counts in the window.
         """
@@ -131,24 +129,24 @@ class Router:
         booking = engine.book(call, placement, leaf, now_s)
         self.health.booked(engine, booking)
         self.retries.begin(call.model)
-        self.full.note(engine, now_s)
-        self._demand.placed(call)
+        self.demand.placed(call)
+        if not waits:
+            engine.send(booking, now_s)
         return booking
+
+    def send(self, booking: Booking, now_s: float) -> None:
+        """The engine is sent the call."""
+        self.engines[booking.placement.engine_id].send(booking, now_s)
 
     def refine(self, booking: Booking, call: Call) -> None:
         """The objectives of a booked call have changed. It stays where it is."""
-        self._demand.refined(booking.call, call)
+        self.demand.refined(booking.call, call)
         self.engines[booking.placement.engine_id].refine(booking, call)
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The engine answered: the prompt has been computed."""
-        engine = self.engines[booking.placement.engine_id]
-        engine.first_token(booking, now_s)
-        self.full.note(engine, now_s)
-
-    def received(self, booking: Booking, now_s: float) -> None:
-        """A further piece of the call's answer came."""
-        self.engines[booking.placement.engine_id].progress.next_byte(booking, now_s)
+        self.engines[booking.placement.engine_id].first_token(booking, now_s)
+        self.on_room(booking.placement.engine_id)
 
     def settle(self, booking: Booking, usage: CallUsage | None, now_s: float) -> HealthChange | None:
         """The call got its whole answer. The engine's token counts, if it sent any, replace the predicted ones."""
@@ -157,9 +155,9 @@ class Router:
             engine.release(booking, now_s, delivered=True)
         else:
             engine.settle(booking, usage, now_s)
-            self._demand.answered(booking.call, usage.output_tokens, now_s)
+            self.demand.answered(booking.call, usage.output_tokens, now_s)
             self.answers.ended(engine, booking, usage)
-        self._left(booking, now_s)
+        self._left(booking)
         return self.health.succeeded(engine, booking, now_s)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
@@ -168,7 +166,7 @@ class Router:
         The booking of a call that was not delivered is undone, unless its engine `refused` the call before too.
         """
         self.engines[booking.placement.engine_id].release(booking, now_s, delivered=delivered, refused=refused)
-        self._left(booking, now_s)
+        self._left(booking)
 
     def fail(self, booking: Booking, failure: Failure | None, now_s: float) -> HealthChange | None:
         """The engine failed the call. Its cost stays in the engine's window. The engine may be ejected for it.
@@ -177,7 +175,7 @@ class Router:
         """
         engine = self.engines[booking.placement.engine_id]
         engine.fail(booking, now_s)
-        self._left(booking, now_s)
+        self._left(booking)
         return None if failure is None else self.health.failed(engine, booking, failure, now_s)
 
     # The fleet.
@@ -220,6 +218,7 @@ class Router:
     def report(self, engine_id: str, state: CacheState, requested_s: float, agreement: Agreement = AGREED) -> None:
         """Apply a report that was requested at `requested_s`. Raises ValueError; then the cache is estimated."""
         self.engines[engine_id].report(state, requested_s, agreement)
+        self.on_room(engine_id)
 
     def no_reports(self, engine_id: str, problem: str | None = None, *, is_new: bool = False) -> None:
         """The engine has no usable cache-state report. Its cache is estimated from the calls placed there.
@@ -248,11 +247,11 @@ class Router:
             engine.check()
         outstanding = sum(engine.view.outstanding for engine in self.engines.values())
         self.retries.check(outstanding)
-        self._demand.check(outstanding)
+        self.demand.check(outstanding)
 
-    def _left(self, booking: Booking, now_s: float) -> None:
+    def _left(self, booking: Booking) -> None:
         """The call is on no engine any more."""
-        self.full.note(self.engines[booking.placement.engine_id], now_s)
+        self.on_room(booking.placement.engine_id)
         self.retries.end(booking.call.model)
-        self._demand.left(booking.call)
+        self.demand.left(booking.call)
         self.health.left(booking)

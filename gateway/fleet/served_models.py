@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from plait.backends.errors import NoEngineError, NotFoundError
 from plait.gateway.fleet.engine import FleetEngine
@@ -19,6 +19,8 @@ _BETTER_THAN_NONE = frozenset((HealthState.EJECTED, HealthState.PROBATION))
 class ServedModels:
     """The models of the fleet's `engines`. `refresh` has to be called after each change of the fleet.
 
+    `on_change` is called then.
+
     `given` is what the operator says of their names. A call for an expected model that no engine serves fails with
     `NoEngineError`: the fleet is at fault, not the caller.
     """
@@ -26,6 +28,7 @@ class ServedModels:
     def __init__(self, engines: Mapping[str, FleetEngine], names: ModelNames) -> None:
         self._engines = engines
         self.given = names
+        self.on_change: Callable[[], None] = lambda: None
         self._bases: dict[str, str] = {}
         self._eligible: dict[str, list[EngineView]] = {}
         self._contexts: dict[str, int | None] = {}
@@ -42,6 +45,7 @@ class ServedModels:
         self._bases = {adapter: base for offer in offers for adapter, base in offer.adapters.items()}
         self._eligible = {model: [engine.view for engine in self._able(model)] for model in names}
         self._contexts = {model: self._longest_context(model) for model in names}
+        self.on_change()
 
     def base(self, model: str) -> str:
         """The base model of a LoRA adapter; any other model itself."""

@@ -10,12 +10,14 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
+from plait.gateway.fleet.room import AHEAD_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
 from plait.gateway.simulation.workload import (
@@ -42,7 +44,8 @@ Progress = Callable[[str, int, int], None]
 class Experiment:
     """The inputs. `working_set` is in units of one engine's KV cache, `rate` in units of round robin's saturation.
 
-    `kinds` of prompts are asked. `scheduler` names the engines' local scheduler. `window_s` is the router's.
+    `kinds` of prompts are asked. Without `admission`, calls are sent as they arrive. `scheduler` names the engines'
+    local scheduler. `window_s` is the router's.
     """
 
     traces: Path | None = None
@@ -59,6 +62,7 @@ class Experiment:
     kinds: tuple[Kind, ...] = ("document", "tools")
     scheduler: str = "slo"
     window_s: float = DEFAULT_WINDOW_S
+    admission: bool = True
 
     def __post_init__(self) -> None:
         unknown = [policy for policy in self.policies if policy not in POLICIES]
@@ -145,7 +149,11 @@ def simulate(
     name = policy if isinstance(policy, str) else "policy"
     label = f"{name} at {rate_per_s:.2f}/s" if rate_per_s else f"{name}, saturated"
     simulation = Simulation(
-        router, engines, MODEL, progress=lambda finished: progress(label, finished, len(workload.calls))
+        router,
+        engines,
+        MODEL,
+        ahead_s=AHEAD_S if experiment.admission else inf,
+        progress=lambda finished: progress(label, finished, len(workload.calls)),
     )
     arrivals = arrival_times(experiment, rate_per_s)
     return simulation.run(

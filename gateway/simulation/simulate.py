@@ -1,9 +1,9 @@
-"""The simulator: the real router and the real engine cores in virtual time.
+"""The simulator: the real router, admission and engine cores in virtual time.
 
-Nothing is modelled twice: placement, prefix tree, reports, block cache, iteration loop and cost model are the real
-ones. Only the asyncio shell is replaced. There is a clock (a heap of events) and no network. The simulator polls each
-cache state every `report_interval_s`. A caller that runs programs of calls adds its own events (`at`) and sends calls
-when they are ready (`send`). The same inputs give the same result.
+Nothing is modelled twice: placement, admission, prefix tree, reports, block cache, iteration loop and cost model are
+the real ones. Only the asyncio shell is replaced. There is a clock (a heap of events) and no network. The simulator
+polls each cache state every `report_interval_s`. A caller that runs programs of calls adds its own events (`at`) and
+sends calls when they are ready (`send`). The same inputs give the same result.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from math import inf
 
 from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.engine import Engine
+from plait.gateway.admission.admission import Admission
+from plait.gateway.admission.tenant_limits import UNLIMITED
+from plait.gateway.admission.waiting import Waiting
 from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.room import AHEAD_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import Event
 from plait.policy.prefix.block_hash import HashChain
@@ -53,22 +58,26 @@ class SimulatedCall:
     objective: Objective | None = None
     group: TaskGroup | None = None
     first_output_id: int | None = None
+    tenant: str = ""
 
 
 @dataclass(slots=True)
 class CallRecord:
     """A call's result. Times are in seconds since the start. `cached_tokens` is the engine's own count.
 
-    `admitted_s` is when the engine first began to compute the call.
+    `sent_s` is when the engine was sent the call, and `admitted_s` when it first began to compute it. Until then the
+    call has no engine.
     """
 
     prefix: str
-    engine_id: str
-    reason: PlacementReason
     prompt_tokens: int
     output_tokens: int
-    predicted_cached_tokens: int
     arrived_s: float
+    tenant: str = ""
+    engine_id: str = ""
+    reason: PlacementReason = PlacementReason.EXPLORE
+    predicted_cached_tokens: int = 0
+    sent_s: float = 0.0
     cached_tokens: int = 0
     first_token_s: float = 0.0
     finished_s: float = 0.0
@@ -98,13 +107,17 @@ Ended = Callable[[CallRecord], None]
 class _Sent:
     """A call in an engine."""
 
-    booking: Booking
+    waiting: Waiting
     record: CallRecord
     on_ended: Ended
 
 
 class Simulation:
-    """A fleet in virtual time. `engines` are by id; the router must have exactly these engines."""
+    """A fleet in virtual time. `engines` are by id; the router must have exactly these engines.
+
+    `ahead_s` and `max_wait_s` are those of `Admission`: without an `ahead_s` (infinite), no call waits for its engine.
+    `refused` has the records of the calls that were given up.
+    """
 
     def __init__(
         self,
@@ -113,10 +126,14 @@ class Simulation:
         model: str,
         *,
         report_interval_s: float = REPORT_INTERVAL_S,
+        ahead_s: float = AHEAD_S,
+        max_wait_s: float = inf,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.now_s = 0.0
         self.records: list[CallRecord] = []
+        self.refused: list[CallRecord] = []
+        self.admission = Admission(router, self._later, lambda _: UNLIMITED, max_wait_s=max_wait_s, ahead_s=ahead_s)
         self._router = router
         self._engines = engines
         self._model = model
@@ -124,6 +141,7 @@ class Simulation:
         self._progress = progress or (lambda _finished: None)
         self._events: list[tuple[float, int, Event]] = []
         self._order = count()
+        self._waiting = 0
         self._in_engine: dict[EmbeddedCall, _Sent] = {}
         self._not_admitted: dict[Engine, list[EmbeddedCall]] = {engine: [] for engine in engines.values()}
         self._finished = 0
@@ -138,7 +156,7 @@ class Simulation:
         for engine_id in self._engines:
             self._schedule(0.0, partial(self._poll, engine_id))
         self._schedule(0.0, self._age)
-        while self._to_come or self._in_engine:
+        while self._to_come or self._in_engine or self._waiting:
             self.now_s, _, event = heapq.heappop(self._events)
             event(self.now_s)
         return self.records
@@ -149,7 +167,7 @@ class Simulation:
         self._schedule(when_s, partial(self._come, event))
 
     def send(self, simulated: SimulatedCall, on_ended: Ended) -> CallRecord:
-        """Place a call that arrives now, and give it to its engine. The record is complete when the call has ended."""
+        """A call arrives now. It goes to its engine once that has room. The record is complete when it has ended."""
         prompt, router, number, now_s = simulated.prompt, self._router, len(self.records), simulated.arrives_s
         call = Call(
             f"call-{number}",
@@ -161,25 +179,39 @@ class Simulation:
             objective=simulated.objective,
             group=simulated.group,
         )
-        placement = router.select(call, now_s)
-        booking = router.book(call, placement, now_s)
-        record = CallRecord(
-            prefix=simulated.prefix,
-            engine_id=placement.engine_id,
-            reason=placement.reason,
-            prompt_tokens=prompt.tokens,
-            output_tokens=simulated.output_tokens,
-            predicted_cached_tokens=placement.cached_tokens,
-            arrived_s=now_s,
-        )
+        record = CallRecord(simulated.prefix, prompt.tokens, simulated.output_tokens, now_s, simulated.tenant)
         self.records.append(record)
-        engine, embedded_call = self._engines[placement.engine_id], _embedded_call(call, simulated, number)
-        self._in_engine[embedded_call] = _Sent(booking, record, on_ended)
-        self._not_admitted[engine].append(embedded_call)
-        engine.add(embedded_call)
-        if engine.idle:
-            self._step(engine, now_s)
+        tokens = prompt.tokens + simulated.output_tokens
+        waiting = Waiting(simulated.tenant, tokens, call=call, output_tokens=simulated.output_tokens)
+        embedded_call = _embedded_call(call, simulated, number)
+        waiting.tell = partial(self._told, embedded_call, _Sent(waiting, record, on_ended))
+        self._waiting += 1
+        self.admission.enter(waiting, now_s)
+        if waiting.is_sent:
+            waiting.tell()
         return record
+
+    def _told(self, call: EmbeddedCall, sent: _Sent) -> None:
+        """A call is sent to its engine, or was given up."""
+        self._waiting -= 1
+        waiting, record = sent.waiting, sent.record
+        if waiting.error is not None:
+            self.records.remove(record)
+            self.refused.append(record)
+            return
+        assert waiting.booking is not None
+        placement = waiting.booking.placement
+        record.engine_id, record.reason = placement.engine_id, placement.reason
+        record.predicted_cached_tokens, record.sent_s = placement.cached_tokens, self.now_s
+        engine = self._engines[placement.engine_id]
+        self._in_engine[call] = sent
+        self._not_admitted[engine].append(call)
+        engine.add(call)
+        if engine.idle:
+            self._step(engine, self.now_s)
+
+    def _later(self, when_s: float, event: Event) -> None:
+        self._schedule(max(when_s, self.now_s), event)
 
     def _schedule(self, when_s: float, event: Event) -> None:
         heapq.heappush(self._events, (when_s, next(self._order), event))
@@ -212,12 +244,13 @@ class Simulation:
         record = sent.record
         if output.call.output_tokens == 1:
             record.first_token_s = now_s
-            self._router.first_token(sent.booking, now_s)
+            self._router.first_token(_booking(sent), now_s)
         if output.finished:
             record.finished_s = now_s
             record.cached_tokens = output.call.cached_tokens or 0
             usage = CallUsage(record.prompt_tokens, record.output_tokens, record.cached_tokens)
-            self._router.settle(sent.booking, usage, now_s)
+            self._router.settle(_booking(sent), usage, now_s)
+            self.admission.left(sent.waiting, record.prompt_tokens + record.output_tokens, now_s)
             del self._in_engine[output.call]
             self._finished += 1
             self._progress(self._finished)
@@ -231,6 +264,11 @@ class Simulation:
     def _age(self, now_s: float) -> None:
         self._router.age(now_s)
         self._schedule(now_s + AGE_INTERVAL_S, self._age)
+
+
+def _booking(sent: _Sent) -> Booking:
+    assert sent.waiting.booking is not None
+    return sent.waiting.booking
 
 
 def _nobody(_record: CallRecord) -> None:

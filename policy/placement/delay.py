@@ -62,7 +62,7 @@ class Present(NamedTuple):
 def delay_cost(asked: Asked, engine: EngineView, held_blocks: int, now_s: float) -> DelayCost:
     """The delay of placing the call on `engine`, which has `held_blocks` of its prompt."""
     queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=asked.ttft_s < inf)
-    return _beside(asked, engine, held_blocks, Present(engine.calls, engine.context_tokens, queue_s))
+    return delay_beside(asked, engine, held_blocks, Present(engine.calls, engine.context_tokens, queue_s))
 
 
 def joined_cost(asked: Asked, first: Offer, held_blocks: int, others: int) -> DelayCost:
@@ -77,10 +77,11 @@ def joined_cost(asked: Asked, first: Offer, held_blocks: int, others: int) -> De
         engine.context_tokens + others * (call.prompt_tokens + asked.output_tokens / 2),
         first.cost.first_token_s + (others - 1) * drain_s,
     )
-    return _beside(asked, engine, held_blocks, present)
+    return delay_beside(asked, engine, held_blocks, present)
 
 
-def _beside(asked: Asked, engine: EngineView, held_blocks: int, present: Present) -> DelayCost:
+def delay_beside(asked: Asked, engine: EngineView, held_blocks: int, present: Present) -> DelayCost:
+    """The delay of a call on `engine` beside what is `present`. The engine has `held_blocks` of its prompt."""
     call, output_tokens, slowness, costs = asked.call, asked.output_tokens, engine.slowness, engine.cost_model
     calls, context_tokens = present.calls, present.context_tokens
     cached_tokens = held_blocks * call.block_tokens

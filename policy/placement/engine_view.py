@@ -45,9 +45,10 @@ class EngineView:
     `free_tokens` is the part of the KV cache that no block fills: the reported number, less the tokens booked since
     then. It is None if the engine reports none; no eviction is expected then. `context_tokens` are the prompts of all
     `calls`, with half of the expected answer each. `batch_tokens` is the token budget of an iteration.
-    `urgent_first` says that its local scheduler serves calls with a TTFT first. `computed_s` is what all prompts so far
-    have added to iterations, by the cost model. `pace` measures how fast the engine is, and `slowness` is its latest
-    figure. `floor` follows from all of these (None: it was not read since they changed).
+    `slots` is how many calls run at a time (0: not known). `urgent_first` says that its local scheduler serves calls
+    with a TTFT first. `computed_s` is what all prompts so far have added to iterations, by the cost model. `pace`
+    measures how fast the engine is, and `slowness` is its latest figure. `floor` follows from all of these (None: it
+    was not read since they changed).
     """
 
     engine_id: str
@@ -59,6 +60,7 @@ class EngineView:
     context_tokens: float = 0.0
     queue: PrefillQueue = field(default_factory=PrefillQueue)
     batch_tokens: int = DEFAULT_BATCH_TOKENS
+    slots: int = 0
     urgent_first: bool = False
     computed_s: float = 0.0
     pace: Pace = field(default_factory=Pace)
@@ -69,15 +71,20 @@ class EngineView:
     # What changes.
 
     def begin(self, context_tokens: float, prefill: Prefill) -> None:
-        """A call was placed here."""
+        """A call was placed here. It waits in the gateway."""
         self.outstanding += 1
         self.context_tokens += context_tokens
         self.queue.add(prefill)
         self._changed()
 
+    def send(self, prefill: Prefill, now_s: float) -> None:
+        """The engine was sent a call."""
+        self.queue.send(prefill, now_s)
+        self._changed()
+
     def compute(self, prefill: Prefill, now_s: float) -> None:
         """A call has its first token."""
-        self.queue.computed(prefill, now_s)
+        self.queue.leave(prefill, now_s)
         self.computed_s += self.cost_model.marginal_s(prefill.tokens) + prefill.attention_s
         self._changed()
 
@@ -95,13 +102,14 @@ class EngineView:
         """
         self.outstanding -= 1
         self.queue.leave(prefill, now_s)
-        until_s = prefill.booked_s + prefill.time_s + self.ledger.mean_output_tokens * self.iteration_s
+        until_s = prefill.sent_s + prefill.time_s + self.ledger.mean_output_tokens * self.iteration_s
         heappush(self._lost, (max(now_s, until_s), context_tokens))
         self._changed()
 
-    def use_report(self, batch_tokens: int, *, urgent_first: bool) -> None:
-        """The engine has reported how it makes its iterations; 0 tokens: not known."""
-        self.batch_tokens, self.urgent_first = batch_tokens or DEFAULT_BATCH_TOKENS, urgent_first
+    def use_report(self, batch_tokens: int, *, urgent_first: bool, slots: int = 0) -> None:
+        """The engine has reported how it makes its iterations; 0 tokens or slots: not known."""
+        self.batch_tokens, self.slots = batch_tokens or DEFAULT_BATCH_TOKENS, slots
+        self.urgent_first = urgent_first
         self._changed()
 
     def refresh(self, now_s: float) -> None:
@@ -182,3 +190,8 @@ class EngineView:
 
     def _changed(self) -> None:
         self.floor = None
+
+
+def sent_calls(view: EngineView) -> int:
+    """The calls that the engine was sent and has not ended."""
+    return view.outstanding - view.queue.held

@@ -1,19 +1,14 @@
-"""The prompts that wait in one engine to be computed.
+"""The prompts that one engine still has to compute: those that it was sent, and those that wait in the gateway.
 
 A streamed call waits until its first byte. Nothing shows when another call's prefill ends, so it is taken as predicted:
-after the prefills before it and its own.
+after the prefills that were sent before it and its own.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-
-SMOOTHING = 0.1
-"""The weight of a new gap between two first bytes."""
-
-LONGEST_GAP_S = 5.0
-"""A longer gap is a pause of the engine, not its pace."""
+from math import inf
 
 MOST_PROGRESS = 0.95
 """The part of its prefill that a prompt counts as computed at most while it has no first token."""
@@ -23,97 +18,112 @@ MOST_PROGRESS = 0.95
 class Prefill:
     """One call's prefill: uncached tokens, and the seconds that it takes alone. `attention_s` is a part of them.
 
-    `is_urgent` says that the call has a TTFT.
+    The engine was sent the call at `sent_s`. `is_urgent` says that the call has a TTFT.
     """
 
     tokens: int
     time_s: float
     attention_s: float
-    booked_s: float
+    sent_s: float
     is_streamed: bool = True
     is_urgent: bool = False
 
 
 class PrefillQueue:
-    """The waiting prefills of one engine, the oldest first. `tokens` and `attention_s` are their sums.
+    """The waiting prefills of one engine. `tokens` and `attention_s` are their sums.
 
-    `urgent_tokens` are those of urgent prefills. The oldest prefill has been computed since `head_s`.
+    `urgent_tokens` are those of urgent prefills. `sent_tokens` and `sent_attention_s` are the sums of the prefills that
+    the engine was sent. The oldest of these has been computed since `head_s`.
     """
 
     __slots__ = (
-        *("_begun_s", "_gap_s", "_streamed", "_time_s", "_waiting", "_whole"),
-        *("attention_s", "head_s", "tokens", "urgent_tokens"),
+        *("_held", "_sent", "_sent_time_s", "_whole"),
+        *("attention_s", "head_s", "sent_attention_s", "sent_tokens", "tokens", "urgent_tokens"),
     )
 
     def __init__(self) -> None:
-        self.tokens = 0
+        self.tokens = self.sent_tokens = 0
         self.urgent_tokens = 0
-        self.attention_s = 0.0
-        self._time_s = 0.0
-        self._waiting: dict[Prefill, None] = {}
+        self.attention_s = self.sent_attention_s = 0.0
+        self._sent_time_s = 0.0
+        self._held: dict[Prefill, None] = {}
+        self._sent: dict[Prefill, None] = {}
         self._whole: deque[tuple[float, Prefill]] = deque()  # when the prefill of a call that is not streamed ends
-        self._streamed = 0
-        self._gap_s = 0.0
-        self._begun_s: float | None = None
         self.head_s = 0.0
 
     def __len__(self) -> int:
         """Prefills that wait, or are being computed."""
-        return len(self._waiting)
+        return len(self._held) + len(self._sent)
+
+    @property
+    def held(self) -> int:
+        """Prefills of calls that wait in the gateway."""
+        return len(self._held)
+
+    @property
+    def sent(self) -> int:
+        """Prefills that the engine was sent and has not computed."""
+        return len(self._sent)
 
     def add(self, prefill: Prefill) -> None:
-        """A call was placed here."""
-        if not self._waiting:
-            self.head_s = prefill.booked_s
-        self._waiting[prefill] = None
+        """A call was placed here. It waits in the gateway."""
+        self._held[prefill] = None
         self.tokens += prefill.tokens
         self.urgent_tokens += prefill.tokens * prefill.is_urgent
         self.attention_s += prefill.attention_s
-        self._time_s += prefill.time_s
-        if prefill.is_streamed:
-            self._streamed += 1
-        else:
-            self._whole.append((prefill.booked_s + self._time_s, prefill))
 
-    def computed(self, prefill: Prefill, now_s: float) -> None:
-        """A streamed call has its first byte. While others wait, the time between two of these is the engine's pace."""
-        if self._begun_s is not None:
-            gap_s = min(now_s - self._begun_s, LONGEST_GAP_S)
-            self._gap_s = gap_s if self._gap_s == 0.0 else self._gap_s + SMOOTHING * (gap_s - self._gap_s)
-        self.leave(prefill, now_s)
-        self._begun_s = now_s if self._streamed else None
+    def send(self, prefill: Prefill, now_s: float) -> None:
+        """The engine was sent the call."""
+        if not self._sent:
+            self.head_s = now_s
+        prefill.sent_s = now_s
+        del self._held[prefill]
+        self._sent[prefill] = None
+        self.sent_tokens += prefill.tokens
+        self.sent_attention_s += prefill.attention_s
+        self._sent_time_s += prefill.time_s
+        if not prefill.is_streamed:
+            self._whole.append((now_s + self._sent_time_s, prefill))
 
     def leave(self, prefill: Prefill, now_s: float) -> None:
-        """A call does not wait any more; no effect if it did not."""
-        if prefill in self._waiting:
-            del self._waiting[prefill]
-            self.tokens -= prefill.tokens
-            self.urgent_tokens -= prefill.tokens * prefill.is_urgent
-            self.attention_s -= prefill.attention_s
-            self._time_s -= prefill.time_s
-            self._streamed -= prefill.is_streamed
-            self.head_s = now_s
-        if not self._waiting:
-            self._time_s = self.attention_s = 0.0  # rounding ends with the calls
-        if self._streamed == 0:
-            self._begun_s = None
+        """A call does not wait any more: its prompt is computed, or it has ended; no effect if it did not wait."""
+        if prefill in self._sent:
+            if prefill is next(iter(self._sent)):
+                self.head_s = now_s
+            del self._sent[prefill]
+            self.sent_tokens -= prefill.tokens
+            self.sent_attention_s -= prefill.attention_s
+            self._sent_time_s -= prefill.time_s
+            while self._whole and self._whole[0][1] not in self._sent:
+                self._whole.popleft()
+        elif prefill in self._held:
+            del self._held[prefill]
+        else:
+            return
+        self.tokens -= prefill.tokens
+        self.urgent_tokens -= prefill.tokens * prefill.is_urgent
+        self.attention_s -= prefill.attention_s
+        if not self._sent:  # rounding ends with the calls
+            self._sent_time_s = self.sent_attention_s = 0.0
+            if not self._held:
+                self.attention_s = 0.0
 
     def mark(self, prefill: Prefill, *, is_urgent: bool) -> None:
         """A call has got a TTFT, or lost it."""
-        if prefill in self._waiting:
+        if prefill in self._sent or prefill in self._held:
             self.urgent_tokens += prefill.tokens * (is_urgent - prefill.is_urgent)
         prefill.is_urgent = is_urgent
 
     def expire(self, now_s: float) -> None:
         """Prefills of calls that are not streamed end as predicted. This comes before the sums are read at `now_s`."""
         while self._whole and self._whole[0][0] <= now_s:
-            _, prefill = self._whole.popleft()
-            self.leave(prefill, now_s)
+            ended_s, prefill = self._whole[0]
+            self.leave(prefill, ended_s)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits."""
-        return not self._waiting
+        return not self._sent and not self._held
 
     @property
     def may_expire(self) -> bool:
@@ -121,29 +131,27 @@ class PrefillQueue:
         return bool(self._whole)
 
     @property
+    def expires_s(self) -> float:
+        """When the next prefill ends without an event; infinite if none does."""
+        return self._whole[0][0] if self._whole else inf
+
+    @property
     def most_progress_s(self) -> float:
         """What `progress_s` is at most while nothing happens."""
-        return MOST_PROGRESS * next(iter(self._waiting)).time_s if self._waiting else 0.0
+        return MOST_PROGRESS * next(iter(self._sent)).time_s if self._sent else 0.0
 
     def progress_s(self, now_s: float) -> float:
-        """How much of the oldest prefill has been computed, as seconds of it."""
+        """How much of the oldest prefill that was sent has been computed, as seconds of it."""
         return min(now_s - self.head_s, self.most_progress_s)
-
-    def wait_s(self, now_s: float) -> float:
-        """Seconds until the prefill of a new call would begin.
-
-        The longer of two estimates: the predicted prefills, and the engine's pace times the calls that wait. The second
-        is longer where calls wait for room in the KV cache.
-        """
-        self.expire(now_s)
-        if not self._waiting:
-            return 0.0
-        return max(self._time_s, self._streamed * self._gap_s)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        assert self._streamed == sum(prefill.is_streamed for prefill in self._waiting)
-        assert self.tokens == sum(prefill.tokens for prefill in self._waiting)
-        assert self.urgent_tokens == sum(prefill.tokens for prefill in self._waiting if prefill.is_urgent)
-        assert abs(self._time_s - sum(prefill.time_s for prefill in self._waiting)) < 1e-6 or not self._waiting
-        assert abs(self.attention_s - sum(p.attention_s for p in self._waiting)) < 1e-6 or not self._waiting
+        for prefills, tokens, attention_s in (
+            ([*self._held, *self._sent], self.tokens, self.attention_s),
+            (list(self._sent), self.sent_tokens, self.sent_attention_s),
+        ):
+            assert tokens == sum(prefill.tokens for prefill in prefills)
+            assert abs(attention_s - sum(prefill.attention_s for prefill in prefills)) < 1e-6 or not prefills
+        waiting = [*self._held, *self._sent]
+        assert self.urgent_tokens == sum(prefill.tokens for prefill in waiting if prefill.is_urgent)
+        assert abs(self._sent_time_s - sum(prefill.time_s for prefill in self._sent)) < 1e-6 or not self._sent

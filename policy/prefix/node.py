@@ -94,17 +94,18 @@ class Holding:
 
     `resident_blocks` were reported, or assumed to be stored. `bookings` counts booked calls, also those that no
     report has confirmed since they ended. Their blocks are expected: all blocks of the node, since a call spans whole
-    nodes. `sharers` counts the calls placed there within the window H. The last `leaving_blocks` of the resident blocks
-    are expected to be evicted for booked calls.
+    nodes. `waiting` of them are of calls that wait in the gateway. `sharers` counts the calls placed there within the
+    window H. The last `leaving_blocks` of the resident blocks are expected to be evicted for booked calls.
     """
 
-    __slots__ = ("bookings", "leaving_blocks", "newer", "node", "older", "resident_blocks", "sharers")
+    __slots__ = ("bookings", "leaving_blocks", "newer", "node", "older", "resident_blocks", "sharers", "waiting")
 
     def __init__(self, node: Node, resident_blocks: int = 0, bookings: int = 0, sharers: int = 0) -> None:
         self.node = node
         self.resident_blocks = resident_blocks
         self.bookings = bookings
         self.sharers = sharers
+        self.waiting = 0
         self.leaving_blocks = 0
         self.older: Holding | None = None
         self.newer: Holding | None = None
@@ -132,6 +133,7 @@ class Holding:
     def split(self, upper: Node, blocks: int) -> Holding:
         """The holding of `upper`, which takes over the node's first `blocks` blocks. It follows in the order of use."""
         above = Holding(upper, min(blocks, self.resident_blocks), self.bookings, self.sharers)
+        above.waiting = self.waiting
         self.resident_blocks = max(0, self.resident_blocks - blocks)
         above.leaving_blocks = max(0, self.leaving_blocks - self.resident_blocks)
         self.leaving_blocks -= above.leaving_blocks
@@ -149,8 +151,8 @@ class Holding:
             return False
         if below is None:
             return not self.bookings and not self.sharers
-        same_calls = (self.bookings, self.sharers) == (below.bookings, below.sharers)
-        return same_calls and (not below.held or self.older is below)
+        calls, calls_below = (self.bookings, self.sharers, self.waiting), (below.bookings, below.sharers, below.waiting)
+        return calls == calls_below and (not below.held or self.older is below)
 
     def join(self, above: Holding) -> None:
         """Take over the blocks of `above`, the upper part of the node, and its place in the order of use."""
@@ -177,6 +179,6 @@ class Holding:
         assert self, f"an empty holding was left on {node}"
         assert 0 <= self.resident_blocks <= len(node)
         assert 0 <= self.leaving_blocks <= self.resident_blocks
-        assert self.bookings >= 0
+        assert 0 <= self.waiting <= self.bookings
         assert self.sharers >= 0
         assert self.held == (self.newer is not None) == (self.older is not None), f"{node}: in the order of use or not?"

@@ -37,22 +37,47 @@ class Residency:
                 break
         return total
 
-    def book(self, leaf: Node) -> None:
-        """A call that ends at `leaf` was booked here. Its blocks are expected, and it counts as a sharer within H."""
+    def book(self, leaf: Node, *, waits: bool = False) -> None:
+        """A call that ends at `leaf` was booked here. Its blocks are expected, and it counts as a sharer within H.
+
+        If it `waits`, it was not sent yet; `send` follows.
+        """
         for node in leaf.path():
             holding = node.holding(self.engine_id)
             holding.bookings += 1
             holding.sharers += 1
+            holding.waiting += waits
             self._order.touch(holding)
+
+    def send(self, leaf: Node) -> None:
+        """A call does not wait any more: the engine will compute its blocks."""
+        for node in leaf.path():
+            node.holdings[self.engine_id].waiting -= 1
+
+    def ready_blocks(self, leaf: Node) -> int:
+        """The length of the longest run of blocks from the root to `leaf` that is here, or that sent calls compute.
+
+        A call has to be booked at `leaf`.
+        """
+        total = 0
+        for node in leaf.path():
+            holding = node.holdings[self.engine_id]
+            if holding.bookings > holding.waiting or holding.staying_blocks == len(node):
+                total += len(node)
+            else:
+                total = holding.staying_blocks
+        return total
 
     def touch(self, leaf: Node) -> None:
         """The prefix that ends at `leaf` was in use until now."""
         self._order.touch_path(leaf)
 
-    def unbook(self, leaf: Node) -> None:
-        """The call's blocks are no longer expected. Only its resident blocks stay."""
+    def unbook(self, leaf: Node, *, waits: bool = False) -> None:
+        """The call's blocks are no longer expected. Only its resident blocks stay. One that `waits` was not sent."""
         for node in leaf.path():
-            node.holdings[self.engine_id].bookings -= 1
+            holding = node.holdings[self.engine_id]
+            holding.bookings -= 1
+            holding.waiting -= waits
             node.drop_unused(self.engine_id)
         self._tree.prune(leaf)
 

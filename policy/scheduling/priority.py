@@ -11,7 +11,7 @@ other group gets at most its proportion, and one pick for rounding. In all, thes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from math import lcm
 from typing import TypeVar
@@ -38,7 +38,7 @@ class HitRatioGroups:
         groups = self._groups
         return groups * cached_tokens // tokens if cached_tokens < tokens else groups - 1
 
-    def turns(self, queues: Sequence[Sequence[T]]) -> Iterator[tuple[int, T]]:
+    def turns(self, queues: Sequence[Collection[T]]) -> Iterator[tuple[int, T]]:
         """(group, call) in the order of picks. `queues` has one queue of waiting calls for each group, by group."""
         # Ties: the group with the larger cached share goes first.
         standing = [(max(self._positions[group], self._reached), -group) for group, queue in enumerate(queues) if queue]

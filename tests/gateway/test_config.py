@@ -5,8 +5,9 @@ from typing import get_args
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
-from plait.gateway.config import Config, EngineConfig, ModelConfig
+from plait.gateway.config import AdmissionConfig, Config, EngineConfig, ModelConfig
 from plait.gateway.config_file import ConfigError, load_config, parse_config
 from plait.gateway.server_config import Section
 
@@ -371,3 +372,13 @@ def test_an_alias_names_one_model_and_a_fallback_another() -> None:
         'models[0].fallbacks has "m": expected other models',
         'models[1].aliases[0] = "a": models[0].aliases[0] is the same name',
     ]
+
+
+def test_a_key_of_an_earlier_version_is_warned_of_and_has_no_effect() -> None:
+    data = {"admission": {"engine_backlog_s": 4.0}, "engines": [{"url": "http://a"}]}
+    with capture_logs() as logs:
+        config = parse_config(data, "c.toml")
+    assert config.admission == AdmissionConfig()
+    (warning,) = logs
+    assert (warning["log_level"], warning["key"]) == ("warning", "admission.engine_backlog_s")
+    assert "admission.ahead_s" in warning["why"]

@@ -60,7 +60,7 @@ def test_tenants_and_limits_change() -> None:
         ({"tenants": [{"name": "blue", "api_keys": ["k"]}]}, "tenants"),
         ({"server": {"secret": "s" * 32}}, "server.secret"),
         ({"admission": {"max_wait_s": 1}}, "admission.max_wait_s"),
-        ({"admission": {"engine_backlog_s": 1}}, "admission.engine_backlog_s"),
+        ({"admission": {"ahead_s": 2}}, "admission.ahead_s"),
         ({"log": {"format": "json"}}, "log.format"),
         ({"placement": {"policy": "round_robin"}}, "placement.policy"),
         ({"upstream": {"max_attempts": 1}}, "upstream.max_attempts"),

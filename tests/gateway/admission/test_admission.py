@@ -1,261 +1,230 @@
-"""What waits before placement: by tenant, bounded, and never lost."""
+"""Calls are booked when they arrive and sent when their engine has room; none is lost, whatever happens meanwhile."""
 
 from __future__ import annotations
 
 from collections import Counter
-from math import inf
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from plait.backends.errors import LimitError
-from plait.gateway.admission.admission import Admission, Turns
-from plait.gateway.admission.drain_rate import DrainRate
-from plait.gateway.admission.tenant_limits import UNLIMITED, TenantLimits, TenantUse
-from plait.policy.admission.fair_queue import Ticket
-
-
-class Fleet:
-    """Room for so many calls."""
-
-    def __init__(self, room: int = 0) -> None:
-        self.room = room
-
-    def has_room(self, _model: str, _now_s: float) -> bool:
-        return self.room > 0
-
-
-def ticket(tenant: str = "a", tokens: int = 100, *, work_s: float = 1.0, throughput: bool = False) -> Ticket:
-    return Ticket(tenant, "m", tokens, work_s, "", throughput)
-
-
-def admission(fleet: Fleet, *, max_wait_s: float = 1e9, limits: TenantLimits = UNLIMITED) -> Admission:
-    return Admission(fleet.has_room, max_wait_s, lambda _: limits)
-
-
-def enter(made: Admission, one: Ticket, now_s: float) -> Turns:
-    """A call arrives."""
-    return Turns((one,)) if made.admits(one, now_s) else made.wait(one, now_s)
+from plait.backends.errors import LimitError, NoEngineError, OverloadedError
+from plait.gateway.admission.tenant_limits import TenantLimits
+from plait.policy.placement.engine_view import sent_calls
+from plait.policy.types import Slo
+from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 
 def test_while_there_is_room_nothing_waits() -> None:
-    made = admission(Fleet(1))
-    one = ticket()
-    assert enter(made, one, 0.0).admitted == (one,)
-    assert (made.waiting("m"), made.use("a").running) == (0, 1)
-    made.left(one, None)
-    made.check([])
+    fleet = WaitingFleet("x", "y")
+    calls = [fleet.enter() for _ in range(2)]
+    assert fleet.sent == calls
+    assert fleet.admission.waiting("m") == 0
+    for call in calls:
+        fleet.first_byte(call)
+        fleet.end(call)
+    assert fleet.admission.use("a").running == 0
 
 
-def test_what_waits_goes_when_there_is_room_and_is_placed_one_by_one() -> None:
-    fleet = Fleet()
-    made, tickets = admission(fleet), [ticket() for _ in range(3)]
-    assert [enter(made, one, 0.0).admitted for one in tickets] == [()] * 3
-    fleet.room = 2
-    assert made.poll("m", 1.0).admitted == (tickets[0],)
-    assert made.poll("m", 1.0).admitted == (), "the first one takes its room first"
-    fleet.room = 1
-    assert made.placed(tickets[0], 1.0).admitted == (tickets[1],)
-    fleet.room = 0
-    assert made.placed(tickets[1], 1.0).admitted == ()
-    made.check(tickets[:2])
+def test_a_call_is_booked_at_once_and_sent_when_its_engine_has_room() -> None:
+    fleet = WaitingFleet("x")
+    first, second, third = (fleet.enter(tokens=1_500) for _ in range(3))
+    assert (fleet.sent, fleet.admission.waiting("m")) == ([first], 2)
+    assert fleet.router.engines["x"].view.outstanding == 3, "the books count what waits"
+    assert sent_calls(fleet.router.engines["x"].view) == 1
+    fleet.pass_time(0.52)  # 0.99 s of the first prompt are left
+    assert fleet.sent == [first, second]
+    fleet.pass_time(60.0)
+    assert third not in fleet.sent, "no more than a second is sent ahead"
+    fleet.first_byte(first)
+    assert third not in fleet.sent
+    fleet.first_byte(second)
+    assert third in fleet.sent
 
 
-def test_who_comes_later_does_not_overtake_the_queue() -> None:
-    fleet = Fleet()
-    made, first, second = admission(fleet), ticket(), ticket()
-    enter(made, first, 0.0)
-    fleet.room = 1
-    assert enter(made, second, 0.0).admitted == (first,)
-    assert made.waiting("m") == 1
+def test_the_books_of_a_full_engine_send_the_next_call_elsewhere() -> None:
+    fleet = WaitingFleet("x", "y")
+    calls = [fleet.enter(tokens=3_000) for _ in range(6)]
+    assert Counter(map(fleet.engine_of, calls)) == {"x": 3, "y": 3}
+
+
+def test_a_call_waits_for_the_engine_that_has_its_prefix() -> None:
+    fleet = WaitingFleet("x", "y")
+    first = fleet.enter(tokens=6_400, prefix=1)
+    other = fleet.enter(tokens=900)
+    assert fleet.engine_of(first) != fleet.engine_of(other)
+    asked = [fleet.enter(tokens=6_400 + 10 * number, prefix=1) for number in range(1, 4)]
+    assert {fleet.engine_of(call) for call in asked} == {fleet.engine_of(first)}
+    assert not set(asked) & set(fleet.sent)
+    fleet.first_byte(first)
+    assert set(asked) <= set(fleet.sent)
+
+
+def test_an_engine_that_runs_dry_takes_the_call_that_gains_most() -> None:
+    fleet = WaitingFleet("x", "y")
+    fleet.router.health.unreachable("y")
+    calls = [fleet.enter(tokens=3_000) for _ in range(4)]
+    assert {fleet.engine_of(call) for call in calls} == {"x"}
+    fleet.router.health.answered("y", {"m": None})
+    fleet.settle()
+    assert fleet.engine_of(calls[3]) == "y"
+    assert fleet.sent == [calls[0], calls[3]]
+    fleet.first_byte(calls[3])
+    assert [fleet.engine_of(call) for call in calls] == ["x", "x", "y", "y"]
+
+
+def test_a_line_is_placed_anew_when_its_engine_goes() -> None:
+    fleet = WaitingFleet("x", "y")
+    calls = [fleet.enter(tokens=3_000) for _ in range(6)]
+    waiting = [call for call in calls if fleet.engine_of(call) == "y" and not call.is_sent]
+    assert len(waiting) == 2
+    fleet.router.health.drain("y")
+    fleet.settle()
+    assert {fleet.engine_of(call) for call in waiting} == {"x"}
+    assert not fleet.errors()
+    for call in (call for call in calls if call.is_sent and fleet.engine_of(call) == "y"):
+        fleet.first_byte(call)
+        fleet.end(call)
+    fleet.router.remove_engine("y")
+    assert len(fleet.serve(5)) == 5
+
+
+def test_a_line_without_any_engine_fails_as_new_calls_do() -> None:
+    fleet = WaitingFleet("x")
+    sent, waiting = fleet.enter(tokens=3_000), fleet.enter(tokens=3_000)
+    fleet.router.health.unreachable("x")
+    fleet.settle()
+    assert isinstance(waiting.error, NoEngineError)
+    assert sent.error is None
+    with pytest.raises(NoEngineError):
+        fleet.enter()
+    assert fleet.admission.waiting("m") == 0
+
+
+def test_a_call_whose_client_goes_leaves_its_place() -> None:
+    fleet = WaitingFleet("x")
+    _, second, third = (fleet.enter(tokens=3_000) for _ in range(3))
+    fleet.go(second)
+    assert fleet.admission.waiting("m") == 1
+    assert fleet.router.engines["x"].view.outstanding == 2
+    fleet.go(third)
+    assert fleet.admission.waiting("m") == 0
+
+
+def test_a_call_that_is_sent_in_the_moment_its_client_goes_is_released() -> None:
+    fleet = WaitingFleet("x")
+    call = fleet.enter()
+    assert call.is_sent
+    fleet.go(call)
+    assert fleet.router.engines["x"].view.outstanding == 0
+
+
+# Slots.
+
+
+def test_an_engine_gets_no_more_calls_than_it_runs() -> None:
+    fleet = WaitingFleet("x")
+    fleet.router.engines["x"].view.slots = 2
+    calls = [fleet.enter(tokens=64) for _ in range(4)]
+    assert fleet.sent == calls[:2]
+    fleet.first_byte(calls[0])
+    assert fleet.sent == calls[:2], "a running call has its slot until it ends"
+    fleet.end(calls[0])
+    assert fleet.sent == calls[:3]
+
+
+# Tenants.
 
 
 def test_one_tenant_cannot_take_the_others_share() -> None:
-    fleet, served = Fleet(), Counter[str]()
-    made = admission(fleet)
-    for name, calls in (("greedy", 400), ("b", 20), ("c", 20)):
+    fleet = WaitingFleet("x")
+    for name, calls in (("greedy", 60), ("b", 10), ("c", 10)):
         for _ in range(calls):
-            enter(made, ticket(name), 0.0)
-    fleet.room = 1
-    turns = made.poll("m", 0.0)
-    for number in range(60):
-        (one,) = turns.admitted
-        served[one.tenant] += 1
-        made.left(one, 100)
-        turns = made.poll("m", float(number))
-    assert served == {"greedy": 20, "b": 20, "c": 20}
+            fleet.enter(name, 1_200)
+    served = Counter(call.tenant for call in fleet.serve(27))
+    assert all(8 <= served[name] <= 10 for name in ("greedy", "b", "c")), served
 
 
-def test_beyond_the_bound_calls_are_refused_with_the_time_to_come_back() -> None:
-    made = admission(Fleet(), max_wait_s=2.5)
-    enter(made, ticket(), 0.0)
-    enter(made, ticket(), 0.0)
-    third = ticket()
-    ((refused, error),) = enter(made, third, 0.0).shed
-    assert refused is third
-    assert error.message.startswith("2 calls of this tenant wait for this model, about 2 s")
-    assert (error.status, error.retry_after_s, made.waiting("m")) == (429, 2.0, 2)
-    assert enter(admission(Fleet(), max_wait_s=0.5), ticket(), 0.0).shed == (), "one call may always wait"
-
-
-def test_calls_for_throughput_are_shed_first() -> None:
-    made = admission(Fleet(), max_wait_s=2.5)
-    batch = [ticket("b", throughput=True) for _ in range(2)]
-    for one in batch:
-        enter(made, one, 0.0)
-    assert [one for one, _ in enter(made, ticket("a"), 2.0).shed] == [batch[1]]
-    late = ticket("b", throughput=True)
-    assert [one for one, _ in enter(made, late, 3.0).shed] == [late]
-
-
-def test_a_tenant_within_its_share_loses_nothing_to_anothers_queue() -> None:
-    made = admission(Fleet(), max_wait_s=10.0)
-    for _ in range(30):
-        enter(made, ticket("greedy"), 0.0)
-    assert made.waiting("m") == 10
-    for number in range(4):
-        ((refused, _),) = enter(made, ticket("b"), float(number)).shed
-        assert refused.tenant == "greedy"
-
-
-def test_a_tenant_that_others_overtake_may_have_less_waiting() -> None:
-    """All together leave within the bound, but the greedy tenant gets only a part of the rate."""
-    fleet = Fleet()
-    made = admission(fleet, max_wait_s=10.0)
-    for _ in range(10):
-        enter(made, ticket("greedy"), 0.0)
-    fleet.room = 1
-    now_s = 0.0
-    for number in range(40):
-        now_s += 0.5  # two calls a second leave, one of them a light tenant's
-        enter(made, ticket("light"), now_s)
-        for one in made.poll("m", now_s).admitted:
-            made.left(one, None)
-        if number % 2:
-            enter(made, ticket("greedy"), now_s)
-    assert made.waiting("m") <= 12
+def test_calls_with_a_ttft_go_first_and_calls_for_throughput_last() -> None:
+    fleet = WaitingFleet("x")
+    first = fleet.enter(tokens=3_000)
+    batch = fleet.enter(tokens=3_000, for_throughput=True)
+    plain = fleet.enter(tokens=3_000)
+    urgent = fleet.enter(tokens=3_000, ttft_s=9.0)
+    assert fleet.serve(4) == [first, urgent, plain, batch]
 
 
 def test_a_tenant_at_its_limit_waits_while_others_go() -> None:
-    fleet = Fleet(9)
-    made = admission(fleet, limits=TenantLimits(max_running=1, max_waiting=1))
-    first, second, other = ticket(), ticket(), ticket("b")
-    assert enter(made, first, 0.0).admitted == (first,)
-    assert enter(made, second, 0.0).admitted == ()
+    fleet = WaitingFleet("x", limits=TenantLimits(max_running=1, max_waiting=1))
+    first, second = fleet.enter(tokens=64), fleet.enter(tokens=64)
+    assert (fleet.sent, fleet.engine_of(second)) == ([first], None)
     with pytest.raises(LimitError, match="1 calls of this tenant wait already"):
-        enter(made, ticket(), 0.0)
-    assert enter(made, other, 0.0).admitted == (other,)
-    assert made.placed(other, 0.0).admitted == ()
-    made.left(first, None)
-    assert made.poll("m", 1.0).admitted == (second,)
+        fleet.enter(tokens=64)
+    other = fleet.enter("b", tokens=64)
+    assert other.is_sent
+    fleet.end(first)
+    assert second.is_sent
 
 
-def test_a_call_whose_client_goes_leaves_the_queue() -> None:
-    fleet = Fleet()
-    made, one, two = admission(fleet), ticket(), ticket()
-    enter(made, one, 0.0)
-    enter(made, two, 0.0)
-    made.give_up(one)
-    fleet.room = 1
-    assert made.poll("m", 1.0).admitted == (two,)
-    made.left(two, None)  # before it was placed
-    made.check([])
-    assert made.poll("m", 1.0).admitted == ()
+def test_a_call_that_waits_for_its_tenants_limit_may_go() -> None:
+    fleet = WaitingFleet("x", limits=TenantLimits(max_running=1))
+    first, second = fleet.enter(), fleet.enter()
+    fleet.go(second)
+    fleet.end(first)
+    assert fleet.admission.waiting("m") == 0
 
 
-# Rates.
-
-
-def test_a_rate_allows_a_burst_and_then_its_share() -> None:
-    limits, use = TenantLimits(calls_per_s=2.0), TenantUse()
-    for _ in range(20):
-        use.check_rate(limits, 1, 0.0)
-        use.enter(1)
-    with pytest.raises(LimitError, match="2 calls a second") as caught:
-        use.check_rate(limits, 1, 0.0)
-    assert caught.value.retry_after_s == 1.0
-    use.check_rate(limits, 1, 0.5)
-    use.enter(1)
+def test_too_many_in_line_are_refused() -> None:
+    fleet = WaitingFleet("x", limits=TenantLimits(max_waiting=1))
+    fleet.enter(tokens=3_000)
+    fleet.enter(tokens=3_000)
     with pytest.raises(LimitError):
-        use.check_rate(limits, 1, 0.5)
+        fleet.enter(tokens=3_000)
+    assert fleet.router.engines["x"].view.outstanding == 2
 
 
-def test_a_call_above_a_whole_burst_may_go_alone() -> None:
-    limits, use = TenantLimits(tokens_per_s=10.0), TenantUse()
-    use.check_rate(limits, 5_000, 0.0)
-    use.enter(5_000)
-    with pytest.raises(LimitError, match="10 tokens a second") as caught:
-        use.check_rate(limits, 1, 1.0)
-    assert caught.value.retry_after_s == pytest.approx(489.1)
-    use.check_rate(limits, 1, 500.0)
+# What is too much.
 
 
-def test_a_drain_rate_corrects_predicted_work() -> None:
-    rate = DrainRate()
-    assert rate.seconds(30.0) == 30.0
-    for number in range(100):
-        rate.left(3.0, number * 0.1)  # thirty seconds of work a second
-    assert rate.seconds(30.0) == pytest.approx(1.0, rel=0.1)
-    rate.pause()
-    rate.left(3.0, 1_000.0)
-    assert rate.seconds(30.0) == pytest.approx(1.0, rel=0.1)
+def test_beyond_the_bound_calls_are_refused_with_the_time_to_come_back() -> None:
+    fleet = WaitingFleet("x", max_wait_s=6.5)
+    calls = [fleet.enter(tokens=3_000) for _ in range(4)]
+    error = calls[3].error
+    assert isinstance(error, OverloadedError)
+    assert error.message.startswith("2 calls of this tenant wait for this model, about 6 s")
+    assert error.status == 429
+    assert error.retry_after_s == pytest.approx(6.0, rel=0.02)
+    assert [call.error for call in calls[:3]] == [None] * 3
+    alone = WaitingFleet("x", max_wait_s=0.5)
+    assert [alone.enter(tokens=3_000).error for _ in range(2)] == [None] * 2, "one call may always wait"
 
 
-class Machine(RuleBasedStateMachine):
-    """Every call that entered is admitted once, shed once, given up, or still waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fleet, self.now_s = Fleet(1), 0.0
-        limits = TenantLimits(max_running=2, max_waiting=6, calls_per_s=inf)
-        self.made = admission(self.fleet, max_wait_s=8.0, limits=limits)
-        self.waiting, self.placing, self.running = list[Ticket](), list[Ticket](), list[Ticket]()
-
-    def apply(self, admitted: tuple[Ticket, ...]) -> None:
-        for one in admitted:
-            self.waiting.remove(one)
-            self.placing.append(one)
-
-    @rule(tenant=st.sampled_from("abc"), throughput=st.booleans(), work_s=st.floats(0.1, 4))
-    def enter(self, tenant: str, throughput: bool, work_s: float) -> None:
-        one = ticket(tenant, throughput=throughput, work_s=work_s)
-        try:
-            turns = enter(self.made, one, self.now_s)
-        except LimitError:
-            return
-        self.waiting.append(one)
-        for victim, _ in turns.shed:
-            self.waiting.remove(victim)
-        self.apply(turns.admitted)
-
-    @rule(room=st.integers(0, 2), pause_s=st.floats(0, 2))
-    def poll(self, room: int, pause_s: float) -> None:
-        self.fleet.room, self.now_s = room, self.now_s + pause_s
-        self.apply(self.made.poll("m", self.now_s).admitted)
-
-    @precondition(lambda self: self.placing)
-    @rule()
-    def placed(self) -> None:
-        one = self.placing.pop(0)
-        self.running.append(one)
-        self.apply(self.made.placed(one, self.now_s).admitted)
-
-    @precondition(lambda self: self.running or self.placing)
-    @rule(tokens=st.none() | st.integers(0, 500))
-    def leave(self, tokens: int | None) -> None:
-        one = (self.running or self.placing).pop(0)
-        self.made.left(one, tokens)
-
-    @precondition(lambda self: self.waiting)
-    @rule(which=st.integers(0, 9))
-    def give_up(self, which: int) -> None:
-        self.made.give_up(self.waiting.pop(which % len(self.waiting)))
-
-    @invariant()
-    def nothing_is_lost(self) -> None:
-        self.made.check([*self.placing, *self.running])
-        assert self.made.waiting("m") == len(self.waiting)
+def test_calls_for_throughput_are_given_up_first() -> None:
+    fleet = WaitingFleet("x", max_wait_s=6.5)
+    fleet.enter(tokens=3_000)
+    batch = [fleet.enter("b", 3_000, for_throughput=True) for _ in range(2)]
+    urgent = fleet.enter("a", 3_000)
+    assert [call.error is None for call in (*batch, urgent)] == [True, False, True]
 
 
-TestMachine = Machine.TestCase
+def test_a_tenant_within_its_share_loses_nothing_to_anothers_queue() -> None:
+    fleet = WaitingFleet("x", max_wait_s=10.0)
+    for _ in range(30):
+        fleet.enter("greedy", 1_000)
+    refused = len(fleet.errors())
+    light = [fleet.enter("b", 1_000) for _ in range(4)]
+    assert [call.error for call in light] == [None] * 4
+    assert len(fleet.errors()) == refused + 4
+
+
+def test_a_normal_call_is_not_given_up_while_one_for_throughput_waits() -> None:
+    fleet = WaitingFleet("x", max_wait_s=12.5)
+    fleet.enter("a", 3_000)
+    batch = [fleet.enter("b", 3_000, for_throughput=True) for _ in range(2)]
+    plain = [fleet.enter(tenant, 3_000) for tenant in ("a", "a", "c")]
+    assert [call.error is None for call in (*batch, *plain)] == [True, False, True, True, True]
+
+
+def test_objectives_that_change_move_a_call_to_its_new_class() -> None:
+    fleet = WaitingFleet("x")
+    first, second, third = (fleet.enter(tokens=3_000) for _ in range(3))
+    fleet.admission.refine(third, third.call._replace(slo=Slo(ttft_s=5.0)))
+    assert fleet.serve(3) == [first, third, second]

@@ -27,6 +27,7 @@ from plait.gateway.fleet.metrics import HealthMetrics
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
+from plait.gateway.timer import at_loop_time
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call
@@ -143,8 +144,8 @@ class Gateway:
         self.supervisor = Supervisor(self.registry)
         health_metrics = HealthMetrics(self.registry)
         self.recovery = Recovery(self.router, links, self.supervisor, health_metrics, trial_timeout_s=0.1)
-        admission = Admission(self.router.full.has_room, 120.0, lambda _: UNLIMITED)
-        self.gate = Gate(admission, lambda *_: 0.1, self.supervisor)
+        admission = Admission(self.router, at_loop_time, lambda _: UNLIMITED, max_wait_s=120.0)
+        self.gate = Gate(admission)
         self.open_answers = OpenAnswers(MAX_OPEN_ANSWER_BYTES)
         self.relay = Relay(
             self.router,
@@ -152,7 +153,7 @@ class Gateway:
             self.recovery,
             self.gate,
             CallMetrics(self.registry),
-            objectives=ChangedObjectives(self.router, links, self.supervisor, self.registry),
+            objectives=ChangedObjectives(self.router, admission, links, self.supervisor, self.registry),
             max_attempts=3,
             open_answers=self.open_answers,
             forward_client_key=forward_client_key,

@@ -1,4 +1,4 @@
-"""Calls that wait before placement, over the relay: they go when there is room, and leave when their client goes."""
+"""Calls that wait for their engine, over the relay: they go when it has room, and leave when their client goes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from tests.gateway.calls.scripted_engines import JSON, WHOLE, Client, Exchange, 
 
 
 def close_gate(made: Gateway) -> None:
-    """From now on the engine counts as full."""
-    made.router.full._backlog_s = 0.0
-    made.router.full.note(made.router.engines["a"], 0.0)
+    """From now on all slots of the engine are taken."""
+    made.router.engines["a"].view.slots = -1
 
 
 def open_gate(made: Gateway) -> None:
-    made.router.full._backlog_s = float("inf")
-    made.router.full._full.clear()
+    made.router.engines["a"].view.slots = 0
+    made.router.on_room("a")
 
 
 def whole() -> Exchange:
     return Exchange(headers=JSON, pieces=[WHOLE])
 
 
-async def test_calls_wait_while_all_engines_are_full_and_go_in_turn() -> None:
+async def test_calls_wait_while_their_engine_is_full_and_go_in_turn() -> None:
     async with gateway(FakeHttp(whole(), whole(), whole())) as made:
         close_gate(made)
         clients = [Client() for _ in range(3)]
@@ -41,7 +40,7 @@ async def test_calls_wait_while_all_engines_are_full_and_go_in_turn() -> None:
         made.gate.admission.check([])
 
 
-async def test_a_call_whose_client_goes_while_it_waits_is_never_placed() -> None:
+async def test_a_call_whose_client_goes_while_it_waits_is_never_sent() -> None:
     async with gateway(FakeHttp()) as made:
         close_gate(made)
         client = Client()
@@ -54,7 +53,7 @@ async def test_a_call_whose_client_goes_while_it_waits_is_never_placed() -> None
         made.gate.admission.check([])
 
 
-async def test_what_is_too_much_is_refused_before_it_is_placed() -> None:
+async def test_what_is_too_much_is_refused_before_it_is_sent() -> None:
     async with gateway(FakeHttp()) as made:
         close_gate(made)
         waiting = asyncio.create_task(made.deliver(Client()))

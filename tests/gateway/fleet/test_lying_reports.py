@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.protocol.cache_state import CacheState, IterationState, KvState, QueueState, StoredRun
+from plait.backends.protocol.cache_state import (
+    CacheState,
+    IterationState,
+    KvState,
+    QueueState,
+    SchedulerState,
+    StoredRun,
+)
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
@@ -111,6 +118,8 @@ def test_a_report_that_contradicts_itself_is_refused_and_residency_reset(runs: l
         ({"kv": KvState(1, 1, 0), "stored": [StoredRun(None, [1, 2, 3])]}, "more than fits"),
         ({"cursor": -1}, "a count"),
         ({"queue": QueueState(waiting=-3)}, "a count"),
+        ({"scheduler": SchedulerState(slots=-1)}, "a count"),
+        ({"scheduler": SchedulerState(slots=2**60)}, "a count"),
         ({"queue": QueueState(mean_queue_s=float("nan"))}, "a time"),
         ({"queue": QueueState(mean_queue_s=-1.0)}, "a time"),
         ({"iteration": IterationState(mean_s=float("inf"))}, "a time"),

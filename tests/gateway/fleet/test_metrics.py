@@ -6,6 +6,7 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import exposition, new_registry
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.routes import Route, RouteState
+from tests.gateway.fleet.lettered_prompts import new_router, report
 from tests.gateway.fleet.virtual_fleet import VirtualFleet
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -17,16 +18,27 @@ def test_an_engines_own_figures_are_shown_once_it_reports_them() -> None:
     registry = new_registry()
     registry.register(FleetCollector(router))
     assert "plait_engine_waiting_calls{" not in exposition(registry).decode()
-    engine = Engine(EngineSettings(name="a", model="m", kv_tokens=1024), COSTS)
+    engine = Engine(EngineSettings(name="a", model="m", kv_tokens=1024, max_running_calls=8), COSTS)
     router.report("a", engine.cache_state(), requested_s=0.0)
     text = exposition(registry).decode()
     for line in ("waiting_calls", "running_calls", "queue_seconds", "iteration_seconds", "preemptions"):
         assert f'plait_engine_{line}{{engine="a"}} 0.0' in text
+    assert 'plait_engine_slots{engine="a"} 8.0' in text
     assert 'plait_engine_kv_tokens{engine="a"} 1024.0' in text
     assert 'plait_engine_kv_free_tokens{engine="a"} 1024.0' in text
     assert 'plait_engine_reports{engine="a"} 1.0' in text
     router.no_reports("a")
     assert "plait_engine_kv_tokens{" not in exposition(registry).decode()
+
+
+def test_a_figure_that_an_older_adapter_leaves_out_is_not_shown() -> None:
+    router = new_router("a")
+    registry = new_registry()
+    registry.register(FleetCollector(router))
+    router.report("a", report(snapshot=True), requested_s=0.0)
+    text = exposition(registry).decode()
+    assert 'plait_engine_running_calls{engine="a"} 0.0' in text
+    assert "plait_engine_slots{" not in text
 
 
 def test_the_prefixes_that_rebalancing_moved_are_counted_by_state() -> None:

@@ -310,7 +310,7 @@ async def test_an_engine_that_misses_two_probes_is_down_and_one_that_streams_is_
         fake.is_silent = True
         seen = len(fake.requests)
         while len(fake.requests) < seen + 10:
-            router.received(booking, asyncio.get_running_loop().time())
+            router.engines[booking.placement.engine_id].progress.next_byte(booking, asyncio.get_running_loop().time())
             await asyncio.sleep(TICK_S)
         assert is_up(router), "bytes come: it is busy"
         router.release(booking, 0.0, delivered=False)

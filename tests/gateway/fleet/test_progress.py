@@ -59,7 +59,7 @@ def test_an_answer_that_is_not_streamed_is_due_at_its_end(router: Router) -> Non
 def test_bytes_of_any_call_show_progress(router: Router) -> None:
     waiting, streaming = booked(router, 0.0), booked(router, 0.0)
     router.first_token(streaming, 1.0)
-    router.received(streaming, 20.0)
+    router.engines[streaming.placement.engine_id].progress.next_byte(streaming, 20.0)
     assert not is_hung(router, 28.0)
     assert is_hung(router, 28.1)
     router.release(waiting, 28.1, delivered=False)
@@ -93,7 +93,7 @@ def test_first_bytes_of_new_calls_do_not_hide_streams_that_stall(router: Router)
     for number in range(20):
         begun = booked(router, number / 10, tokens=10)
         router.first_token(begun, number / 10)
-        router.received(begun, number / 10 + 0.05)
+        router.engines[begun.placement.engine_id].progress.next_byte(begun, number / 10 + 0.05)
     assert stalled(router, 2.0) == []
     assert stalled(router, 2.5) == ["a"]
     call = Call("next", "m", 10, 64, [], streamed=True)
@@ -107,7 +107,7 @@ def test_a_stalled_engine_goes_on_with_a_further_byte_or_an_answer(router: Route
         router.first_token(stream, 0.0)
     assert stalled(router, 2.5) == ["a"]
     assert [engine.view.engine_id for engine in router.health.stalled(2.5)] == [], "told once"
-    router.received(streams[0], 2.6)
+    router.engines[streams[0].placement.engine_id].progress.next_byte(streams[0], 2.6)
     assert [engine.view.engine_id for engine in router.health.stalled(2.7)] == ["a"]
     assert stalled(router, 6.1) == [], "it has paused for 2.6 s before"
     assert stalled(router, 6.3) == ["a"]
@@ -120,8 +120,9 @@ def test_a_stalled_engine_goes_on_with_a_further_byte_or_an_answer(router: Route
 def test_a_stream_may_pause_as_long_as_before(router: Router) -> None:
     """vLLM sends several tokens in an event where it is asked to."""
     stream = booked(router, 0.0)
-    for event in range(4):
-        (router.received if event else router.first_token)(stream, 1.5 * event)
+    router.first_token(stream, 0.0)
+    for event in range(1, 4):
+        router.engines["a"].progress.next_byte(stream, 1.5 * event)
     assert stalled(router, 6.9) == []
     assert stalled(router, 7.1) == ["a"]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from plait.backends.errors import ModelNotFoundError, NoEngineError
+from plait.backends.protocol.cache_state import SchedulerState
 from plait.gateway.fleet.booking import Booking, BookingState, BookingTransitionError, CallUsage
 from plait.gateway.fleet.router import EngineBusyError, Router
 from plait.policy.types import PlacementReason
@@ -202,6 +204,18 @@ def test_an_engine_that_does_not_tell_what_was_cached_is_taken_to_have_had_what_
     second = router.book(call("fours"), router.select(call("fours"), 0.0), 0.0)
     router.settle(second, CallUsage(prompt_tokens=321, output_tokens=0), 2.0)
     assert second.entry.prefill_s == pytest.approx(0.010 + 0.065)
+
+
+def test_an_engine_has_the_slots_of_its_latest_report() -> None:
+    router = new_router("a")
+    view = router.engines["a"].view
+    assert view.slots == 0
+    router.report("a", replace(report(snapshot=True), scheduler=SchedulerState(slots=32)), 0.0)
+    assert view.slots == 32
+    router.no_reports("a")
+    assert view.slots == 32, "they stay, like the token budget"
+    router.report("a", report(snapshot=True), 1.0)
+    assert view.slots == 0, "another adapter does not tell them"
 
 
 def test_room_is_as_reported_less_what_was_booked_since() -> None:

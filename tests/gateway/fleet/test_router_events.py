@@ -22,7 +22,7 @@ from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.policies import POLICIES
 from plait.policy.placement.rebalancing import rebalanced_e2
 from plait.policy.prefix.block_hash import chain, root_hash
-from plait.policy.types import Call, Slo, TaskGroup
+from plait.policy.types import Call, Placement, Slo, TaskGroup
 from tests.policy.prefix.block_index import block_index
 
 Prefix = tuple[int, ...]
@@ -96,12 +96,20 @@ class Fleet(RuleBasedStateMachine):
     def call(self, prefix: Prefix) -> Call:
         return Call("c", "m", 64 * len(prefix) + 1, 64, hashes(prefix))
 
-    def expected(self, engine: str) -> set[Prefix]:
+    def expected(self, engine: str, *, only_sent: bool = False) -> set[Prefix]:
         """The oracle: what the router was told of, or that a call it placed there brings."""
         fake = self.fakes[engine]
         coming = [prefix for _, prefix in fake.unconfirmed]
-        coming += [prefix for booking, prefix in self.running.items() if booking.placement.engine_id == engine]
+        placed = [booking for booking in self.running if booking.placement.engine_id == engine]
+        coming += [
+            self.running[booking] for booking in placed if not only_sent or booking.state is not BookingState.HELD
+        ]
         return fake.known.union(*map(beginnings, coming))
+
+    def some(self, which: int, *states: BookingState) -> Booking | None:
+        """One of the calls in these states."""
+        found = [booking for booking in self.running if booking.state in states]
+        return found[which % len(found)] if found else None
 
     def expects_eviction(self, engine: str) -> bool:
         """Whether something resident is to make room for a call that is on its way: it is no longer counted on."""
@@ -110,8 +118,8 @@ class Fleet(RuleBasedStateMachine):
 
     # Calls.
 
-    @rule(prefixes=st.lists(PREFIXES, min_size=1, max_size=3))
-    def place(self, prefixes: list[Prefix]) -> None:
+    @rule(prefixes=st.lists(PREFIXES, min_size=1, max_size=3), waits=st.booleans())
+    def place(self, prefixes: list[Prefix], waits: bool) -> None:
         for prefix in prefixes:
             self.now_s += 0.25
             if not self.takers:
@@ -122,29 +130,51 @@ class Fleet(RuleBasedStateMachine):
             placement = self.router.select(self.call(prefix), 0.0)
             assert state(self.router) == before, "selecting has no side effects"
             assert placement.engine_id in self.takers
-            held = self.expected(placement.engine_id)
-            run = next((end - 1 for end in range(1, len(prefix) + 1) if prefix[:end] not in held), len(prefix))
-            assert placement.cached_tokens <= 64 * run
-            if not self.expects_eviction(placement.engine_id):
-                assert placement.cached_tokens == 64 * run
-            assert placement.cached_tokens + placement.missed_tokens == 64 * len(prefix) + 1
-            self.running[self.router.book(self.call(prefix), placement, self.now_s)] = prefix
+            self.counts_on(placement, prefix, self.expected(placement.engine_id))
+            self.running[self.router.book(self.call(prefix), placement, self.now_s, waits=waits)] = prefix
+
+    def counts_on(self, placement: Placement, prefix: Prefix, held: set[Prefix]) -> None:
+        """The engine is expected to hold as much of the prefix as it does, less what it may evict."""
+        run = next((end - 1 for end in range(1, len(prefix) + 1) if prefix[:end] not in held), len(prefix))
+        assert placement.cached_tokens <= 64 * run
+        if not self.expects_eviction(placement.engine_id):
+            assert placement.cached_tokens == 64 * run
+        assert placement.cached_tokens + placement.missed_tokens == 64 * len(prefix) + 1
+
+    @rule(which=st.integers(0, 99))
+    def send(self, which: int) -> None:
+        """A call that has waited finds what is there by then, and what the calls sent before it bring."""
+        if (booking := self.some(which, BookingState.HELD)) is not None:
+            ready = self.expected(booking.placement.engine_id, only_sent=True)
+            self.router.send(booking, self.now_s)
+            assert (booking.state, booking.sent_s) == (BookingState.SENT, self.now_s)
+            if self.now_s > booking.booked_s:
+                self.counts_on(booking.placement, self.running[booking], ready)
 
     @precondition(lambda self: self.takers)
-    @rule(prefix=PREFIXES)
-    def fail_to_deliver(self, prefix: Prefix) -> None:
+    @rule(prefix=PREFIXES, waits=st.booleans())
+    def fail_to_deliver(self, prefix: Prefix, waits: bool) -> None:
         before = state(self.router)
-        booking = self.router.book(self.call(prefix), self.router.select(self.call(prefix), self.now_s), self.now_s)
+        placement = self.router.select(self.call(prefix), self.now_s)
+        booking = self.router.book(self.call(prefix), placement, self.now_s, waits=waits)
         self.router.release(booking, self.now_s, delivered=False)
         assert state(self.router) == before, "a call that was not delivered leaves no trace"
         self.ended.append(booking)
 
-    @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 99))
     def first_token(self, which: int) -> None:
-        booking = list(self.running)[which % len(self.running)]
-        if booking.state is BookingState.BOOKED:
+        if (booking := self.some(which, BookingState.SENT)) is not None:
             self.router.first_token(booking, self.now_s)
+
+    @rule(which=st.integers(0, 99))
+    def answer_what_was_not_sent(self, which: int) -> None:
+        if (booking := self.some(which, BookingState.HELD)) is not None:
+            before = state(self.router)
+            with pytest.raises(BookingTransitionError):
+                self.router.first_token(booking, self.now_s)
+            with pytest.raises(BookingTransitionError):
+                self.router.settle(booking, CallUsage(1, 1), self.now_s)
+            assert (state(self.router), booking.state) == (before, BookingState.HELD)
 
     @precondition(lambda self: self.running)
     @rule(
@@ -158,29 +188,28 @@ class Fleet(RuleBasedStateMachine):
         self.router.refine(booking, call)
         assert booking.call is call
 
-    @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 99), cached=st.none() | st.integers(0, 300), stores=st.integers(1, 6))
     def settle(self, which: int, cached: int | None, stores: int) -> None:
-        booking = list(self.running)[which % len(self.running)]
-        self.router.settle(booking, CallUsage(booking.call.prompt_tokens, 3, cached), self.now_s)
-        self.end(booking, stores)
+        if (booking := self.some(which, BookingState.SENT, BookingState.STREAMING)) is not None:
+            self.router.settle(booking, CallUsage(booking.call.prompt_tokens, 3, cached), self.now_s)
+            self.end(booking, stores)
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 99), delivered=st.booleans(), stores=st.integers(0, 6))
     def release(self, which: int, delivered: bool, stores: int) -> None:
         booking = list(self.running)[which % len(self.running)]
+        delivered = delivered and booking.state is not BookingState.HELD
         self.router.release(booking, self.now_s, delivered=delivered)
         if delivered:
             self.end(booking, stores)
         else:
             del self.running[booking]
 
-    @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 99))
     def refuse(self, which: int) -> None:
-        booking = list(self.running)[which % len(self.running)]
-        self.router.release(booking, self.now_s, delivered=False, refused=True)
-        del self.running[booking]
+        if (booking := self.some(which, BookingState.SENT, BookingState.STREAMING)) is not None:
+            self.router.release(booking, self.now_s, delivered=False, refused=True)
+            del self.running[booking]
 
     def end(self, booking: Booking, stores: int) -> None:
         prefix, engine = self.running.pop(booking), booking.placement.engine_id
@@ -203,6 +232,8 @@ class Fleet(RuleBasedStateMachine):
             self.router.settle(booking, CallUsage(1, 1), self.now_s)
         with pytest.raises(BookingTransitionError):
             self.router.release(booking, self.now_s, delivered=False)
+        with pytest.raises(BookingTransitionError):
+            self.router.send(booking, self.now_s)
         assert (state(self.router), booking.state, booking.first_token_s) == before
 
     # Engines.
@@ -284,6 +315,7 @@ class Fleet(RuleBasedStateMachine):
         for engine_id, engine in self.router.engines.items():
             mine = [booking for booking in self.running if booking.placement.engine_id == engine_id]
             assert engine.view.outstanding == len(mine)
+            assert engine.view.queue.held == sum(booking.state is BookingState.HELD for booking in mine)
             known = self.fakes[engine_id].known
             assert len(engine.view.residency.resident) == len(known)
             believed = {block for block, held in blocks(self.router, engine_id).items() if held[0] or held[1]}
@@ -294,6 +326,8 @@ class Fleet(RuleBasedStateMachine):
         if not hasattr(self, "router"):
             return
         for number, booking in enumerate(list(self.running)):
+            if booking.state is BookingState.HELD:
+                self.router.send(booking, self.now_s)
             if number % 2:
                 self.router.settle(booking, CallUsage(1, 1), self.now_s)
             else:
@@ -310,16 +344,16 @@ class Fleet(RuleBasedStateMachine):
             assert (known.view.outstanding, len(known.view.ledger), list(known.cache.unconfirmed)) == (0, 0, [])
             assert known.view.ledger.window_cost_s() == 0.0
         for node in self.router.tree.nodes():
-            assert all(h.bookings == h.sharers == 0 < h.resident_blocks for h in node.holdings.values())
+            assert all(h.bookings == h.sharers == h.waiting == 0 < h.resident_blocks for h in node.holdings.values())
 
 
-def blocks(router: Router, engine: str) -> dict[int, tuple[bool, int, int]]:
-    """Of every block that the engine has to do with: whether it is resident, its bookings and sharers."""
+def blocks(router: Router, engine: str) -> dict[int, tuple[bool, int, int, int]]:
+    """Of every block that the engine has to do with: whether it is resident, its bookings, sharers and who waits."""
     found = {}
     for node in router.tree.nodes():
         if (held := node.holdings.get(engine)) is not None:
             for place, block in enumerate(node.hashes):
-                found[block] = (place < held.resident_blocks, held.bookings, held.sharers)
+                found[block] = (place < held.resident_blocks, held.bookings, held.sharers, held.waiting)
     return {block: held for block, held in found.items() if any(held)}
 
 
@@ -330,6 +364,8 @@ def state(router: Router) -> dict[str, Any]:
         "engines": {
             engine_id: (
                 engine.view.outstanding,
+                engine.view.queue.tokens,
+                engine.view.queue.held,
                 engine.view.free_tokens,
                 len(engine.view.ledger),
                 round(engine.view.ledger.window_cost_s(), 9),

@@ -83,7 +83,9 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
 
 def test_summary_by_hand() -> None:
     def record(engine_id: str, cached: int, predicted: int, e2e_s: float) -> CallRecord:
-        return CallRecord("p", engine_id, PlacementReason.EXPLOIT, 100, 5, predicted, 1.0, cached, 1.5, 1.0 + e2e_s)
+        made = CallRecord("p", 100, 5, 1.0, "", engine_id, PlacementReason.EXPLOIT, predicted)
+        made.cached_tokens, made.first_token_s, made.finished_s = cached, 1.5, 1.0 + e2e_s
+        return made
 
     outcome = summarise("e2", [record("a", 50, 64, 2.0), record("b", 0, 0, 4.0)])
     assert (outcome.prompt_tokens, outcome.computed_tokens, outcome.hit_rate) == (200, 150, 0.25)

@@ -47,6 +47,11 @@ def call_of(prompt: str, extra_tokens: int = 1) -> Call:
     return Call("c", "m", 10 * len(prompt) + extra_tokens, 10, hashes(prompt))
 
 
+def send(view: EngineView, prefill: Prefill) -> None:
+    view.queue.add(prefill)
+    view.queue.send(prefill, prefill.sent_s)
+
+
 def situation(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> Situation:
     tree = PrefixTree()
     views = []
@@ -55,7 +60,7 @@ def situation(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> Situat
         view.residency.resident.store(None, hashes(engine.cached))
         view.outstanding, view.context_tokens = len(engine.contexts), sum(engine.contexts)
         for tokens in engine.waiting:
-            view.queue.add(Prefill(tokens, tokens * 0.001, 0.0, 0.0))
+            send(view, Prefill(tokens, tokens * 0.001, 0.0, 0.0))
         view.use_report(engine.batch_tokens, urgent_first=False)
         views.append(view)
     return Situation(tree.match(hashes(prompt)), views, turn, 0.0, Traffic(60.0, OUTPUT_TOKENS))
@@ -124,7 +129,7 @@ def test_an_engine_that_serves_urgent_calls_first_makes_them_wait_for_urgent_cal
     fleet.engines[0].use_report(100, urgent_first=True)
     call = call_of("prefix")._replace(slo=Slo(ttft_s=0.2))
     assert least_delay(call, fleet).engine_id == "0"
-    fleet.engines[0].queue.add(Prefill(300, 0.3, 0.0, 0.0, is_urgent=True))
+    send(fleet.engines[0], Prefill(300, 0.3, 0.0, 0.0, is_urgent=True))
     assert least_delay(call, fleet).engine_id == "1"
 
 
@@ -138,6 +143,7 @@ def test_an_engine_that_fails_its_calls_at_once_does_not_look_idle() -> None:
     for number in range(10):
         prefill = Prefill(61, 0.061, 0.0, float(number) / 100)
         failing.begin(70.0, prefill)
+        failing.send(prefill, float(number) / 100)
         failing.lose(70.0, prefill, float(number) / 100)
     assert (failing.outstanding, failing.calls) == (0, 10)
     assert {least_delay(call_of("prefix"), fleet._replace(turn=turn)).engine_id for turn in range(2)} == {"1"}

@@ -1,6 +1,9 @@
-"""The prompts that wait in an engine: their sums, what has been computed, and how long a new one waits."""
+"""The prompts that an engine was sent or will be sent: their sums, what has been computed, and what ends by itself."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,52 +11,205 @@ from hypothesis import strategies as st
 from plait.policy.placement.prefill_queue import MOST_PROGRESS, Prefill, PrefillQueue
 
 
-def prefill(tokens: int, booked_s: float = 0.0, *, is_streamed: bool = True) -> Prefill:
-    return Prefill(tokens, tokens / 1000, tokens / 10_000, booked_s, is_streamed)
+def prefill(tokens: int, *, is_streamed: bool = True, is_urgent: bool = False) -> Prefill:
+    """Its times have few binary digits, so all sums are exact."""
+    return Prefill(tokens, tokens / 1024, tokens / 8192, 0.0, is_streamed, is_urgent)
+
+
+def new_queue(*sent: Prefill, held: tuple[Prefill, ...] = ()) -> PrefillQueue:
+    """All were sent at 0."""
+    queue = PrefillQueue()
+    for one in (*sent, *held):
+        queue.add(one)
+    for one in sent:
+        queue.send(one, 0.0)
+    queue.check()
+    return queue
+
+
+# What is computed.
 
 
 def test_the_oldest_prompt_makes_progress_but_is_never_done_before_its_first_byte() -> None:
-    queue = PrefillQueue()
-    first, second = prefill(100), prefill(200, 0.01)
-    queue.add(first)
-    queue.add(second)
-    assert (queue.progress_s(0.04), queue.progress_s(9.0)) == (0.04, MOST_PROGRESS * 0.1)
-    queue.computed(first, 0.11)
-    assert (queue.tokens, len(queue), round(queue.progress_s(0.15), 6)) == (200, 1, 0.04)
-    queue.computed(second, 0.4)
-    assert (queue.tokens, queue.attention_s, queue.progress_s(1.0), queue.wait_s(1.0)) == (0, 0.0, 0.0, 0.0)
+    first, second = prefill(1024), prefill(2048)
+    queue = new_queue(first, second)
+    assert (queue.progress_s(0.5), queue.progress_s(9.0)) == (0.5, MOST_PROGRESS * 1.0)
+    queue.leave(first, 1.25)
+    assert (queue.tokens, len(queue), queue.progress_s(1.75)) == (2048, 1, 0.5)
+    queue.leave(second, 4.0)
+    assert (queue.tokens, queue.attention_s, queue.progress_s(9.0), queue.is_empty) == (0, 0.0, 0.0, True)
+
+
+def test_what_waits_in_the_gateway_makes_no_progress() -> None:
+    waiting = prefill(1024)
+    queue = new_queue(held=(waiting,))
+    assert (queue.progress_s(9.0), queue.most_progress_s, queue.is_empty) == (0.0, 0.0, False)
+    queue.send(waiting, 9.0)
+    assert (waiting.sent_s, queue.progress_s(9.25)) == (9.0, 0.25)
+
+
+def test_what_was_sent_is_a_part_of_what_was_placed() -> None:
+    first, second = prefill(1024), prefill(2048)
+    queue = new_queue(first, held=(second,))
+    assert (queue.held, queue.sent, len(queue)) == (1, 1, 2)
+    assert (queue.tokens, queue.sent_tokens) == (3072, 1024)
+    assert (queue.attention_s, queue.sent_attention_s) == (0.375, 0.125)
+    queue.send(second, 0.5)
+    assert (queue.held, queue.sent, queue.sent_tokens, queue.sent_attention_s) == (0, 2, 3072, 0.375)
+    assert queue.progress_s(0.75) == 0.75, "the first one goes on"
+
+
+def test_a_call_that_does_not_wait_any_more_leaves_once() -> None:
+    first, second, third = prefill(1024), prefill(512), prefill(256)
+    queue = new_queue(first, second, held=(third,))
+    for _ in range(2):
+        queue.leave(third, 0.5)
+        assert (queue.tokens, queue.held, queue.progress_s(0.5)) == (1536, 0, 0.5)
+    for _ in range(2):
+        queue.leave(first, 0.75)
+        assert (queue.tokens, queue.sent_tokens, queue.progress_s(1.0)) == (512, 512, 0.25)
+    queue.check()
+
+
+# What ends without an event.
 
 
 def test_a_prefill_whose_end_nothing_shows_ends_as_predicted() -> None:
-    queue = PrefillQueue()
-    for tokens in (100, 200):
-        queue.add(prefill(tokens, is_streamed=False))
-    assert [round(queue.wait_s(now_s), 6) for now_s in (0.0, 0.2, 0.31)] == [0.3, 0.2, 0.0]
-
-
-def test_the_pace_of_first_bytes_tells_how_long_the_queue_is() -> None:
-    queue = PrefillQueue()
-    calls = [prefill(10) for _ in range(6)]
-    for call in calls:
-        queue.add(call)
-    for number, call in enumerate(calls[:3]):
-        queue.computed(call, 2.0 * number)
-    assert queue.wait_s(4.0) == 3 * 2.0
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 500), st.booleans(), st.floats(0, 1)), max_size=60))
-def test_the_sums_are_those_of_what_waits(events: list[tuple[int, int, bool, float]]) -> None:
-    queue, there, now_s = PrefillQueue(), list[Prefill](), 0.0
-    for what, tokens, is_streamed, passed_s in events:
-        now_s += passed_s
-        if what < 2:
-            there.append(prefill(tokens, now_s, is_streamed=is_streamed))
-            queue.add(there[-1])
-        elif there:
-            one = there.pop(tokens % len(there))
-            queue.computed(one, now_s) if one.is_streamed and what == 2 else queue.leave(one, now_s)
+    queue = new_queue(*(prefill(tokens, is_streamed=False) for tokens in (1024, 2048)))
+    assert (queue.may_expire, queue.expires_s) == (True, 1.0)
+    left = []
+    for now_s in (0.75, 1.0, 2.75, 3.0):
         queue.expire(now_s)
+        left.append((queue.sent_tokens, queue.expires_s))
+    assert left == [(3072, 1.0), (2048, 3.0), (2048, 3.0), (0, inf)]
+    assert (queue.may_expire, queue.is_empty) == (False, True)
+
+
+def test_its_time_begins_when_it_is_sent_and_comes_after_what_was_sent_before() -> None:
+    streamed, whole = prefill(1024), prefill(512, is_streamed=False)
+    queue = new_queue(held=(whole, streamed))
+    queue.expire(100.0)
+    assert (queue.tokens, queue.may_expire) == (1536, False), "in the gateway nothing ends by itself"
+    queue.send(streamed, 100.0)
+    queue.send(whole, 100.25)
+    assert queue.expires_s == 101.75
+    queue.leave(streamed, 100.5)
+    queue.expire(101.5)
+    assert queue.sent == 1, "what was predicted stays"
+    queue.expire(101.75)
+    assert queue.is_empty
+
+
+def test_a_prefill_that_was_given_up_does_not_keep_later_ones() -> None:
+    long, short = prefill(10_240, is_streamed=False), prefill(1024, is_streamed=False)
+    queue = new_queue(long)
+    queue.leave(long, 1.0)
+    queue.add(short)
+    queue.send(short, 1.0)
+    assert queue.expires_s == 2.0
+    queue.expire(2.0)
+    assert queue.is_empty
+
+
+# What is urgent.
+
+
+def test_a_call_that_gets_or_loses_a_ttft_counts_anew_wherever_it_is() -> None:
+    sent, held = prefill(1024, is_urgent=True), prefill(512)
+    queue = new_queue(sent, held=(held,))
+    assert queue.urgent_tokens == 1024
+    queue.mark(held, is_urgent=True)
+    queue.mark(held, is_urgent=True)
+    queue.mark(sent, is_urgent=False)
+    assert queue.urgent_tokens == 512
+    queue.send(held, 1.0)
+    assert queue.urgent_tokens == 512
+    queue.leave(held, 2.0)
+    queue.mark(held, is_urgent=False)
+    assert (queue.urgent_tokens, held.is_urgent) == (0, False)
+    queue.check()
+
+
+# At random.
+
+
+@dataclass
+class Oracle:
+    """The prefills by where they are, those that were sent in this order. `ends` are those that nothing shows."""
+
+    held: list[Prefill] = field(default_factory=list)
+    sent: list[Prefill] = field(default_factory=list)
+    ends: dict[Prefill, float] = field(default_factory=dict)
+
+    @property
+    def all(self) -> list[Prefill]:
+        return [*self.held, *self.sent]
+
+    def send(self, one: Prefill, now_s: float) -> None:
+        self.held.remove(one)
+        self.sent.append(one)
+        if not one.is_streamed:
+            self.ends[one] = now_s + sum(prefill.time_s for prefill in self.sent)
+
+    def leave(self, one: Prefill) -> None:
+        (self.held if one in self.held else self.sent).remove(one)
+
+    def expire(self, found: set[Prefill], now_s: float) -> None:
+        """`found` have not ended. None ends before its time; each ends then if those sent before it have ended."""
+        latest_s = -inf
+        for one, end_s in self.ends.items():
+            latest_s = max(latest_s, end_s)
+            assert one in found or one not in self.sent or end_s <= now_s
+            assert one not in found or latest_s > now_s
+        self.sent = [one for one in self.sent if one in found or one not in self.ends]
+        assert found == set(self.sent)
+
+
+EVENTS = st.tuples(
+    st.sampled_from(("add", "add", "send", "send", "leave", "mark", "wait")),
+    st.integers(0, 2000),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 64),
+)
+
+
+@given(st.lists(EVENTS, max_size=80))
+def test_the_sums_are_those_of_what_waits(events: list[tuple[str, int, bool, bool, int]]) -> None:
+    queue, oracle, now_s = PrefillQueue(), Oracle(), 0.0
+    for what, number, is_streamed, is_urgent, passed in events:
+        now_s += passed / 64
+        queue.expire(now_s)
+        oracle.expire(set(queue._sent), now_s)
+        if what == "add":
+            oracle.held.append(prefill(number, is_streamed=is_streamed, is_urgent=is_urgent))
+            queue.add(oracle.held[-1])
+        elif what == "send" and oracle.held:
+            one = oracle.held[number % len(oracle.held)]
+            queue.send(one, now_s)
+            oracle.send(one, now_s)
+        elif what in {"leave", "mark"} and oracle.all:
+            one = oracle.all[number % len(oracle.all)]
+            if what == "leave":
+                queue.leave(one, now_s)
+                oracle.leave(one)
+            else:
+                queue.mark(one, is_urgent=is_urgent)
         queue.check()
-    for one in there:
+        check_sums(queue, oracle, now_s)
+    for one in oracle.all:
         queue.leave(one, now_s)
-    assert (queue.tokens, len(queue)) == (0, 0)
+    assert (queue.tokens, queue.attention_s, queue.sent_attention_s, len(queue)) == (0, 0.0, 0.0, 0)
+
+
+def check_sums(queue: PrefillQueue, oracle: Oracle, now_s: float) -> None:
+    assert (queue.held, queue.sent, queue.is_empty) == (len(oracle.held), len(oracle.sent), not oracle.all)
+    assert queue.tokens == sum(one.tokens for one in oracle.all)
+    assert queue.attention_s == sum(one.attention_s for one in oracle.all)
+    assert queue.sent_tokens == sum(one.tokens for one in oracle.sent)
+    assert queue.sent_attention_s == sum(one.attention_s for one in oracle.sent)
+    assert queue.urgent_tokens == sum(one.tokens for one in oracle.all if one.is_urgent)
+    assert queue.may_expire or not any(one in oracle.ends for one in oracle.sent)
+    most_s = MOST_PROGRESS * oracle.sent[0].time_s if oracle.sent else 0.0
+    assert 0.0 <= queue.progress_s(now_s) <= queue.most_progress_s == most_s
+    assert not oracle.sent or queue.progress_s(now_s) <= now_s - oracle.sent[0].sent_s

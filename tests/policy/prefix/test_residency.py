@@ -71,6 +71,33 @@ def test_booked_blocks_are_expected_until_unbooked() -> None:
     assert len(tree) == 3
 
 
+def test_a_waiting_call_counts_only_on_what_is_there_and_on_calls_that_were_sent() -> None:
+    tree, residency = fleet("ab")
+    first, second = tree.insert(hashes(b"abcd")), tree.insert(hashes(b"abcxyz"))
+    for leaf in (first, second):
+        residency.book(leaf, waits=True)
+    assert held(tree, residency, "abcxyz") == 6, "those who come count on both"
+    assert [residency.ready_blocks(leaf) for leaf in (first, second)] == [2, 2]
+    residency.send(first)
+    assert [residency.ready_blocks(leaf) for leaf in (first, second)] == [4, 3]
+    residency.unbook(first)
+    assert residency.ready_blocks(second) == 2, "it failed: nobody computes what it brought"
+    residency.unbook(second, waits=True)
+    assert held(tree, residency, "abcxyz") == 2
+    residency.check()
+    tree.check()
+
+
+def test_what_is_about_to_be_evicted_is_not_ready() -> None:
+    tree, residency = fleet("abcd", "xy")
+    residency.expect_eviction(3)
+    leaf = tree.insert(hashes(b"abcdef"))
+    residency.book(leaf, waits=True)
+    assert (held(tree, residency, "abcdef"), residency.ready_blocks(leaf)) == (6, 1)
+    residency.check()
+    tree.check()
+
+
 def test_an_output_reported_block_by_block_stays_one_node() -> None:
     tree, residency = fleet("prompt")
     text = b"prompt" + bytes(range(20))
@@ -105,6 +132,7 @@ def test_a_split_takes_a_part_that_is_only_shared_out_of_the_order_of_use() -> N
     residency.unbook(leaf)
     tree.insert(hashes(b"abc"))
     residency.check()
+    tree.check()
     assert [taken for _, taken in residency.victims(9)] == [2]
 
 

@@ -46,6 +46,7 @@ class Booked:
     leaf: Node
     booked: bool = True
     shared: bool = True
+    waits: bool = False
 
 
 @dataclass
@@ -71,8 +72,9 @@ class Fleet(RuleBasedStateMachine):
         self.now += 1
         self.oracle[engine].used.update(dict.fromkeys(used, self.now))
 
-    def booked(self, engine: str) -> set[Prefix]:
-        return {p for call in self.live if call.booked and call.engine == engine for p in prefixes(call.prefix)}
+    def booked(self, engine: str, *, only_sent: bool = False) -> set[Prefix]:
+        calls = [call for call in self.live if call.booked and call.engine == engine]
+        return {p for call in calls if not (only_sent and call.waits) for p in prefixes(call.prefix)}
 
     def expected_victims(self, engine: str, blocks: int) -> set[Prefix]:
         """The least lately used first; of those used together, the deepest first."""
@@ -80,13 +82,19 @@ class Fleet(RuleBasedStateMachine):
         evictable = oracle.resident - self.booked(engine)
         return set(sorted(evictable, key=lambda prefix: (oracle.used[prefix], -len(prefix)))[:blocks])
 
-    @rule(target=calls, engine=st.sampled_from(ENGINES), prefix=PREFIXES)
-    def book(self, engine: str, prefix: Prefix) -> Booked:
+    @rule(target=calls, engine=st.sampled_from(ENGINES), prefix=PREFIXES, waits=st.booleans())
+    def book(self, engine: str, prefix: Prefix, waits: bool) -> Booked:
         leaf = self.tree.insert(hashes(prefix))
-        self.residency[engine].book(leaf)
-        self.live.append(call := Booked(engine, prefix, leaf))
+        self.residency[engine].book(leaf, waits=waits)
+        self.live.append(call := Booked(engine, prefix, leaf, waits=waits))
         self.use(engine, prefixes(prefix))
         return call
+
+    @rule(call=calls)
+    def send(self, call: Booked) -> None:
+        if call.booked and call.waits:
+            call.waits = False
+            self.residency[call.engine].send(call.leaf)
 
     @rule(call=calls, first_unshare=st.booleans())
     def unbook_or_unshare(self, call: Booked, first_unshare: bool) -> None:
@@ -95,7 +103,7 @@ class Fleet(RuleBasedStateMachine):
             self.residency[call.engine].unshare(call.leaf)
         elif call.booked:
             call.booked = False
-            self.residency[call.engine].unbook(call.leaf)
+            self.residency[call.engine].unbook(call.leaf, waits=call.waits)
         if not (call.booked or call.shared) and call in self.live:
             self.live.remove(call)
 
@@ -104,7 +112,7 @@ class Fleet(RuleBasedStateMachine):
         if call.shared:
             self.residency[call.engine].unshare(call.leaf)
         if call.booked:
-            self.residency[call.engine].unbook(call.leaf)
+            self.residency[call.engine].unbook(call.leaf, waits=call.waits)
         call.booked = call.shared = False
         if call in self.live:
             self.live.remove(call)
@@ -218,6 +226,16 @@ class Fleet(RuleBasedStateMachine):
                 holding = holdings.get(node, Holding(node))
                 assert holding.bookings == sum(call.booked for call in through)
                 assert holding.sharers == sum(call.shared for call in through)
+                assert holding.waiting == sum(call.booked and call.waits for call in through)
+
+    @invariant()
+    def a_waiting_call_counts_on_what_is_there_and_on_what_was_sent(self) -> None:
+        for call in self.live:
+            if call.booked:
+                ready = self.oracle[call.engine].resident | self.booked(call.engine, only_sent=True)
+                ends = range(1, len(call.prefix) + 1)
+                run = next((end - 1 for end in ends if call.prefix[:end] not in ready), len(call.prefix))
+                assert self.residency[call.engine].ready_blocks(call.leaf) == run
 
     @invariant()
     def structures_are_sound(self) -> None:
@@ -231,18 +249,18 @@ TestFleet = Fleet.TestCase
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(ENGINES), PREFIXES, st.booleans()), max_size=8), st.randoms())
+@given(st.lists(st.tuples(st.sampled_from(ENGINES), PREFIXES, st.booleans()), max_size=8), st.booleans(), st.randoms())
 def test_a_tidied_tree_has_the_nodes_that_it_would_have_without_the_ended_calls(
-    calls: list[tuple[str, Prefix, bool]], dice: Random
+    calls: list[tuple[str, Prefix, bool]], waits: bool, dice: Random
 ) -> None:
     tree, fresh = PrefixTree(), PrefixTree()
     residency = {engine: Residency(engine, tree) for engine in ENGINES}
     booked = [(engine, prefix, stays, tree.insert(hashes(prefix))) for engine, prefix, stays in calls]
     for engine, _, _, leaf in booked:
-        residency[engine].book(leaf)
+        residency[engine].book(leaf, waits=waits)
     for engine, _, stays, leaf in dice.sample(booked, len(booked)):
         if not stays:
-            residency[engine].unbook(leaf)
+            residency[engine].unbook(leaf, waits=waits)
             residency[engine].unshare(leaf)
     for engine, prefix, stays, leaf in booked:
         if stays:

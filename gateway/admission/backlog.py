@@ -1,0 +1,117 @@
+"""What waits for one model: its work by tenant, how fast it goes, and what is given up if it is too much."""
+
+from __future__ import annotations
+
+from plait.gateway.admission.drain_rate import DrainRate
+from plait.gateway.admission.waiting import Waiting
+from plait.policy.admission.fair_shares import FairShares
+from plait.policy.admission.ticket import Rank
+
+
+class _Tenant:
+    """One tenant's waiting calls, in the order in which they came, and how fast they go."""
+
+    __slots__ = ("calls", "for_throughput", "rate", "work_s")
+
+    def __init__(self, engines: int) -> None:
+        self.calls: dict[Waiting, None] = {}
+        self.for_throughput: dict[Waiting, None] = {}
+        self.work_s = 0.0
+        self.rate = DrainRate(engines)
+
+    def latest(self) -> Waiting:
+        """The call to give up first: the latest, of those for throughput if there are any."""
+        return next(reversed(self.for_throughput or self.calls))
+
+
+class Backlog:
+    """The calls that wait for one model, wherever they wait. It is served by so many `engines` when it begins."""
+
+    def __init__(self, shares: FairShares, engines: int) -> None:
+        self.work_s = 0.0
+        self.length = 0
+        self._shares = shares
+        self._engines = engines
+        self._rate = DrainRate(engines)
+        self._tenants: dict[str, _Tenant] = {}
+
+    @property
+    def wait_s(self) -> float:
+        """The predicted seconds until all that waits has been sent."""
+        return self._rate.seconds(self.work_s)
+
+    def waiting(self, tenant: str) -> int:
+        """How many calls of a tenant wait."""
+        return len(self._tenants[tenant].calls) if tenant in self._tenants else 0
+
+    def tenant_wait_s(self, name: str) -> float:
+        """How long a tenant's calls take to leave. Before its own rate is known, it has its share of the whole."""
+        tenant = self._tenants[name]
+        if tenant.rate.is_measured:
+            return tenant.rate.seconds(tenant.work_s)
+        weights = {other: self._shares.weight(other) for other, one in self._tenants.items() if one.calls}
+        return self._rate.seconds(tenant.work_s * sum(weights.values()) / weights.get(name, 1.0))
+
+    def add(self, call: Waiting) -> None:
+        """A call waits."""
+        tenant = self._tenants.get(call.tenant)
+        if tenant is None:
+            tenant = self._tenants[call.tenant] = _Tenant(self._engines)
+        tenant.calls[call] = None
+        self.mark(call)
+        self._count(tenant, call, 1)
+
+    def mark(self, call: Waiting) -> None:
+        """A waiting call may have another class than before."""
+        for_throughput = self._tenants[call.tenant].for_throughput
+        if call.rank is Rank.THROUGHPUT:
+            for_throughput[call] = None
+        else:
+            for_throughput.pop(call, None)
+
+    def remove(self, call: Waiting) -> None:
+        """A call does not wait any more."""
+        tenant = self._tenants[call.tenant]
+        del tenant.calls[call]
+        tenant.for_throughput.pop(call, None)
+        self._count(tenant, call, -1)
+
+    def sent(self, call: Waiting, now_s: float) -> None:
+        """A waiting call was sent."""
+        self.remove(call)
+        tenant = self._tenants[call.tenant]
+        for rate in (self._rate, tenant.rate):
+            rate.left(call.work_s, now_s)
+        if not tenant.calls:
+            tenant.rate.pause()
+        if not self.length:
+            self._rate.pause()
+
+    def excess(self, name: str, most_s: float) -> Waiting | None:
+        """The call to give up as more than `most_s` of work waits; None if so much does not wait.
+
+        First the calls of tenant `name` count, which may take longer than all together would, because others overtake
+        them. Of all, it is the latest call of the tenant with the most waiting work for its weight, among those with
+        calls for throughput if there are any. One call of a tenant may always wait.
+        """
+        if self.waiting(name) > 1 and self.tenant_wait_s(name) > most_s:
+            return self._tenants[name].latest()
+        if self.wait_s <= most_s:
+            return None
+        waiting = [tenant for tenant in self._tenants.items() if len(tenant[1].calls) > 1]
+        if not waiting:
+            return None
+        candidates = [one for one in waiting if one[1].for_throughput] or waiting
+        return max(candidates, key=lambda one: one[1].work_s / self._shares.weight(one[0]))[1].latest()
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        calls = [call for tenant in self._tenants.values() for call in tenant.calls]
+        assert self.length == len(calls)
+        assert abs(self.work_s - sum(call.work_s for call in calls)) < 1e-6
+        assert all(call.tenant == name for name, tenant in self._tenants.items() for call in tenant.calls)
+
+    def _count(self, tenant: _Tenant, call: Waiting, sign: int) -> None:
+        tenant.work_s = tenant.work_s + sign * call.work_s if tenant.calls else 0.0  # rounding ends with the calls
+        self.length += sign
+        self.work_s = self.work_s + sign * call.work_s if self.length else 0.0

@@ -1,0 +1,37 @@
+"""A call that was taken and is not sent yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from plait.backends.errors import PlaitError
+from plait.gateway.fleet.booking import Booking
+from plait.policy.admission.ticket import Rank, Ticket
+from plait.policy.types import Call, Objective
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Waiting(Ticket):
+    """A call on its way to an engine, and how it may be placed: `prefer`, `avoid` and `route` as in `Router.select`.
+
+    `output_tokens` are expected of it. `booking` is set while it is placed. It is to be sent once `is_sent`, or has
+    failed with an `error`: then `tell` is called, unless it is sent at once.
+    """
+
+    call: Call
+    output_tokens: int = 0
+    prefer: str | None = None
+    avoid: Collection[str] = ()
+    route: str | None = None
+    booking: Booking | None = None
+    is_sent: bool = False
+    error: PlaitError | None = None
+    tell: Callable[[], None] | None = None
+
+
+def rank_of(call: Call) -> Rank:
+    """The class of a call."""
+    if call.objective is Objective.LATENCY or (call.slo is not None and call.slo.ttft_s is not None):
+        return Rank.URGENT
+    return Rank.THROUGHPUT if call.objective is Objective.THROUGHPUT else Rank.NORMAL

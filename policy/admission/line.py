@@ -1,0 +1,168 @@
+"""The calls that wait in the gateway for one engine, in the order in which they are sent.
+
+The tenant goes next that is furthest behind. Within a tenant, calls with a TTFT or for latency go first and calls for
+throughput last. Within a class, calls go in the turns of hit-ratio groups, as in the engine, and in a group in the
+order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
+from typing import Generic, TypeVar
+
+from plait.policy.admission.fair_shares import FairShares
+from plait.policy.admission.ticket import Rank, Ticket
+from plait.policy.scheduling.priority import GROUPS, HitRatioGroups
+
+LOOKED_AT = 32
+"""So many calls of a class are looked at, the oldest ones: that takes as long as to place one."""
+
+MOST_OLD = 64
+"""More old entries than this, and more than half, are thrown away."""
+
+T = TypeVar("T", bound=Ticket)
+
+CachedShare = Callable[[T], float]
+"""The part of a call's tokens that it would find in the engine's cache now."""
+
+
+class _Class(Generic[T]):
+    """The waiting calls of one tenant and rank, the oldest first."""
+
+    __slots__ = ("_groups", "tickets")
+
+    def __init__(self) -> None:
+        self.tickets: dict[T, None] = {}
+        self._groups = HitRatioGroups()
+
+    def next(self, cached_share: CachedShare[T]) -> T:
+        """The call that goes next; there is one. It is charged to its group."""
+        queues: list[list[T]] = [[] for _ in range(GROUPS)]
+        for ticket in islice(self.tickets, LOOKED_AT):
+            queues[min(GROUPS - 1, int(GROUPS * cached_share(ticket)))].append(ticket)
+        group, ticket = next(self._groups.turns(queues))
+        self._groups.charge(group)
+        return ticket
+
+
+class _Tenant(Generic[T]):
+    """The waiting calls of one tenant, by rank."""
+
+    __slots__ = ("classes", "waiting")
+
+    def __init__(self) -> None:
+        self.classes: dict[Rank, _Class[T]] = {}
+        self.waiting = 0
+
+    def of(self, ticket: T) -> dict[T, None]:
+        """Where a call waits."""
+        of_rank = self.classes.get(ticket.rank)
+        if of_rank is None:
+            of_rank = self.classes[ticket.rank] = _Class()
+        return of_rank.tickets
+
+    def next(self, cached_share: CachedShare[T]) -> T:
+        """The call that goes next; there is one."""
+        first = next(rank for rank in Rank if rank in self.classes and self.classes[rank].tickets)
+        return self.classes[first].next(cached_share)
+
+
+class Line(Generic[T]):
+    """The calls that wait for one engine. `work_s` is the sum of their work. `shares` are those of the whole fleet."""
+
+    def __init__(self, shares: FairShares, cached_share: CachedShare[T]) -> None:
+        self.work_s = 0.0
+        self._shares = shares
+        self._cached_share = cached_share
+        self._tickets: dict[T, None] = {}
+        self._tenants: dict[str, _Tenant[T]] = {}
+        self._order: list[tuple[float, int, str]] = []  # a heap of the tenants that wait; entries may be old
+        self._entered: dict[str, float] = {}  # the virtual time of each tenant's newest entry
+        self._turn = count()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[T]:
+        """The calls, in the order in which they joined."""
+        return iter(self._tickets)
+
+    def __contains__(self, ticket: T) -> bool:
+        return ticket in self._tickets
+
+    def latest(self, most: int) -> Iterator[T]:
+        """The calls that joined last, the latest first."""
+        return islice(reversed(self._tickets), most)
+
+    def push(self, ticket: T) -> None:
+        """A call waits."""
+        tenant = self._tenants.get(ticket.tenant)
+        self._shares.waits(ticket.tenant)
+        if tenant is None:
+            tenant = self._tenants[ticket.tenant] = _Tenant()
+            self._enter(ticket.tenant)
+        tenant.of(ticket)[ticket] = None
+        tenant.waiting += 1
+        self._tickets[ticket] = None
+        self.work_s += ticket.work_s
+
+    def take(self) -> T:
+        """Remove the call that goes next; there is one. Its tenant is served its tokens."""
+        ticket = self._tenants[self._next_tenant()].next(self._cached_share)
+        self._shares.serve(ticket.tenant, ticket.tokens)
+        self.remove(ticket)
+        return ticket
+
+    def remove(self, ticket: T) -> None:
+        """A call does not wait any more."""
+        del self._tickets[ticket]
+        self.work_s = self.work_s - ticket.work_s if self._tickets else 0.0  # rounding ends with the calls
+        tenant = self._tenants[ticket.tenant]
+        del tenant.of(ticket)[ticket]
+        tenant.waiting -= 1
+        self._shares.left(ticket.tenant)
+        if not tenant.waiting:
+            del self._tenants[ticket.tenant], self._entered[ticket.tenant]
+
+    def change_rank(self, ticket: T, rank: Rank) -> None:
+        """A waiting call is of another class. It goes to the end there."""
+        if rank is not ticket.rank:
+            tenant = self._tenants[ticket.tenant]
+            del tenant.of(ticket)[ticket]
+            ticket.rank = rank
+            tenant.of(ticket)[ticket] = None
+
+    def earlier(self, tenant: str) -> None:
+        """The virtual time of a tenant has gone back."""
+        if self._entered.get(tenant, 0.0) > self._shares.served(tenant):
+            self._enter(tenant)
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert abs(self.work_s - sum(ticket.work_s for ticket in self._tickets)) < 1e-6
+        assert sum(tenant.waiting for tenant in self._tenants.values()) == len(self._tickets)
+        for name, tenant in self._tenants.items():
+            queued = [ticket for of_rank in tenant.classes.values() for ticket in of_rank.tickets]
+            assert tenant.waiting == len(queued) > 0
+            assert all(ticket.tenant == name and ticket in self._tickets for ticket in queued)
+        assert self._entered.keys() == self._tenants.keys()
+
+    def _next_tenant(self) -> str:
+        """The tenant that is furthest behind."""
+        while True:
+            served, _, name = self._order[0]
+            is_newest = self._entered.get(name) == served
+            if is_newest and self._shares.served(name) <= served:
+                return name
+            heappop(self._order)
+            if is_newest:
+                self._enter(name)
+
+    def _enter(self, tenant: str) -> None:
+        served = self._entered[tenant] = self._shares.served(tenant)
+        heappush(self._order, (served, next(self._turn), tenant))
+        if len(self._order) > 2 * len(self._entered) + MOST_OLD:
+            self._order = [(served, next(self._turn), tenant) for tenant, served in self._entered.items()]
+            heapify(self._order)

@@ -1,0 +1,89 @@
+"""Whatever happens, each call is sent once, given up once, or still waits; and the books agree."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from plait.backends.errors import PlaitError
+from plait.gateway.admission.tenant_limits import TenantLimits
+from plait.policy.placement.engine_view import sent_calls
+from tests.gateway.admission.waiting_fleet import WaitingFleet
+
+
+class Machine(RuleBasedStateMachine):
+    """Calls of three tenants on three engines, which go away and come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        limits = TenantLimits(max_running=12, max_waiting=8)
+        self.fleet = WaitingFleet("x", "y", "z", limits=limits, max_wait_s=30.0)
+        self.fleet.router.engines["z"].view.slots = 2
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        tokens=st.sampled_from((64, 700, 3_000, 9_000)),
+        prefix=st.none() | st.integers(0, 3),
+        ttft_s=st.none() | st.just(2.0),
+        for_throughput=st.booleans(),
+    )
+    def enter(self, tenant: str, tokens: int, prefix: int | None, ttft_s: float | None, for_throughput: bool) -> None:
+        try:
+            self.fleet.enter(tenant, tokens, prefix=prefix, ttft_s=ttft_s, for_throughput=for_throughput)
+        except PlaitError:
+            self.fleet.settle()
+
+    @rule(seconds=st.floats(0, 5))
+    def time_passes(self, seconds: float) -> None:
+        self.fleet.pass_time(seconds)
+
+    @precondition(lambda self: any(call.is_sent for call in self.fleet.entered))
+    @rule(which=st.integers(0, 9), ends=st.booleans(), output_tokens=st.integers(1, 40))
+    def answer(self, which: int, ends: bool, output_tokens: int) -> None:
+        running = [call for call in self.fleet.entered if call.is_sent]
+        call = running[which % len(running)]
+        assert call.booking is not None
+        if call.booking.first_token_s is None:
+            self.fleet.first_byte(call)
+        if ends:
+            self.fleet.end(call, output_tokens)
+
+    @precondition(lambda self: self.fleet.entered)
+    @rule(which=st.integers(0, 9))
+    def client_goes(self, which: int) -> None:
+        self.fleet.go(self.fleet.entered[which % len(self.fleet.entered)])
+
+    @rule(name=st.sampled_from("xyz"), comes=st.booleans())
+    def engine_goes_or_comes(self, name: str, comes: bool) -> None:
+        if comes:
+            self.fleet.router.health.answered(name, {"m": None})
+        else:
+            self.fleet.router.health.unreachable(name)
+        self.fleet.settle()
+
+    @rule(name=st.sampled_from("xyz"), draining=st.booleans())
+    def drain(self, name: str, draining: bool) -> None:
+        self.fleet.router.health.drain(name, draining=draining)
+        self.fleet.settle()
+
+    @invariant()
+    def nobody_waits_beside_an_idle_engine(self) -> None:
+        fleet = self.fleet
+        taking = [engine for engine in fleet.router.engines.values() if engine.takes_calls]
+        for call in fleet.entered:
+            if call.booking is not None and not call.is_sent and call.error is None:
+                engine = fleet.router.engines[call.booking.placement.engine_id]
+                assert engine in taking or not taking
+                assert engine.view.queue.sent or sent_calls(engine.view) == engine.view.slots > 0
+
+    @invariant()
+    def slots_are_kept(self) -> None:
+        assert sent_calls(self.fleet.router.engines["z"].view) <= 2
+
+    def teardown(self) -> None:
+        while self.fleet.entered:
+            self.fleet.go(self.fleet.entered[0])
+        assert not any(engine.view.outstanding for engine in self.fleet.router.engines.values())
+
+
+TestMachine = Machine.TestCase

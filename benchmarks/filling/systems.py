@@ -1,0 +1,74 @@
+"""The systems that are compared: a fleet of embedded engines in virtual time, and what stands before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Final
+
+from benchmarks.filling.workloads import BLOCK_TOKENS, TREE_BLOCK_TOKENS
+from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.backends.profiles import load_profile
+from plait.gateway.config import AdmissionConfig
+from plait.gateway.fleet.room import AHEAD_S
+from plait.gateway.fleet.router import Router
+from plait.gateway.simulation.compare import MODEL
+from plait.gateway.simulation.simulate import Simulation
+
+NONE: Final = "none"
+ROUND_ROBIN: Final = "round_robin"
+ADMISSION: Final = "admission"
+BASELINES: Final = (NONE, ROUND_ROBIN)
+
+NewSystem = Callable[[int], tuple[Router, Simulation]]
+"""Makes a router and its simulation, for one run with this seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSize:
+    """Equal engines. Their KV cache is the profile's. `scheduler` names their local scheduler."""
+
+    engines: int = 4
+    profile: str = "a6000-mistral-7b"
+    scheduler: str = "slo"
+
+
+def systems(fleet: FleetSize) -> dict[str, NewSystem]:
+    """The systems by name. Each begins with an empty fleet.
+
+    A system whose name is `ADMISSION` is held to the claims.
+    """
+    return {
+        NONE: partial(_simulated, fleet, "plait", inf, inf),
+        ROUND_ROBIN: partial(_simulated, fleet, "round_robin", inf, inf),
+        ADMISSION: partial(_simulated, fleet, "plait", AHEAD_S, AdmissionConfig().max_wait_s),
+    }
+
+
+def _simulated(
+    fleet: FleetSize, policy: str, ahead_s: float, max_wait_s: float, _seed: int
+) -> tuple[Router, Simulation]:
+    """`ahead_s` and `max_wait_s` as in `Simulation`; infinite: each call is placed and sent as it arrives."""
+    router, engines = _fleet(fleet, policy)
+    return router, Simulation(router, engines, MODEL, ahead_s=ahead_s, max_wait_s=max_wait_s)
+
+
+def _fleet(fleet: FleetSize, policy: str) -> tuple[Router, dict[str, Engine]]:
+    """A router, and its engines by id."""
+    profile = load_profile(fleet.profile)
+    router = Router(policy, block_tokens=TREE_BLOCK_TOKENS)
+    engines = {}
+    for number in range(fleet.engines):
+        engine_id = f"engine-{number}"
+        router.add_engine(engine_id, profile.cost_model(), kv_tokens=profile.kv.tokens)
+        settings = EngineSettings(
+            name=engine_id,
+            model=MODEL,
+            kv_tokens=profile.kv.tokens,
+            block_tokens=BLOCK_TOKENS,
+            scheduler=fleet.scheduler,
+        )
+        engines[engine_id] = Engine(settings, profile.cost_model())
+    return router, engines

@@ -145,7 +145,8 @@ class Admission:
                 f"{limits.max_waiting} calls of this tenant wait already, the most that may.",
                 code="too_many_waiting", retry_after_s=max(1.0, backlog.wait_s),
             )  # fmt: skip
-        call.work_s, call.rank = _predicted_s(self._router, call), rank_of(call.call)
+        call.work_s = _predicted_s(self._router, call)
+        call.rank, call.priority = rank_of(call.call), call.call.priority
         backlog.add(call)
         if call.booking is None:
             self._held.setdefault(call.tenant, deque()).append(call)

@@ -167,7 +167,7 @@ class Lines:
     def _cached_share(self, call: Waiting) -> float:
         """The part of a waiting call's tokens that it would find in the cache now."""
         assert call.booking is not None
-        return self._router.engines[_engine_id(call)].ready_tokens(call.booking) / call.tokens
+        return self._router.engines[_engine_id(call)].ready_tokens(call.booking) / max(1, call.tokens)
 
 
 def _engine_id(call: Waiting) -> str:

@@ -75,6 +75,7 @@ class EngineCache:
         self.problem = problem
         self.reports, self.cursor, self.epoch, self.kind = False, None, None, None
         self.agreement, self.last_report = UNKNOWN, None
+        self.view.slots = 0
         self.report_number += 1
         self._assume_unconfirmed()
 

@@ -1,8 +1,8 @@
 """The calls that wait in the gateway for one engine, in the order in which they are sent.
 
 The tenant goes next that is furthest behind. Within a tenant, calls with a TTFT or for latency go first and calls for
-throughput last. Within a class, calls go in the turns of hit-ratio groups, as in the engine, and in a group in the
-order of arrival.
+throughput last; in each of these classes, calls of a lower priority go first. Calls that are equal so far go in the
+turns of hit-ratio groups, as in the engine, and in a group in the order of arrival.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CachedShare = Callable[[T], float]
 
 
 class _Class(Generic[T]):
-    """The waiting calls of one tenant and rank, the oldest first."""
+    """The waiting calls of one tenant, rank and priority, the oldest first."""
 
     __slots__ = ("_groups", "tickets")
 
@@ -48,25 +48,31 @@ class _Class(Generic[T]):
 
 
 class _Tenant(Generic[T]):
-    """The waiting calls of one tenant, by rank."""
+    """The waiting calls of one tenant, by rank and priority."""
 
     __slots__ = ("classes", "waiting")
 
     def __init__(self) -> None:
-        self.classes: dict[Rank, _Class[T]] = {}
+        self.classes: dict[tuple[Rank, int], _Class[T]] = {}
         self.waiting = 0
 
-    def of(self, ticket: T) -> dict[T, None]:
-        """Where a call waits."""
-        of_rank = self.classes.get(ticket.rank)
+    def add(self, ticket: T) -> None:
+        """A call waits."""
+        of_rank = self.classes.get((ticket.rank, ticket.priority))
         if of_rank is None:
-            of_rank = self.classes[ticket.rank] = _Class()
-        return of_rank.tickets
+            of_rank = self.classes[ticket.rank, ticket.priority] = _Class()
+        of_rank.tickets[ticket] = None
+
+    def remove(self, ticket: T) -> None:
+        """A call does not wait any more."""
+        of_rank = self.classes[ticket.rank, ticket.priority]
+        del of_rank.tickets[ticket]
+        if not of_rank.tickets:
+            del self.classes[ticket.rank, ticket.priority]
 
     def next(self, cached_share: CachedShare[T]) -> T:
         """The call that goes next; there is one."""
-        first = next(rank for rank in Rank if rank in self.classes and self.classes[rank].tickets)
-        return self.classes[first].next(cached_share)
+        return self.classes[min(self.classes)].next(cached_share)
 
 
 class Line(Generic[T]):
@@ -103,7 +109,7 @@ class Line(Generic[T]):
         if tenant is None:
             tenant = self._tenants[ticket.tenant] = _Tenant()
             self._enter(ticket.tenant)
-        tenant.of(ticket)[ticket] = None
+        tenant.add(ticket)
         tenant.waiting += 1
         self._tickets[ticket] = None
         self.work_s += ticket.work_s
@@ -120,7 +126,7 @@ class Line(Generic[T]):
         del self._tickets[ticket]
         self.work_s = self.work_s - ticket.work_s if self._tickets else 0.0  # rounding ends with the calls
         tenant = self._tenants[ticket.tenant]
-        del tenant.of(ticket)[ticket]
+        tenant.remove(ticket)
         tenant.waiting -= 1
         self._shares.left(ticket.tenant)
         if not tenant.waiting:
@@ -130,9 +136,9 @@ class Line(Generic[T]):
         """A waiting call is of another class. It goes to the end there."""
         if rank is not ticket.rank:
             tenant = self._tenants[ticket.tenant]
-            del tenant.of(ticket)[ticket]
+            tenant.remove(ticket)
             ticket.rank = rank
-            tenant.of(ticket)[ticket] = None
+            tenant.add(ticket)
 
     def earlier(self, tenant: str) -> None:
         """The virtual time of a tenant has gone back."""

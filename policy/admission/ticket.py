@@ -19,11 +19,12 @@ class Rank(IntEnum):
 class Ticket:
     """A call that waits. `tokens` is its prompt and its expected output. `number` is its place among all that came.
 
-    `work_s` is the engine time that it takes.
+    In a class, calls of a lower `priority` go first. `work_s` is the engine time that it takes.
     """
 
     tenant: str
     tokens: int
     rank: Rank = Rank.NORMAL
+    priority: int = 0
     number: int = 0
     work_s: float = 0.0

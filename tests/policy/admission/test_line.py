@@ -364,3 +364,13 @@ class Lines(RuleBasedStateMachine):
 
 
 TestLines = Lines.TestCase
+
+
+def test_a_lower_priority_goes_first_in_its_class() -> None:
+    line = Line[Ticket](FairShares(), lambda _: 0.0)
+    made = [Ticket("a", 100, priority=priority) for priority in (1, 0, -1, 0)]
+    made.append(Ticket("a", 100, Rank.URGENT, priority=9))
+    for ticket in made:
+        line.push(ticket)
+    line.check()
+    assert [line.take() for _ in made] == [made[4], made[2], made[1], made[3], made[0]]

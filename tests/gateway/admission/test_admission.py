@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from plait.backends.errors import LimitError, NoEngineError, OverloadedError
+from plait.gateway.admission.lines import PLACED_AT_ONCE
 from plait.gateway.admission.tenant_limits import TenantLimits
 from plait.policy.placement.engine_view import sent_calls
 from plait.policy.types import Slo
@@ -228,3 +229,19 @@ def test_objectives_that_change_move_a_call_to_its_new_class() -> None:
     first, second, third = (fleet.enter(tokens=3_000) for _ in range(3))
     fleet.admission.refine(third, third.call._replace(slo=Slo(ttft_s=5.0)))
     assert fleet.serve(3) == [first, third, second]
+
+
+def test_a_long_line_is_placed_anew_in_slices_and_in_order() -> None:
+    fleet = WaitingFleet("x", "y")
+    fleet.router.health.unreachable("y")
+    calls = [fleet.enter(tokens=2_000) for _ in range(2 * PLACED_AT_ONCE + 10)]
+    fleet.router.health.answered("y", {"m": None})
+    fleet.router.health.unreachable("x")
+    steps = 0
+    while any(fleet.engine_of(call) == "x" for call in calls[1:]):
+        fleet.settle_next()
+        steps += 1
+        fleet.admission.check(fleet.entered)
+    assert steps > 2
+    fleet.settle()
+    assert [call for call in fleet.serve(len(calls)) if call is not calls[0]] == calls[1:]

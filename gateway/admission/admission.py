@@ -25,6 +25,12 @@ DECODE_SHARE = 1 / 16
 """The part of its decode that a call's work counts: engines decode many calls at once. `DrainRate` corrects it."""
 
 
+COLD = 4.0
+"""While no call has left a queue, as much work may wait there as is predicted to take so many times the bound. Bursts
+of short prompts with long answers take a third of what is predicted: engines decode more of them at once.
+"""
+
+
 class Admission:
     """The calls that wait in the gateway. No call is to wait longer than `max_wait_s`, as predicted.
 
@@ -192,7 +198,8 @@ class Admission:
     def _shed(self, call: Waiting, now_s: float) -> None:
         """Give up calls until nobody is expected to wait longer than the bound."""
         backlog = self._backlogs[call.call.model]
-        while (victim := backlog.excess(call.tenant, self._max_wait_s)) is not None:
+        most_s = self._max_wait_s if backlog.is_measured else COLD * self._max_wait_s
+        while (victim := backlog.excess(call.tenant, most_s)) is not None:
             self._take_out(victim, now_s)
             calls, wait_s = backlog.waiting(victim.tenant), backlog.tenant_wait_s(victim.tenant)
             text = f"{calls} calls of this tenant wait for this model, about {wait_s:.0f} s; send the call again later."

@@ -36,6 +36,11 @@ class Backlog:
         self._tenants: dict[str, _Tenant] = {}
 
     @property
+    def is_measured(self) -> bool:
+        """Whether it is known how fast calls leave."""
+        return self._rate.is_measured
+
+    @property
     def wait_s(self) -> float:
         """The predicted seconds until all that waits has been sent."""
         return self._rate.seconds(self.work_s)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from plait.backends.errors import PlaitError
-from plait.gateway.admission.admission import Admission
+from plait.gateway.admission.admission import COLD, Admission
 from plait.gateway.admission.tenant_limits import UNLIMITED, TenantLimits
 from plait.gateway.admission.waiting import Waiting
 from plait.gateway.fleet.booking import CallUsage
@@ -21,7 +21,10 @@ BLOCK_TOKENS = 64
 
 
 class WaitingFleet:
-    """Engines by name. `entered` has the calls that were taken, in this order, until they leave."""
+    """Engines by name. `max_wait_s` bounds what waits before any call has left.
+
+    `entered` has the calls that were taken, in this order, until they leave.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class WaitingFleet:
             self.router.add_engine(name, COSTS)
             self.router.health.answered(name, {"m": None})
         self.admission = Admission(
-            self.router, self._at, lambda _: limits, max_wait_s=max_wait_s, ahead_s=ahead_s, weights=weights
+            self.router, self._at, lambda _: limits, max_wait_s=max_wait_s / COLD, ahead_s=ahead_s, weights=weights
         )
         self.entered: list[Waiting] = []
         self.sent: list[Waiting] = []

@@ -52,11 +52,10 @@ class Lines:
         """Place a call. It is sent if there is room and nobody waits before it. Raises what `Router.select` raises."""
         router = self._router
         placement = router.select(call.call, now_s, prefer=call.prefer, avoid=call.avoid, route=call.route)
-        call.booking = router.book(call.call, placement, now_s, waits=True)
-        if not self._lines.get(placement.engine_id) and self._has_room(placement.engine_id, now_s):
+        call.is_sent = not self._lines.get(placement.engine_id) and self._has_room(placement.engine_id, now_s)
+        call.booking = router.book(call.call, placement, now_s, waits=not call.is_sent)
+        if call.is_sent:
             self._shares.serve(call.tenant, call.tokens)
-            router.send(call.booking, now_s)
-            call.is_sent = True
 
     def join(self, call: Waiting, now_s: float) -> None:
         """A placed call waits in the line of its engine."""

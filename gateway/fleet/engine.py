@@ -43,10 +43,10 @@ class FleetEngine:
 
     # Calls.
 
-    def book(self, call: Call, placement: Placement, leaf: Node, now_s: float) -> Booking:
-        """Expect the prompt's blocks, which end at `leaf`, and count the call's work. It waits for `send`."""
+    def book(self, call: Call, placement: Placement, leaf: Node, now_s: float, *, waits: bool) -> Booking:
+        """Expect the prompt's blocks, which end at `leaf`, and count the call's work. If it `waits`, `send` follows."""
         view, missed_tokens = self.view, placement.missed_tokens
-        view.residency.book(leaf, waits=True)
+        view.residency.book(leaf, waits=waits)
         entry = view.ledger.book(leaf, missed_tokens, call.prompt_tokens, now_s)
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
         taken_tokens = 0.0
@@ -59,15 +59,21 @@ class FleetEngine:
             call, placement, leaf, entry, context_tokens, now_s, taken_tokens, self.cache.report_number, prefill
         )
         view.begin(context_tokens, prefill)
+        if not waits:
+            booking.enter(BookingState.SENT)
+            self._begin(booking, now_s)
         return booking
 
     def send(self, booking: Booking, now_s: float) -> None:
-        """The engine is sent the call. Silence counts from now on, and the engine makes room for the prompt."""
+        """The engine is sent a call that has waited. What is cached may have changed meanwhile."""
         booking.enter(BookingState.SENT)
-        booking.sent_s = now_s
-        if now_s > booking.booked_s:
-            self._look_again(booking)
+        self._look_again(booking)
         self.view.residency.send(booking.leaf)
+        self._begin(booking, now_s)
+
+    def _begin(self, booking: Booking, now_s: float) -> None:
+        """Silence counts from now on, and the engine makes room for the prompt."""
+        booking.sent_s = now_s
         self.cache.evictions.begin(booking, booking.leaf, booking.call.prompt_tokens)
         self.progress.book(booking, booking.prefill.time_s, _answer_s(booking.call, self.view))
         self.view.send(booking.prefill, now_s)
@@ -78,7 +84,7 @@ class FleetEngine:
         return min(call.cacheable_blocks, self.view.residency.ready_blocks(booking.leaf)) * call.block_tokens
 
     def _look_again(self, booking: Booking) -> None:
-        """A call has waited. What is cached may have changed."""
+        """Expect of a waiting call's prompt what is cached now."""
         cached_tokens, costs, call = self.ready_tokens(booking), self.view.cost_model, booking.call
         if cached_tokens == booking.placement.cached_tokens:
             return

@@ -126,12 +126,10 @@ class Router:
         """
         leaf = self.tree.insert(call.block_hashes)
         engine = self.engines[placement.engine_id]
-        booking = engine.book(call, placement, leaf, now_s)
+        booking = engine.book(call, placement, leaf, now_s, waits=waits)
         self.health.booked(engine, booking)
         self.retries.begin(call.model)
         self.demand.placed(call)
-        if not waits:
-            engine.send(booking, now_s)
         return booking
 
     def send(self, booking: Booking, now_s: float) -> None:

@@ -213,7 +213,7 @@ def test_an_engine_has_the_slots_of_its_latest_report() -> None:
     router.report("a", replace(report(snapshot=True), scheduler=SchedulerState(slots=32)), 0.0)
     assert view.slots == 32
     router.no_reports("a")
-    assert view.slots == 32, "they stay, like the token budget"
+    assert view.slots == 0, "nobody tells how many it has"
     router.report("a", report(snapshot=True), 1.0)
     assert view.slots == 0, "another adapter does not tell them"
 

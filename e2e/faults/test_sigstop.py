@@ -19,7 +19,7 @@ from plait.gateway.config import UpstreamConfig
 
 CALLS: Final = 64
 RUNNING: Final = 24
-"""How many of them the engine runs at once; the others have no first byte."""
+"""How many of them the engine runs at once; the others wait for it in the gateway."""
 TOKENS: Final = 3000
 WITHIN_S: Final = 12.0
 BACK_WITHIN_S: Final = 6.0
@@ -36,14 +36,13 @@ async def test_nothing_waits_for_an_engine_that_is_stopped(launch: Launcher) -> 
         await asyncio.to_thread(server.wait_until_ready)
     async with Watch(gateway.port) as watch, Client(gateway.port) as client:
         calls = [asyncio.create_task(_call(client, number)) for number in range(CALLS)]
-        await _until_running(sleeper)
-        other.start()
-        assert await watch.until(lambda: watch.state("other") == "up", 40) is not None
+        await _until_running(sleeper, gateway)
         assert not any(call.done() for call in calls), "the engine is too fast for this test"
 
         stopped_s = time.monotonic()
         _signal(sleeper, signal.SIGSTOP)
         try:
+            other.start()
             done, waiting = await asyncio.wait(calls, timeout=WITHIN_S + 8)
             assert not waiting, f"{len(waiting)} calls still wait for the engine"
         finally:
@@ -76,11 +75,11 @@ async def _call(client: Client, number: int) -> Answer:
     return await client.post(CHAT, body | {"ignore_eos": True})
 
 
-async def _until_running(engine: Server) -> None:
-    """Until the engine runs as many as it can, and all calls are there."""
+async def _until_running(engine: Server, gateway: Server) -> None:
+    """Until the engine runs as many as it can, and the others wait for it."""
     for _ in range(200):
         running = await asyncio.to_thread(engine.metric, "plait_engine_calls_running")
-        waiting = await asyncio.to_thread(engine.metric, "plait_engine_calls_waiting")
+        waiting = await asyncio.to_thread(gateway.metric, "plait_waiting_calls")
         if running == RUNNING and running + waiting == CALLS:
             return
         await asyncio.sleep(0.05)

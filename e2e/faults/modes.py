@@ -176,8 +176,8 @@ def _wrong_streams() -> Iterator[Mode]:
     yield stream(
         "callers_error", "ends with the caller's error", Altered(middle=event(callers), sends=2), health="none"
     )
-    endless = Altered(middle=b'data: {"choices": [{"text": "', filler_times=40, sends=2, ending=Ending.CLOSE)
-    yield stream("endless_event", "sends an event of 40 MB without an end", endless, heavy=True)
+    endless = Altered(middle=b'data: {"choices": [{"text": "', filler_times=20, sends=2, ending=Ending.CLOSE)
+    yield stream("endless_event", "sends an event of 20 MB without an end", endless, heavy=True)
     invalid = b'data: {"choices": [{"index": 0, "text": "\xff\xfe\xc0", "delta": {"content": "\xff"}}]}\n\n'
     yield stream("not_utf8", "sends an event that is not UTF-8", Altered(middle=invalid), health="none")
     yield stream("nul", "sends an event with NUL bytes", Altered(middle=invalid.replace(b"\xff", b"\0")), health="none")

@@ -12,7 +12,7 @@ from plait.gateway.admission.admission import Admission
 
 
 class AdmissionCollector(Collector):
-    """The queues before placement, read when scraped. What was refused is in `plait_refusals_total`."""
+    """What waits for an engine, read when scraped. What was refused is in `plait_refusals_total`."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission

@@ -8,7 +8,7 @@ from plait.backends.errors import PlaitError
 
 
 class RefusalMetrics:
-    """Counts errors that the gateway answers with: before placement, or when no engine answered."""
+    """Counts errors that the gateway answers with: before a call was sent, or when no engine answered."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._refusals = Counter(

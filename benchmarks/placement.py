@@ -1,5 +1,7 @@
 """What it costs to place a call: CPU time of select, book and settle in the router: `python -m benchmarks placement`.
 
+Then what a call costs that passes admission as it ships: with nobody waiting, and with 10,000 calls that wait.
+
 Prompts are hashed beforehand. Two trees have the statistics of Preble's table 1: tool lists (many branches, short
 prompts) and questions about videos (few branches, long prompts). Engines report their caches, or do not. Some calls are
 always outstanding. One core; the minimum of several rounds counts, since other work on the machine only adds to it.
@@ -17,11 +19,13 @@ import tracemalloc
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Final
 
+from benchmarks.placing.full_line import FullLine
 from benchmarks.schedulers.claims import Claim
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
@@ -42,6 +46,10 @@ WARM_UP_PER_ENGINE: Final = 20
 """Calls before the measured ones: enough that calls end."""
 REPORT_EVERY: Final = 100
 """Calls between two reports of an engine."""
+LINE_ENGINES: Final = 8
+WAITING: Final = 10_000
+MOST_TIMES: Final = 2.0
+"""What a call may cost with `WAITING` calls in the lines, over what it costs with none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,15 @@ class Row:
     shared_share: float
 
 
+@dataclass(frozen=True, slots=True)
+class LineRow:
+    """Microseconds of CPU that a call takes on its way through admission, the router included."""
+
+    shape: str
+    waiting: int
+    call_us: float
+
+
 def main() -> int:
     """Measure, print, write; returns 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -99,10 +116,12 @@ def main() -> int:
                     measure(shape, engines, arguments.policy, arguments.calls, arguments.rounds, reports=reports)
                 )
                 print(f"{rows[-1]}", file=sys.stderr)
-    made = list(claims(rows))
-    print("\n".join(markdown(rows, made)))
+    lines = measure_lines(arguments.calls, arguments.rounds)
+    made = [*claims(rows), *line_claims(lines)]
+    print("\n".join(markdown(rows, lines, made)))
     if arguments.json is not None:
-        report = {"results": [asdict(row) for row in rows], "claims": [asdict(claim) for claim in made]}
+        results = [asdict(row) for row in [*rows, *lines]]
+        report = {"results": results, "claims": [asdict(claim) for claim in made]}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return int(not all(claim.holds for claim in made))
 
@@ -113,12 +132,8 @@ def measure(shape: Shape, engines: int, policy: str, calls: int, rounds: int, *,
     for number in range(rounds):
         fleet = Fleet(shape, engines, policy, number, reports=reports)
         fleet.run(WARM_UP_PER_ENGINE * engines)
-        gc.collect()
-        gc.freeze()  # as the gateway does, whose collections are few
-        gc.disable()
-        times = fleet.run(calls)
-        gc.enable()
-        gc.unfreeze()
+        with _no_collections():
+            times = fleet.run(calls)
         if best is None or sum(map(sum, times)) < sum(map(sum, best[0])):
             best = times, fleet
     assert best is not None
@@ -140,6 +155,33 @@ def measure(shape: Shape, engines: int, policy: str, calls: int, rounds: int, *,
         (fmean(lengths), pstdev(lengths)),
         fmean(fleet.shared),
     )
+
+
+def measure_lines(calls: int, rounds: int) -> list[LineRow]:
+    """With nobody waiting and with many, in turns; the fastest round of each."""
+    best: dict[tuple[str, int], float] = {}
+    for number in range(rounds):
+        for shape in (TOOLBENCH, VIDEO_QA):
+            for waiting in (0, WAITING):
+                prompts = (call for call, _ in _prompts(shape, number))
+                line = FullLine(PROFILE, prompts, LINE_ENGINES, waiting, shape.output_tokens)
+                with _no_collections():
+                    took_us = line.run(calls)
+                best[shape.name, waiting] = min(took_us, best.get((shape.name, waiting), took_us))
+    return [LineRow(*case, took_us) for case, took_us in best.items()]
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """As in the gateway, whose collections are few."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 class Fleet:
@@ -296,12 +338,21 @@ def claims(rows: Sequence[Row]) -> Iterator[Claim]:
     )
 
 
+def line_claims(lines: Sequence[LineRow]) -> Iterator[Claim]:
+    """What waiting calls may cost."""
+    none = {row.shape: row.call_us for row in lines if not row.waiting}
+    worst = max((row for row in lines if row.waiting), key=lambda row: row.call_us / none[row.shape])
+    times = worst.call_us / none[worst.shape]
+    name = f"{MOST_TIMES:.0f} / cost of a call with {worst.waiting:,} waiting, in that with none"
+    yield Claim(name, MOST_TIMES / times, 1.0, times <= MOST_TIMES, worst.shape)
+
+
 def _where(row: Row) -> str:
     return f"{row.shape}, {row.engines} engines, {'reporting' if row.reports else 'not reporting'}"
 
 
-def markdown(rows: Sequence[Row], made: Sequence[Claim]) -> Iterator[str]:
-    """The table, then the claims."""
+def markdown(rows: Sequence[Row], lines: Sequence[LineRow], made: Sequence[Claim]) -> Iterator[str]:
+    """The tables, then the claims."""
     yield (
         "| prompts | engines | reports | calls/s | p99 us | select us | book us | settle us | blocks | bytes a block "
         "| prompt tokens | shared |"
@@ -314,6 +365,11 @@ def markdown(rows: Sequence[Row], made: Sequence[Claim]) -> Iterator[str]:
             f"| {row.select_us:.1f} | {row.book_us:.1f} | {row.settle_us:.1f} | {row.tree_blocks:,} "
             f"| {row.bytes_a_block:.0f} | {mean:,.0f} ({deviation:,.0f}) | {row.shared_share:.0%} |"
         )
+    yield ""
+    yield f"| prompts, {LINE_ENGINES} engines | waiting | us a call |"
+    yield "|---|---|---|"
+    for line in lines:
+        yield f"| {line.shape} | {line.waiting:,} | {line.call_us:.1f} |"
     yield ""
     yield f"Preble's global scheduler, as published, calls a second: {PREBLE_CALLS_S}"
     for claim in made:

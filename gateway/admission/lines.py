@@ -177,8 +177,9 @@ class Lines:
 
     def _cached_share(self, call: Waiting) -> float:
         """The part of a waiting call's tokens that it would find in the cache now."""
-        assert call.booking is not None
-        return self._router.engines[_engine_id(call)].ready_tokens(call.booking) / max(1, call.tokens)
+        booking = call.booking
+        assert booking is not None
+        return self._router.engines[booking.placement.engine_id].ready_tokens(booking) / max(1, call.tokens)
 
 
 def _takes(router: Router, call: Waiting, engine_id: str) -> bool:

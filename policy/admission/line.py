@@ -17,7 +17,10 @@ from plait.policy.admission.ticket import Rank, Ticket
 from plait.policy.scheduling.priority import GROUPS, HitRatioGroups
 
 LOOKED_AT = 32
-"""So many calls of a class are looked at, the oldest ones: that takes as long as to place one."""
+"""So many calls of a class are compared, the oldest ones."""
+
+LOOKED_ANEW = 8
+"""The groups of so many of these are looked up anew, in turns: that takes less time than to place a call."""
 
 MOST_OLD = 64
 """More old entries than this, and more than half, are thrown away."""
@@ -29,22 +32,38 @@ CachedShare = Callable[[T], float]
 
 
 class _Class(Generic[T]):
-    """The waiting calls of one tenant, rank and priority, the oldest first."""
+    """The waiting calls of one tenant, rank and priority, the oldest first, each with its group when last looked at."""
 
-    __slots__ = ("_groups", "tickets")
+    __slots__ = ("_groups", "_next_look", "tickets")
 
     def __init__(self) -> None:
-        self.tickets: dict[T, None] = {}
+        self.tickets: dict[T, int | None] = {}
         self._groups = HitRatioGroups()
+        self._next_look = 0
 
     def next(self, cached_share: CachedShare[T]) -> T:
         """The call that goes next; there is one. It is charged to its group."""
+        oldest = list(islice(self.tickets, LOOKED_AT))
+        for place in range(min(LOOKED_ANEW, len(oldest))):
+            self._look(oldest[(self._next_look + place) % len(oldest)], cached_share)
+        self._next_look += LOOKED_ANEW
         queues: list[list[T]] = [[] for _ in range(GROUPS)]
-        for ticket in islice(self.tickets, LOOKED_AT):
-            queues[min(GROUPS - 1, int(GROUPS * cached_share(ticket)))].append(ticket)
-        group, ticket = next(self._groups.turns(queues))
-        self._groups.charge(group)
-        return ticket
+        for ticket in oldest:
+            group = self.tickets[ticket]
+            queues[self._look(ticket, cached_share) if group is None else group].append(ticket)
+        while True:
+            group, ticket = next(self._groups.turns(queues))
+            now_in = self._look(ticket, cached_share)
+            if now_in == group:
+                self._groups.charge(group)
+                return ticket
+            queues[group].remove(ticket)
+            queues[now_in].append(ticket)
+
+    def _look(self, ticket: T, cached_share: CachedShare[T]) -> int:
+        """The call's group now."""
+        group = self.tickets[ticket] = min(GROUPS - 1, int(GROUPS * cached_share(ticket)))
+        return group
 
 
 class _Tenant(Generic[T]):

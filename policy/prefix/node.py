@@ -95,10 +95,13 @@ class Holding:
     `resident_blocks` were reported, or assumed to be stored. `bookings` counts booked calls, also those that no
     report has confirmed since they ended. Their blocks are expected: all blocks of the node, since a call spans whole
     nodes. `waiting` of them are of calls that wait in the gateway. `sharers` counts the calls placed there within the
-    window H. The last `leaving_blocks` of the resident blocks are expected to be evicted for booked calls.
+    window H. Of two holdings, the one with the higher `used` was used later. The last `leaving_blocks` of the resident
+    blocks are expected to be evicted for booked calls.
     """
 
-    __slots__ = ("bookings", "leaving_blocks", "newer", "node", "older", "resident_blocks", "sharers", "waiting")
+    __slots__ = (
+        *("bookings", "leaving_blocks", "newer", "node", "older", "resident_blocks", "sharers", "used", "waiting"),
+    )
 
     def __init__(self, node: Node, resident_blocks: int = 0, bookings: int = 0, sharers: int = 0) -> None:
         self.node = node
@@ -106,6 +109,7 @@ class Holding:
         self.bookings = bookings
         self.sharers = sharers
         self.waiting = 0
+        self.used = 0
         self.leaving_blocks = 0
         self.older: Holding | None = None
         self.newer: Holding | None = None
@@ -133,7 +137,7 @@ class Holding:
     def split(self, upper: Node, blocks: int) -> Holding:
         """The holding of `upper`, which takes over the node's first `blocks` blocks. It follows in the order of use."""
         above = Holding(upper, min(blocks, self.resident_blocks), self.bookings, self.sharers)
-        above.waiting = self.waiting
+        above.waiting, above.used = self.waiting, self.used
         self.resident_blocks = max(0, self.resident_blocks - blocks)
         above.leaving_blocks = max(0, self.leaving_blocks - self.resident_blocks)
         self.leaving_blocks -= above.leaving_blocks
@@ -157,6 +161,7 @@ class Holding:
     def join(self, above: Holding) -> None:
         """Take over the blocks of `above`, the upper part of the node, and its place in the order of use."""
         self.resident_blocks += above.resident_blocks
+        self.used = above.used
         older, newer = above.older, above.newer
         above.unlink()
         if self.older is None and older is not None and newer is not None:

@@ -8,6 +8,7 @@ blocks evicts them in this order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 
 from plait.policy.prefix.node import Node
 from plait.policy.prefix.prefix_tree import PrefixTree, Segment
@@ -59,13 +60,12 @@ class Residency:
 
         A call has to be booked at `leaf`.
         """
-        total = 0
-        for node in leaf.path():
-            holding = node.holdings[self.engine_id]
-            if holding.bookings > holding.waiting or holding.staying_blocks == len(node):
-                total += len(node)
-            else:
-                total = holding.staying_blocks
+        total, node, engine_id = 0, leaf, self.engine_id
+        while node.parent is not None:  # many waiting calls are asked about for each that is sent
+            holding, blocks = node.holdings[engine_id], len(node.hashes)
+            staying = holding.resident_blocks - holding.leaving_blocks
+            total = total + blocks if holding.bookings > holding.waiting or staying == blocks else staying
+            node = node.parent
         return total
 
     def touch(self, leaf: Node) -> None:
@@ -78,6 +78,8 @@ class Residency:
             holding = node.holdings[self.engine_id]
             holding.bookings -= 1
             holding.waiting -= waits
+            if not holding.bookings:
+                self._order.unbooked(holding)
             node.drop_unused(self.engine_id)
         self._tree.prune(leaf)
 
@@ -90,10 +92,10 @@ class Residency:
 
     def victims(self, blocks: int, keep: Collection[Node] = ()) -> Iterator[Victim]:
         """The victims that LRU would evict next to free `blocks`. Booked nodes and nodes in `keep` stay."""
-        for holding in self._order:
+        for holding in self._order.free():
             if blocks <= 0:
                 return
-            if holding.bookings or holding.node in keep:
+            if holding.node in keep:
                 continue
             taken = min(blocks, holding.staying_blocks)
             blocks -= taken
@@ -129,6 +131,9 @@ class Residency:
         nodes = [node for node in self._tree.nodes() if self.engine_id in node.holdings]
         assert len(self.resident) == sum(self.resident.of(node) for node in nodes)
         ordered = list(self._order)
+        free = list(self._order.free())
+        assert not any(holding.bookings for holding in free)
+        assert all(one.used <= next_one.used for one, next_one in pairwise(free))
         position = {holding.node: place for place, holding in enumerate(ordered)}
         assert position.keys() == {node for node in nodes if node.holdings[self.engine_id].held}
         assert all(holding is holding.node.holdings[self.engine_id] for holding in ordered)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import LOOKED_AT, Line
+from plait.policy.admission.line import LOOKED_ANEW, LOOKED_AT, Line
 from plait.policy.admission.ticket import Rank, Ticket
 
 
@@ -99,6 +99,24 @@ def test_the_latest_calls_are_not_looked_at_before_older_ones_have_gone() -> Non
     cached = asked(cached=1.0)
     line = new_line(*(asked() for _ in range(LOOKED_AT)), cached)
     assert taken(line, 2)[1] is cached
+
+
+@pytest.mark.parametrize("place", [1, LOOKED_AT // 2, LOOKED_AT - 3])
+def test_what_has_come_into_the_cache_is_seen_within_some_turns(place: int) -> None:
+    calls = [asked() for _ in range(2 * LOOKED_AT)]
+    line = new_line(*calls)
+    taken(line, 1)
+    calls[place].cached = 1.0
+    assert calls[place] in taken(line, LOOKED_AT // LOOKED_ANEW + 1)
+
+
+def test_what_has_gone_from_the_cache_is_not_taken_for_cached() -> None:
+    calls = [asked(cached=0.95) for _ in range(LOOKED_AT)]
+    line = new_line(*calls)
+    taken(line, 1)
+    for call in calls[: LOOKED_AT - 1]:
+        call.cached = 0.0
+    assert calls[-1] in taken(line, 2), "a call without anything in the cache may go before it, not two"
 
 
 @given(st.floats(0, 0.99), st.lists(st.floats(0, 1), min_size=130, max_size=130))

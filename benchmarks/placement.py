@@ -120,7 +120,7 @@ def main() -> int:
     made = [*claims(rows), *line_claims(lines)]
     print("\n".join(markdown(rows, lines, made)))
     if arguments.json is not None:
-        results = [asdict(row) for row in [*rows, *lines]]
+        results = [*map(asdict, rows), *map(asdict, lines)]
         report = {"results": results, "claims": [asdict(claim) for claim in made]}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return int(not all(claim.holds for claim in made))

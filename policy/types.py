@@ -25,6 +25,11 @@ class Slo(NamedTuple):
     tpot_s: float | None = None
     jct_s: float | None = None
 
+    @property
+    def has_zero(self) -> bool:
+        """Whether a time counts from when the call is ready, so that engines have to know how long it has waited."""
+        return self.ttft_s is not None or self.jct_s is not None
+
     def from_zero(self, age_s: float) -> Slo:
         """The same promise for times that count from `age_s` seconds earlier."""
         return Slo(_later(self.ttft_s, age_s), self.tpot_s, _later(self.jct_s, age_s))

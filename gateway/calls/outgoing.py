@@ -210,10 +210,12 @@ def engine_annotations(
 ) -> EngineAnnotations:
     """The annotations for an engine's scheduler. The call arrived `age_s` seconds ago.
 
-    The tokens of another tokenizer are no hint for its engine.
+    Without a TTFT or JCT, a call ages from now on: engines serve older calls first, which would undo the order of
+    admission. One with a `handle` may get them later. The tokens of another tokenizer are no hint for its engine.
     """
+    has_zero = handle is not None or (call.slo is not None and call.slo.has_zero)
     return EngineAnnotations(
-        age_s=age_s,
+        age_s=age_s if has_zero else 0.0,
         slo=call.slo,
         objective=call.objective,
         priority=call.priority,

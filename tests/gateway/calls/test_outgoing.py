@@ -76,7 +76,15 @@ def test_an_engine_with_our_plugin_is_told_budgets_and_age_but_no_time_stamp() -
 
 
 def test_what_was_not_annotated_is_not_told() -> None:
-    assert sent(chat(), "embedded")["vllm_xargs"] == {"plait_age_ms": 250.0, "plait_cached_tokens": 64}
+    assert sent(chat(), "embedded")["vllm_xargs"] == {"plait_age_ms": 0.0, "plait_cached_tokens": 64}
+
+
+@pytest.mark.parametrize(
+    ("slo", "age_ms"), [(None, 0.0), (Slo(tpot_s=0.1), 0.0), (Slo(ttft_s=9.0), 250.0), (Slo(jct_s=9.0), 250.0)]
+)
+def test_only_what_is_promised_from_the_arrival_has_an_age(slo: Slo | None, age_ms: float) -> None:
+    call = Call("c", "m", 100, 64, (), slo)
+    assert sent(chat(), "vllm", call)["vllm_xargs"]["plait_age_ms"] == age_ms
 
 
 @pytest.mark.parametrize(("prompts", "expected"), [([[1, 2]], [1, 2]), ([[1], [2]], [[1], [2]])])
@@ -94,7 +102,7 @@ def test_a_tenants_salt_replaces_the_clients() -> None:
 
 def test_sglang_takes_annotations_among_its_custom_params() -> None:
     outgoing = sent(chat(b',"custom_params":{"mine":"x"},"vllm_xargs":{"k":"v"}'), "sglang")
-    assert outgoing["custom_params"] == {"mine": "x", "plait_age_ms": 250.0, "plait_cached_tokens": 64}
+    assert outgoing["custom_params"] == {"mine": "x", "plait_age_ms": 0.0, "plait_cached_tokens": 64}
     assert outgoing["vllm_xargs"] == {"k": "v"}
 
 
@@ -111,7 +119,7 @@ def test_a_client_cannot_speak_for_plait(kind: EngineKind | None, name: str) -> 
     parameters = sent(body, kind)[name]
     assert parameters["mine"] == 1
     assert "plait_priority" not in parameters
-    assert parameters.get("plait_age_ms") in {None, 250.0}
+    assert parameters.get("plait_age_ms") in {None, 0.0}
 
 
 def test_parameters_that_are_no_object_are_the_engines_to_judge() -> None:

@@ -5,6 +5,12 @@ from __future__ import annotations
 SMOOTHING_S = 10.0
 """The rate follows about the last ten seconds."""
 
+FIRST_S = 5.0
+"""The first rate is that of so long a time. Of a cold fleet, calls leave slowly at first: their prompts are computed."""
+
+NEXT_S = 0.5
+"""Between two looks at the rate."""
+
 
 class DrainRate:
     """Corrects predicted work by what was seen. Until calls have left, so many `engines` do a second of it each."""
@@ -22,7 +28,7 @@ class DrainRate:
             return
         self._work_s += work_s
         elapsed_s = now_s - self._since_s
-        if elapsed_s >= 0.5:
+        if elapsed_s >= (NEXT_S if self.is_measured else FIRST_S):
             share = min(1.0, elapsed_s / SMOOTHING_S) if self.is_measured else 1.0
             self.is_measured = True
             self._rate += share * (self._work_s / elapsed_s - self._rate)

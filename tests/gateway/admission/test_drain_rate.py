@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.gateway.admission.drain_rate import SMOOTHING_S, DrainRate
+from plait.gateway.admission.drain_rate import FIRST_S, SMOOTHING_S, DrainRate
 
 
 def leave(rate: DrainRate, work_s: float, from_s: float, to_s: float) -> None:
@@ -26,10 +26,12 @@ def test_a_drain_rate_corrects_predicted_work() -> None:
     assert rate.seconds(30.0) == pytest.approx(1.0, rel=0.1)
 
 
-def test_the_first_half_second_says_nothing_yet() -> None:
+def test_the_first_seconds_say_nothing_yet() -> None:
     rate = DrainRate(2)
-    leave(rate, 3.0, 0.0, 0.5)
+    leave(rate, 0.003, 0.0, FIRST_S)
     assert (rate.seconds(30.0), rate.is_measured) == (15.0, False)
+    leave(rate, 3.0, FIRST_S, FIRST_S + 0.2)
+    assert rate.is_measured
 
 
 def test_a_pause_is_no_slow_rate() -> None:

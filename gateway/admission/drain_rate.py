@@ -6,7 +6,7 @@ SMOOTHING_S = 10.0
 """The rate follows about the last ten seconds."""
 
 FIRST_S = 5.0
-"""The first rate is that of so long a time. Of a cold fleet, calls leave slowly at first: their prompts are computed."""
+"""The first rate is that of so long a time. Calls leave a cold fleet slowly at first: it computes their prompts."""
 
 NEXT_S = 0.5
 """Between two looks at the rate."""

@@ -28,6 +28,7 @@ from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
 
 HANG_CHECK_S = 0.5
+LAG_CHECK_S = 0.05
 MAX_TRIAL_BYTES = 2**20
 _OUT = frozenset((HealthState.EJECTED, HealthState.PROBATION))
 
@@ -54,7 +55,8 @@ class Recovery:
         self._on_trial: set[str] = set()
 
     def open(self) -> None:
-        """Start to look for hung engines."""
+        """Start to look for hung engines, and at how late the loop is."""
+        self._supervisor.start("loop-lag", self._measure_lag)
         self._supervisor.start("hang-check", self._watch)
 
     def on_change(self, change: HealthChange | None) -> None:
@@ -85,10 +87,16 @@ class Recovery:
             for engine in self._router.health.stalled(loop_time_s()):
                 event = "engine stalled" if engine.stalled else "engine no longer stalled"
                 log.info(event, engine=engine.view.engine_id)
-            for engine in self._router.engines.values():
-                for booking in engine.progress.forgotten(loop_time_s()):
-                    if booking.give_up is not None:
-                        booking.give_up()
+            for booking in self._router.health.forgotten(loop_time_s()):
+                if booking.give_up is not None:
+                    booking.give_up()
+
+    async def _measure_lag(self) -> None:
+        lag = self._router.health.lag
+        while True:
+            lag.expects(loop_time_s() + LAG_CHECK_S)
+            await asyncio.sleep(LAG_CHECK_S)
+            self._metrics.lagged(lag.woke(loop_time_s()))
 
     async def _try_until_up(self, engine_id: str) -> None:
         """Try an engine until it is up, or down: then the monitor finds out when it is back."""

@@ -35,6 +35,7 @@ class FleetEngine:
     progress: Progress = field(default_factory=Progress)
     draining: bool = False
     stalled: bool = False
+    _reported_s: float = -inf
 
     @property
     def takes_calls(self) -> bool:
@@ -150,6 +151,14 @@ class FleetEngine:
         """Apply a cache-state report that was requested at `requested_s`; raises ValueError as the cache does."""
         if self.cache.report(state, requested_s, agreement):
             self.progress.byte(requested_s)
+        self._reported_s = requested_s
+
+    def says_it_has_all(self) -> bool:
+        """Whether the engine has reported as many calls as it was sent before: then it has forgotten none."""
+        report = self.cache.last_report
+        if report is None:
+            return False
+        return report.queue.waiting + report.queue.running >= self.progress.sent_by(self._reported_s)
 
     def age(self, now_s: float) -> None:
         """Drop placements older than the window, and take the engine's latest pace."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from plait.backends.errors import EngineTimeoutError
 from plait.gateway.fleet.booking import Booking, Failure
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, HealthEvent, HealthState
 from plait.gateway.fleet.health_change import Aborts, HealthChange
+from plait.gateway.fleet.loop_lag import LoopLag
 from plait.gateway.fleet.offer import Offer
 from plait.gateway.fleet.served_models import ServedModels
 from plait.policy.placement.engine_view import sent_calls
@@ -20,12 +22,20 @@ Jitter = Callable[[], float]
 
 _NO_ADAPTERS: Mapping[str, str] = {}
 
+LATE_S = 0.25
+"""A wait in which the gateway's own loop was late by so much says nothing of an engine."""
+
+TIMEOUTS = frozenset((EngineTimeoutError.cause, "connect_timeout"))
+
 SILENT_S = 4.0
 """An engine that misses its probes is only busy if a byte of an answer came within this time."""
 
 
 class FleetHealth:
-    """`on_fleet_change` is called when an engine may take calls that could not, or the other way round."""
+    """`on_fleet_change` is called when an engine may take calls that could not, or the other way round.
+
+    `lag` is that of the gateway's loop. It is taken out of every verdict on an engine.
+    """
 
     def __init__(
         self,
@@ -38,6 +48,7 @@ class FleetHealth:
         self._models = models
         self._on_fleet_change = on_fleet_change
         self._jitter = jitter
+        self.lag = LoopLag()
         self._trials: dict[str, Booking] = {}  # of the engines on probation
 
     # Probes.
@@ -67,15 +78,17 @@ class FleetHealth:
         """
         return self._down(self._engines[engine_id], cause, Aborts.NONE)
 
-    def silent(self, engine_id: str, now_s: float, cause: str = "silent") -> HealthChange | None:
-        """Probes were not answered in time. The engine's calls are aborted: nothing else would end them.
+    def silent(self, engine_id: str, asked_s: float, now_s: float) -> HealthChange | None:
+        """Probes since `asked_s` were not answered in time. The engine's calls are aborted: nothing else ends them.
 
         No effect while bytes of answers come: the engine is busy.
         """
         engine = self._engines[engine_id]
+        if self.lag.since(asked_s, now_s) >= LATE_S:
+            return None
         if sent_calls(engine.view) and engine.progress.silent_s(now_s) < SILENT_S:
             return None
-        return self._down(engine, cause, Aborts.ALL)
+        return self._down(engine, "silent", Aborts.ALL)
 
     def tried(self, engine_id: str, failure: Failure | None, begun_s: float, now_s: float) -> HealthChange | None:
         """The one-token call that tries an ejected engine has ended. `failure` is None if it got its answer."""
@@ -92,18 +105,35 @@ class FleetHealth:
         changes = [
             self._eject(engine, Failure("hung"), now_s, Aborts.ALL)
             for engine in self._engines.values()
-            if engine.health.state in TAKES_CALLS and engine.progress.is_hung(now_s)
+            if engine.health.state in TAKES_CALLS and engine.progress.is_hung(self._heard_s(engine, now_s))
         ]
         return [change for change in changes if change is not None]
 
     def stalled(self, now_s: float) -> list[FleetEngine]:
         """Note which engines are stalled. Returns those for which that has changed. Called about once a second."""
-        changed = [engine for engine in self._engines.values() if engine.progress.is_stalled(now_s) != engine.stalled]
+        changed = [
+            engine
+            for engine in self._engines.values()
+            if engine.progress.is_stalled(self._heard_s(engine, now_s)) != engine.stalled
+        ]
         for engine in changed:
             engine.stalled = not engine.stalled
         if changed:
             self._on_fleet_change()
         return changed
+
+    def forgotten(self, now_s: float) -> list[Booking]:
+        """The calls that their engines have forgotten. Called about once a second."""
+        return [
+            booking
+            for engine in self._engines.values()
+            for booking in engine.progress.forgotten(self._heard_s(engine, now_s))
+            if not engine.says_it_has_all()
+        ]
+
+    def _heard_s(self, engine: FleetEngine, now_s: float) -> float:
+        """The time, less that in which the gateway could not hear the engine since its last byte."""
+        return now_s - self.lag.since(engine.progress.byte_s, now_s)
 
     def drain(self, engine_id: str, *, draining: bool = True) -> None:
         """Give the engine no new calls, or (not `draining`) give it calls again. Its running calls go on."""
@@ -137,6 +167,8 @@ class FleetHealth:
     def failed(self, engine: FleetEngine, booking: Booking, failure: Failure, now_s: float) -> HealthChange | None:
         """The engine failed a call. One that asks to be left alone for a time is ejected at once."""
         if not engine.health.counts(booking.sent_s):
+            return None
+        if failure.cause in TIMEOUTS and self.lag.since(booking.sent_s, now_s) >= LATE_S:
             return None
         before = engine.health.state
         if engine.health.failed(failure.cause, now_s) or failure.retry_after_s is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -109,8 +109,11 @@ class FleetCollector(Collector):
         yield from (health, resident, tree, routes)
 
 
+LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
 class HealthMetrics:
-    """Counts the changes of the engines' health."""
+    """Counts the changes of the engines' health, and how late the loop is that judges them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._changes = Counter(
@@ -119,6 +122,16 @@ class HealthMetrics:
             ["engine", "state", "cause"],
             registry=registry,
         )
+        self._lag = Histogram(
+            "plait_loop_lag_seconds",
+            "How late the gateway's event loop runs what is due, looked at 20 times a second",
+            buckets=LAG_BUCKETS_S,
+            registry=registry,
+        )
+
+    def lagged(self, lag_s: float) -> None:
+        """The loop was late by so much."""
+        self._lag.observe(lag_s)
 
     def changed(self, change: HealthChange) -> None:
         """An engine's health changed."""

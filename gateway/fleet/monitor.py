@@ -140,10 +140,11 @@ class Monitor:
 
     async def _ask_again(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
         """The engine missed a probe. One that misses a second is silent: a process that is stopped, or a lost host."""
+        asked_s = loop_time_s()
         try:
             await self._probe(engine, http)
         except httpx.TimeoutException:
-            self._on_change(self._router.health.silent(engine.name, loop_time_s()))
+            self._on_change(self._router.health.silent(engine.name, asked_s, loop_time_s()))
             self._tell(engine, "silent")
         except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self._unreachable(engine, error)

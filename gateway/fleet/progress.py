@@ -1,9 +1,10 @@
 """How one engine's answers come along: which calls wait for their first byte, and when the last byte came.
 
 An engine is hung if it owes bytes and none come. Its queue and its prompts are not held against it: a call's first byte
-is due only `PATIENCE` times as late as predicted. A call is forgotten if its first byte is late and the engine
-goes on to serve later calls that are about as large. An engine is stalled if it begins streams and does not go on with
-them. It should get no new calls: each first byte would hide for a time that the engine hangs.
+is due only `PATIENCE` times as late as predicted. A call is forgotten if its first byte is late and the engine goes on
+to serve later calls that are about as large, unless the engine says that it has all its calls. An engine is stalled if
+it begins streams and does not go on with them. It should get no new calls: each first byte would hide for a time that
+the engine hangs.
 """
 
 from __future__ import annotations
@@ -100,6 +101,10 @@ class Progress:
     def forgotten(self, now_s: float) -> list[Booking]:
         """The calls that the engine has forgotten."""
         return [b for b in self.waiting if b.overtaken >= OVERTAKEN_CALLS and b.late_s < now_s]
+
+    def sent_by(self, when_s: float) -> int:
+        """How many of the calls that have not ended were sent by then."""
+        return sum(booking.sent_s <= when_s for booking in (*self.waiting, *self._streaming))
 
     def leave(self, booking: Booking) -> None:
         """A call has ended, or has its first byte."""

@@ -152,8 +152,8 @@ def test_an_engine_that_is_silent_is_down_unless_it_is_busy() -> None:
     router = fleet("ab")
     booking = call_on(router, "a", 0.0)
     router.first_token(booking, 9.0)
-    assert router.health.silent("a", 10.0) is None
-    change = router.health.silent("a", 14.0)
+    assert router.health.silent("a", 6.0, 10.0) is None
+    change = router.health.silent("a", 10.0, 14.0)
     assert change is not None
     assert (change.after, change.aborts) == (HealthState.DOWN, Aborts.ALL)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from plait.backends.protocol.cache_state import QueueState
 from plait.gateway.fleet.booking import Booking, CallUsage, Failure
 from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call, Objective, Slo
+from tests.gateway.fleet.lettered_prompts import report
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 HANG_S = 8.0
@@ -165,6 +168,22 @@ def test_a_call_that_many_as_large_overtake_is_forgotten(router: Router) -> None
     assert forgotten(router, 100.0) == [early]
     router.fail(early, Failure("timeout"), 100.0)
     assert forgotten(router, 100.0) == []
+
+
+@pytest.mark.parametrize(("waiting", "running", "are_forgotten"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_an_engine_that_says_it_has_all_its_calls_has_forgotten_none(
+    router: Router, waiting: int, running: int, *, are_forgotten: bool
+) -> None:
+    early = booked(router, 0.0)
+    for _ in range(3):
+        overtake(router, 10.0)
+    late = booked(router, 60.0)
+    queue = QueueState(waiting=waiting, running=running)
+    router.report("a", msgspec.structs.replace(report(), queue=queue), requested_s=50.0)
+    assert router.health.forgotten(100.0) == [early] * are_forgotten, "the last call came after the report"
+    router.report("a", msgspec.structs.replace(report(), queue=queue), requested_s=60.0)
+    assert router.health.forgotten(100.0) == [early]
+    router.release(late, 100.0, delivered=False)
 
 
 def test_before_it_is_late_a_call_may_be_overtaken(router: Router) -> None:

@@ -18,15 +18,16 @@ def backlog_limit_s(moment: Moment, batch: Batch) -> float:
     """The time limit while missed and best-effort calls are added: a share of the arrivals' TTFT slack.
 
     It is infinite if no arrivals are expected. If the share is under `LEAST_ITERATIONS` shortest iterations, a short
-    iteration would not help arrivals. The limit is then the time with the pivot's tokens. `batch` holds the running
-    decodes.
+    iteration would not help arrivals. The limit is then the time with the pivot's tokens, after the longest context of
+    a prompt that has begun: else such a prompt would hardly go on. `batch` holds the running decodes.
     """
     slack_s, pace = moment.arrivals_slack_s, moment.pace
     if slack_s is None:
         return inf
     if SLACK_SHARE * slack_s >= LEAST_ITERATIONS * pace.shortest_s:
         return SLACK_SHARE * slack_s
-    return batch.budget.time_s(pace.pivot_tokens)
+    context_tokens = max((one.context_tokens for one in moment.prefills), default=0)
+    return batch.budget.time_s(pace.pivot_tokens, context_tokens)
 
 
 def limit_backlog(batch: Batch, limit_s: float, reserve_tokens: int) -> None:

@@ -20,6 +20,7 @@ from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.exchange import NO_ACCESS, TOO_EARLY
 from plait.gateway.calls.passed_headers import retry_after_s
 from plait.gateway.fleet.booking import Failure
+from plait.gateway.fleet.fleet_health import forgotten
 from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.health_change import Aborts, HealthChange
 from plait.gateway.fleet.metrics import HealthMetrics
@@ -87,7 +88,7 @@ class Recovery:
             for engine in self._router.health.stalled(loop_time_s()):
                 event = "engine stalled" if engine.stalled else "engine no longer stalled"
                 log.info(event, engine=engine.view.engine_id)
-            for booking in self._router.health.forgotten(loop_time_s()):
+            for booking in forgotten(self._router.engines.values(), self._router.health.lag, loop_time_s()):
                 if booking.give_up is not None:
                     booking.give_up()
 

@@ -25,7 +25,8 @@ from plait.policy.types import Call, Placement
 class FleetEngine:
     """One engine. `offer` is what it serves. `cache` is what it holds, as far as that is known.
 
-    A `draining` engine gets no new calls; one that is `stalled` gets them if there is no other.
+    A `draining` engine gets no new calls; one that is `stalled` gets them if there is no other. The last report was
+    asked for at `reported_s`.
     """
 
     view: EngineView
@@ -35,7 +36,7 @@ class FleetEngine:
     progress: Progress = field(default_factory=Progress)
     draining: bool = False
     stalled: bool = False
-    _reported_s: float = -inf
+    reported_s: float = -inf
 
     @property
     def takes_calls(self) -> bool:
@@ -151,14 +152,7 @@ class FleetEngine:
         """Apply a cache-state report that was requested at `requested_s`; raises ValueError as the cache does."""
         if self.cache.report(state, requested_s, agreement):
             self.progress.byte(requested_s)
-        self._reported_s = requested_s
-
-    def says_it_has_all(self) -> bool:
-        """Whether the engine has reported as many calls as it was sent before: then it has forgotten none."""
-        report = self.cache.last_report
-        if report is None:
-            return False
-        return report.queue.waiting + report.queue.running >= self.progress.sent_by(self._reported_s)
+        self.reported_s = requested_s
 
     def age(self, now_s: float) -> None:
         """Drop placements older than the window, and take the engine's latest pace."""

@@ -5,7 +5,7 @@ Each event returns the change that it made, if any. The asyncio shell acts on it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from plait.backends.errors import EngineTimeoutError
 from plait.gateway.fleet.booking import Booking, Failure
@@ -105,7 +105,7 @@ class FleetHealth:
         changes = [
             self._eject(engine, Failure("hung"), now_s, Aborts.ALL)
             for engine in self._engines.values()
-            if engine.health.state in TAKES_CALLS and engine.progress.is_hung(self._heard_s(engine, now_s))
+            if engine.health.state in TAKES_CALLS and engine.progress.is_hung(_heard_s(engine, self.lag, now_s))
         ]
         return [change for change in changes if change is not None]
 
@@ -114,26 +114,13 @@ class FleetHealth:
         changed = [
             engine
             for engine in self._engines.values()
-            if engine.progress.is_stalled(self._heard_s(engine, now_s)) != engine.stalled
+            if engine.progress.is_stalled(_heard_s(engine, self.lag, now_s)) != engine.stalled
         ]
         for engine in changed:
             engine.stalled = not engine.stalled
         if changed:
             self._on_fleet_change()
         return changed
-
-    def forgotten(self, now_s: float) -> list[Booking]:
-        """The calls that their engines have forgotten. Called about once a second."""
-        return [
-            booking
-            for engine in self._engines.values()
-            for booking in engine.progress.forgotten(self._heard_s(engine, now_s))
-            if not engine.says_it_has_all()
-        ]
-
-    def _heard_s(self, engine: FleetEngine, now_s: float) -> float:
-        """The time, less that in which the gateway could not hear the engine since its last byte."""
-        return now_s - self.lag.since(engine.progress.byte_s, now_s)
 
     def drain(self, engine_id: str, *, draining: bool = True) -> None:
         """Give the engine no new calls, or (not `draining`) give it calls again. Its running calls go on."""
@@ -204,3 +191,26 @@ class FleetHealth:
     def _end_trial(self, engine: FleetEngine) -> None:
         engine.health.on_trial = False
         self._trials.pop(engine.view.engine_id, None)
+
+
+def forgotten(engines: Iterable[FleetEngine], lag: LoopLag, now_s: float) -> list[Booking]:
+    """The calls that their engines have forgotten. Called about once a second."""
+    return [
+        booking
+        for engine in engines
+        for booking in engine.progress.forgotten(_heard_s(engine, lag, now_s))
+        if not _says_it_has_all(engine)
+    ]
+
+
+def _heard_s(engine: FleetEngine, lag: LoopLag, now_s: float) -> float:
+    """The time, less that in which the gateway could not hear the engine since its last byte."""
+    return now_s - lag.since(engine.progress.byte_s, now_s)
+
+
+def _says_it_has_all(engine: FleetEngine) -> bool:
+    """Whether the engine has reported as many calls as it was sent before: then it has forgotten none."""
+    report = engine.cache.last_report
+    if report is None:
+        return False
+    return report.queue.waiting + report.queue.running >= engine.progress.sent_by(engine.reported_s)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from plait.backends.protocol.cache_state import QueueState
+from plait.gateway.fleet import fleet_health
 from plait.gateway.fleet.booking import Booking, CallUsage, Failure
 from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -170,6 +171,10 @@ def test_a_call_that_many_as_large_overtake_is_forgotten(router: Router) -> None
     assert forgotten(router, 100.0) == []
 
 
+def all_forgotten(router: Router) -> list[Booking]:
+    return fleet_health.forgotten(router.engines.values(), router.health.lag, 100.0)
+
+
 @pytest.mark.parametrize(("waiting", "running", "are_forgotten"), [(0, 0, True), (1, 0, False), (0, 1, False)])
 def test_an_engine_that_says_it_has_all_its_calls_has_forgotten_none(
     router: Router, waiting: int, running: int, *, are_forgotten: bool
@@ -180,9 +185,9 @@ def test_an_engine_that_says_it_has_all_its_calls_has_forgotten_none(
     late = booked(router, 60.0)
     queue = QueueState(waiting=waiting, running=running)
     router.report("a", msgspec.structs.replace(report(), queue=queue), requested_s=50.0)
-    assert router.health.forgotten(100.0) == [early] * are_forgotten, "the last call came after the report"
+    assert all_forgotten(router) == [early] * are_forgotten, "the last call came after the report"
     router.report("a", msgspec.structs.replace(report(), queue=queue), requested_s=60.0)
-    assert router.health.forgotten(100.0) == [early]
+    assert all_forgotten(router) == [early]
     router.release(late, 100.0, delivered=False)
 
 

@@ -3,7 +3,8 @@
 The same calls on the same engines, without admission, by round robin, and with admission. First all calls come at once.
 The most calls a second that a system completes then is the workload's saturation. Then calls come as an open loop at
 shares of the saturation, and beyond it. A workload whose trace is missing is skipped. `--live` asks questions on the
-documents in real time instead: four embedded engines behind a gateway with the configuration that ships.
+documents in real time instead: four embedded engines behind a gateway with the configuration that ships. `--tenants`
+has three tenants there, one of which sends twenty times as much, at some loads beyond the saturation.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmarks.filling.live import run_live
 from benchmarks.filling.report import as_json, lines, markdown
 from benchmarks.filling.runs import LOADS, Figures, Plan, Point, Results, Runner, Task
 from benchmarks.filling.systems import NONE, FleetSize, systems
+from benchmarks.filling.tenants import SHAPES, Contest, run_tenants
 from benchmarks.filling.workloads import missing, workloads
 from benchmarks.mixed_prompts import DEFAULT_TRACES
 from benchmarks.workers import run_all
@@ -48,6 +50,8 @@ def main() -> int:
         figures = run_live(arguments.rate, arguments.seconds, arguments.first_seed)
         print(json.dumps(asdict(figures)))
         return int(bool(figures.lost))
+    if arguments.tenants:
+        return _tenants(arguments)
     skipped = {name: file for name, file in missing(arguments.traces).items() if name in arguments.workloads}
     for name, file in skipped.items():
         print(f"skipped: {name}, no {file} in {arguments.traces}")
@@ -62,6 +66,25 @@ def main() -> int:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(as_json(plan, results, made, skipped), indent=1) + "\n")
     return int(not all(claim.holds for claim in made))
+
+
+def _tenants(arguments: argparse.Namespace) -> int:
+    """Run and print one load after the other; returns 1 if a light tenant has lost a call."""
+    found = 0
+    for load in arguments.loads:
+        contest = Contest(
+            shape=arguments.shape,
+            load=load,
+            seconds=arguments.seconds,
+            seed=arguments.first_seed,
+            engines=arguments.engines,
+            ttft_s=arguments.ttft,
+            fair=not arguments.one_tenant,
+        )
+        figures = run_tenants(contest)
+        print(json.dumps({"load": load, **asdict(figures)}), flush=True)
+        found |= bool(figures.light_lost)
+    return found
 
 
 def run(plan: Plan, traces: Path, tasks: Sequence[Task], jobs: int) -> Results:
@@ -103,6 +126,10 @@ def _arguments() -> argparse.Namespace:
     live.add_argument("--live", action="store_true", help="real processes and sockets, documents only")
     live.add_argument("--rate", type=float, default=3.0, help="questions a second (default: %(default)s)")
     live.add_argument("--seconds", type=float, default=200.0, help="default: %(default)s")
+    live.add_argument("--tenants", action="store_true", help="three tenants, one of which sends twenty times as much")
+    live.add_argument("--shape", choices=SHAPES, default="chat", help="of the tenants' calls (default: %(default)s)")
+    live.add_argument("--ttft", type=float, metavar="S", help="a TTFT for each call of the heavy tenant")
+    live.add_argument("--one-tenant", action="store_true", help="no fairness: all calls are one tenant's")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_CALLS} calls: shows that it runs")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     return parser.parse_args()

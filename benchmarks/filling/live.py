@@ -9,19 +9,24 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from benchmarks.filling.workloads import DOCUMENT_LENGTHS, zipf
 from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.servers import Fleet, Launcher
+from plait.gateway.config import UpstreamConfig
 
 ENGINES: Final = 4
 DOCUMENTS: Final = 30
 DOCUMENT_TOKENS: Final = 24_000
 TIMEOUT_S: Final = 600.0
+SHIPPED: Final = msgspec.structs.asdict(UpstreamConfig())
+"""A gateway of tests polls its engines faster than this."""
 WORDS: Final = ("red", "green", "blue", "seven", "house", "river", "north", "wind", "paper", "stone")
 
 
@@ -46,7 +51,7 @@ def run_live(rate: float, seconds: float, seed: int, engine_options: Sequence[st
 async def _run(rate: float, seconds: float, seed: int, engine_options: Sequence[str]) -> LiveFigures:
     with tempfile.TemporaryDirectory() as folder, Launcher(Path(folder)) as launch:
         engines = [launch.engine(f"e{number}", time_scale=1, options=engine_options) for number in range(ENGINES)]
-        gateway = launch.gateway(engines, "gateway")
+        gateway = launch.gateway(engines, "gateway", upstream=SHIPPED)
         await asyncio.to_thread(Fleet(gateway, {engine.name: engine for engine in engines}).start)
         async with Client(gateway.port, TIMEOUT_S) as client:
             documents = [_text(document, await _words(client)) for document in range(DOCUMENTS)]
@@ -61,7 +66,7 @@ async def _ask(client: Client, documents: Sequence[str], rate: float, seconds: f
         own = random.Random(f"{seed}/{number}")
         question = " ".join(own.choices(WORDS, k=DOCUMENT_LENGTHS.draw_question(own)))
         prompt = f"{documents[next(asked)]}\n{question}"
-        answers.append(await _post(client, prompt, DOCUMENT_LENGTHS.draw_answer(own)))
+        answers.append(await post(client, prompt, DOCUMENT_LENGTHS.draw_answer(own)))
 
     tasks, due_s = list[asyncio.Task[None]](), time.monotonic()
     ends_s = due_s + seconds
@@ -72,7 +77,8 @@ async def _ask(client: Client, documents: Sequence[str], rate: float, seconds: f
     return _figures(answers)
 
 
-async def _post(client: Client, text: str, max_tokens: int) -> Answer:
+async def post(client: Client, text: str, max_tokens: int, headers: Mapping[str, str] | None = None) -> Answer:
+    """The answer to one message, a stream of so many tokens."""
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": text}],
@@ -81,13 +87,13 @@ async def _post(client: Client, text: str, max_tokens: int) -> Answer:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    return await client.post(CHAT, body)
+    return await client.post(CHAT, body, headers)
 
 
 async def _words(client: Client) -> int:
     """How many words make a document."""
-    probe = await _post(client, _text(-1, 1_000), 1)
-    return round(DOCUMENT_TOKENS * 1_000 / _usage(probe)[0])
+    probe = await post(client, _text(-1, 1_000), 1)
+    return round(DOCUMENT_TOKENS * 1_000 / usage(probe)[0])
 
 
 def _text(document: int, words: int) -> str:
@@ -95,25 +101,39 @@ def _text(document: int, words: int) -> str:
 
 
 def _figures(answers: Sequence[Answer]) -> LiveFigures:
-    good = [answer for answer in answers if answer.status == 200 and not answer.broken and b"[DONE]" in answer.body]
-    lost = Counter(answer.broken or str(answer.status) for answer in answers if answer not in good)
-    ttfts_s = sorted(answer.first_s - answer.began_s for answer in good if answer.first_s is not None)
-    usages = [_usage(answer) for answer in good]
+    good = [answer for answer in answers if is_whole(answer)]
+    waits_s, usages = ttfts_s(good), [usage(answer) for answer in good]
     return LiveFigures(
         sent=len(answers),
-        ttft_mean_s=statistics.fmean(ttfts_s),
-        ttft_p99_s=ttfts_s[int(0.99 * (len(ttfts_s) - 1))],
+        ttft_mean_s=statistics.fmean(waits_s),
+        ttft_p99_s=waits_s[int(0.99 * (len(waits_s) - 1))],
         e2e_mean_s=statistics.fmean(answer.time_s for answer in good),
-        hit_rate=sum(cached for _, cached in usages) / sum(prompt for prompt, _ in usages),
-        longest_wait_s=ttfts_s[-1],
-        lost=dict(lost),
+        hit_rate=sum(cached for _, cached, _ in usages) / sum(prompt for prompt, _, _ in usages),
+        longest_wait_s=waits_s[-1],
+        lost=lost(answers),
     )
 
 
-def _usage(answer: Answer) -> tuple[int, int]:
-    """The prompt's tokens, and how many of them were cached."""
-    usage = next(event["usage"] for event in _events(answer) if event.get("usage"))
-    return usage["prompt_tokens"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+def is_whole(answer: Answer) -> bool:
+    """Whether the stream came to its end."""
+    return answer.status == 200 and not answer.broken and b"[DONE]" in answer.body
+
+
+def lost(answers: Sequence[Answer]) -> dict[str, int]:
+    """What came instead of an answer, and how often."""
+    return dict(Counter(answer.broken or str(answer.status) for answer in answers if not is_whole(answer)))
+
+
+def ttfts_s(answers: Sequence[Answer]) -> list[float]:
+    """The times to the first tokens of whole answers, in ascending order."""
+    return sorted(one.first_s - one.began_s for one in answers if is_whole(one) and one.first_s is not None)
+
+
+def usage(answer: Answer) -> tuple[int, int, int]:
+    """The tokens of the prompt, those of it that were cached, and those of the answer."""
+    found = next(event["usage"] for event in _events(answer) if event.get("usage"))
+    cached = (found.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return found["prompt_tokens"], cached, found["completion_tokens"]
 
 
 def _events(answer: Answer) -> Iterator[dict]:  # type: ignore[type-arg]

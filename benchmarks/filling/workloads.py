@@ -77,7 +77,7 @@ VIDEO_LENGTHS: Final = Lengths((20, 60), (10, 150), 41)
 TOOL_LENGTHS: Final = Lengths((50, 200), (20, 200), 61)
 BURST_LENGTHS: Final = Lengths((20, 80), (20, 600), 123)
 
-_EMPTY: Final = Prompt(0, HashChain(BLOCK_TOKENS, root_hash(MODEL)), HashChain(TREE_BLOCK_TOKENS, root_hash(MODEL)))
+EMPTY: Final = Prompt(0, HashChain(BLOCK_TOKENS, root_hash(MODEL)), HashChain(TREE_BLOCK_TOKENS, root_hash(MODEL)))
 
 
 def extended(prompt: Prompt, token_id: int, tokens: int) -> Prompt:
@@ -91,7 +91,7 @@ def extended(prompt: Prompt, token_id: int, tokens: int) -> Prompt:
 
 def documents(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
     """30 documents of 24,000 tokens by Zipf's law, unique questions of 20 to 80, answers of about 64."""
-    shared = [extended(_EMPTY, number, 24_000) for number in range(30)]
+    shared = [extended(EMPTY, number, 24_000) for number in range(30)]
     dice = _dice("documents", seed)
     asked = zipf(len(shared), dice)
     drawn = (_call(number, shared, next(asked), dice, DOCUMENT_LENGTHS) for number in range(calls))
@@ -110,7 +110,7 @@ def video(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
     drawn = []
     for number, (_, document) in enumerate(askings[:calls]):
         if document not in shared:
-            shared[document] = extended(_EMPTY, document, 8_500)
+            shared[document] = extended(EMPTY, document, 8_500)
         drawn.append(_call(number, shared, document, dice, VIDEO_LENGTHS))
     return _at(poisson_arrivals(calls, rate, seed), drawn)
 
@@ -118,7 +118,7 @@ def video(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
 def tools(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
     """200 tool lists of 1,000 to 8,000 tokens by Zipf's law, unique requests of 50 to 200, answers of about 60."""
     dice = _dice("tools", seed)
-    shared = [extended(_EMPTY, number, dice.randint(1_000, 8_000)) for number in range(200)]
+    shared = [extended(EMPTY, number, dice.randint(1_000, 8_000)) for number in range(200)]
     asked = zipf(len(shared), dice)
     drawn = (_call(number, shared, next(asked), dice, TOOL_LENGTHS) for number in range(calls))
     return _at(poisson_arrivals(calls, rate, seed), drawn)
@@ -127,7 +127,7 @@ def tools(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
 def burst(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
     """50 prefixes of 500 to 4,000 tokens, each equally often; answers of about 120. The calls come in bursts."""
     dice = _dice("burst", seed)
-    shared = [extended(_EMPTY, number, dice.randint(500, 4_000)) for number in range(50)]
+    shared = [extended(EMPTY, number, dice.randint(500, 4_000)) for number in range(50)]
     drawn = (_call(number, shared, dice.randrange(len(shared)), dice, BURST_LENGTHS) for number in range(calls))
     return _at(map(burst_time, poisson_arrivals(calls, rate, seed)), drawn)
 

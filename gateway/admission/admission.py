@@ -13,9 +13,9 @@ from itertools import count
 from plait.backends.errors import LimitError, OverloadedError, PlaitError
 from plait.gateway.admission.backlog import Backlog
 from plait.gateway.admission.lines import Lines
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.tenant_limits import TenantLimits, TenantUse
 from plait.gateway.admission.waiting import Waiting, rank_of
-from plait.gateway.fleet.room import AHEAD_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
 from plait.policy.admission.fair_shares import FairShares
@@ -103,14 +103,17 @@ class Admission:
     def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
         """A call that was sent has ended, and its booking. `used_tokens` replaces its predicted tokens, if known."""
         self._shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
+        self._lines.room.left(call.engine_id, call.tenant)
         self._ran(call.tenant, now_s)
 
     def gone(self, call: Waiting, now_s: float) -> None:
         """The client of a call has gone before it was sent, or in that moment."""
         if call.is_sent:
             call.is_sent = False
+            self._shares.correct(call.tenant, -call.tokens)
+            self._lines.room.left(call.engine_id, call.tenant)
             self._lines.leave(call, now_s)
-            self.left(call, None, now_s)
+            self._ran(call.tenant, now_s)
         elif call.error is None:
             self._take_out(call, now_s)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 
 from plait.gateway.timer import At
@@ -24,8 +24,13 @@ class Alarms:
 
     def now(self, engine_id: str) -> None:
         """Look at an engine once the event that goes on is over."""
-        self._news[engine_id] = None
-        if len(self._news) == 1:
+        self.all([engine_id])
+
+    def all(self, engine_ids: Iterable[str]) -> None:
+        """Look at these engines once the event that goes on is over."""
+        is_new = not self._news
+        self._news.update(dict.fromkeys(engine_ids))
+        if is_new and self._news:
             self._at(0.0, self._look_at_news)
 
     def by(self, engine_id: str, when_s: float, now_s: float) -> None:

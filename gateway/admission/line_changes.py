@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from plait.gateway.admission.room import backlog_s
 from plait.gateway.admission.waiting import Waiting
 from plait.gateway.fleet.booking import Booking
-from plait.gateway.fleet.room import backlog_s
 from plait.gateway.fleet.router import Router
 from plait.policy.admission.line import Line
 from plait.policy.placement.delay import Asked

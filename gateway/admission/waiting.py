@@ -29,6 +29,12 @@ class Waiting(Ticket):
     error: PlaitError | None = None
     tell: Callable[[], None] | None = None
 
+    @property
+    def engine_id(self) -> str:
+        """The engine that the call is placed on."""
+        assert self.booking is not None
+        return self.booking.placement.engine_id
+
 
 def rank_of(call: Call) -> Rank:
     """The class of a call."""

@@ -33,7 +33,7 @@ from plait.policy.placement.pace import Pace, Ratio
 from plait.policy.placement.policies import POLICIES
 from plait.policy.placement.rebalancing import RebalancedE2
 from plait.policy.placement.routes import Routes
-from plait.policy.placement.situation import Policy, Situation
+from plait.policy.placement.situation import NOTHING_PASSED, Passed, Policy, Situation
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
@@ -101,11 +101,13 @@ class Router:
         prefer: str | None = None,
         avoid: Collection[str] = (),
         route: str | None = None,
+        passed: Passed = NOTHING_PASSED,
     ) -> Placement:
         """Choose an engine that has `route`; raises `NotFoundError` or `NoEngineError`. Changes nothing.
 
         `prefer` is the engine that ran the call which this one continues. The call goes there if that
-        engine takes calls. The call goes to an engine to `avoid` only if there is no other.
+        engine takes calls. The call goes to an engine to `avoid` only if there is no other. `passed` are
+        the waiting calls that it goes before.
         """
         assert call.block_tokens == self.block_tokens
         engines = self.models.eligible(call.model, route)
@@ -117,7 +119,7 @@ class Router:
                 return continue_on(view, call, Situation(path, engines, turn, now_s, traffic))
         if avoid:
             engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
-        return self._select(call, Situation(path, engines, turn, now_s, traffic, demand.siblings(call)))
+        return self._select(call, Situation(path, engines, turn, now_s, traffic, demand.siblings(call), passed))
 
     def book(self, call: Call, placement: Placement, now_s: float, *, waits: bool = False) -> Booking:
         """Record a placement. The engine is sent the call now, or (if it `waits`) at `send`.

@@ -17,7 +17,7 @@ from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.gateway.fleet.room import AHEAD_S
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
 from plait.gateway.simulation.workload import (

@@ -18,10 +18,10 @@ from math import inf
 from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.engine import Engine
 from plait.gateway.admission.admission import Admission
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.tenant_limits import UNLIMITED
 from plait.gateway.admission.waiting import Waiting
 from plait.gateway.fleet.booking import Booking, CallUsage
-from plait.gateway.fleet.room import AHEAD_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import Event
 from plait.policy.prefix.block_hash import HashChain
@@ -203,6 +203,8 @@ class Simulation:
         placement = waiting.booking.placement
         record.engine_id, record.reason = placement.engine_id, placement.reason
         record.predicted_cached_tokens, record.sent_s = placement.cached_tokens, self.now_s
+        if call.slo is None or not call.slo.has_zero:
+            call.arrived_s = self.now_s  # as `engine_annotations` tells it
         engine = self._engines[placement.engine_id]
         self._in_engine[call] = sent
         self._not_admitted[engine].append(call)

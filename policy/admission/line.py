@@ -69,11 +69,13 @@ class _Class(Generic[T]):
 class _Tenant(Generic[T]):
     """The waiting calls of one tenant, by rank and priority."""
 
-    __slots__ = ("classes", "waiting")
+    __slots__ = ("classes", "waiting", "weight", "work_s")
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
         self.classes: dict[tuple[Rank, int], _Class[T]] = {}
         self.waiting = 0
+        self.work_s = 0.0
 
     def add(self, ticket: T) -> None:
         """A call waits."""
@@ -99,6 +101,7 @@ class Line(Generic[T]):
 
     def __init__(self, shares: FairShares, cached_share: CachedShare[T]) -> None:
         self.work_s = 0.0
+        self._weights = 0.0
         self._shares = shares
         self._cached_share = cached_share
         self._tickets: dict[T, None] = {}
@@ -114,6 +117,11 @@ class Line(Generic[T]):
         """The calls, in the order in which they joined."""
         return iter(self._tickets)
 
+    @property
+    def tenants(self) -> int:
+        """How many tenants wait."""
+        return len(self._tenants)
+
     def __contains__(self, ticket: T) -> bool:
         return ticket in self._tickets
 
@@ -126,16 +134,58 @@ class Line(Generic[T]):
         tenant = self._tenants.get(ticket.tenant)
         self._shares.waits(ticket.tenant)
         if tenant is None:
-            tenant = self._tenants[ticket.tenant] = _Tenant()
+            tenant = self._tenants[ticket.tenant] = _Tenant(self._shares.weight(ticket.tenant))
+            self._weights += tenant.weight
             self._enter(ticket.tenant)
         tenant.add(ticket)
         tenant.waiting += 1
+        tenant.work_s += ticket.work_s
         self._tickets[ticket] = None
         self.work_s += ticket.work_s
 
-    def take(self) -> T:
-        """Remove the call that goes next; there is one. Its tenant is served its tokens."""
-        ticket = self._tenants[self._next_tenant()].next(self._cached_share)
+    def next_tenant(self) -> str:
+        """The tenant that is furthest behind, of those that wait; there is one."""
+        while True:
+            served, _, name = self._order[0]
+            is_newest = self._entered.get(name) == served
+            if is_newest and self._shares.served(name) <= served:
+                return name
+            heappop(self._order)
+            if is_newest:
+                self._enter(name)
+
+    def by_share(self) -> list[str]:
+        """The tenants that wait, those that are furthest behind first."""
+        return sorted(self._tenants, key=self._shares.served)
+
+    def is_before_all(self, tenant: str) -> bool:
+        """Whether a tenant is further behind than all that wait; there is one."""
+        return self._shares.served(tenant) < self._shares.served(self.next_tenant())
+
+    def passed_share(self, tenant: str) -> float:
+        """Which part of the work that waits is behind a call of the tenant that joins now.
+
+        As much of the others' work goes before it as their weights allow beside its own tenant's work that waits.
+        """
+        mine, waiting = self._tenants.get(tenant), len(self._tenants)
+        if not self.work_s or (mine is not None and waiting == 1):
+            return 0.0
+        if mine is None:
+            return 1.0 - self._before_s(tenant) / self.work_s
+        others = (self._weights - mine.weight) / mine.weight
+        return max(0.0, self.work_s - mine.work_s - others * mine.work_s) / self.work_s
+
+    def _before_s(self, tenant: str) -> float:
+        """The work of the tenants that are further behind than one of which nothing waits."""
+        served = self._shares.served
+        own = served(tenant)
+        if own <= served(self.next_tenant()):
+            return 0.0
+        return sum(other.work_s for name, other in self._tenants.items() if served(name) < own)
+
+    def take(self, tenant: str | None = None) -> T:
+        """Remove the call that goes next; there is one. Its tenant (default: the next one) is served its tokens."""
+        ticket = self._tenants[self.next_tenant() if tenant is None else tenant].next(self._cached_share)
         self._shares.serve(ticket.tenant, ticket.tokens)
         self.remove(ticket)
         return ticket
@@ -147,9 +197,11 @@ class Line(Generic[T]):
         tenant = self._tenants[ticket.tenant]
         tenant.remove(ticket)
         tenant.waiting -= 1
+        tenant.work_s -= ticket.work_s
         self._shares.left(ticket.tenant)
         if not tenant.waiting:
             del self._tenants[ticket.tenant], self._entered[ticket.tenant]
+            self._weights = self._weights - tenant.weight if self._tenants else 0.0
 
     def change_rank(self, ticket: T, rank: Rank) -> None:
         """A waiting call is of another class. It goes to the end there."""
@@ -173,17 +225,6 @@ class Line(Generic[T]):
             assert tenant.waiting == len(queued) > 0
             assert all(ticket.tenant == name and ticket in self._tickets for ticket in queued)
         assert self._entered.keys() == self._tenants.keys()
-
-    def _next_tenant(self) -> str:
-        """The tenant that is furthest behind."""
-        while True:
-            served, _, name = self._order[0]
-            is_newest = self._entered.get(name) == served
-            if is_newest and self._shares.served(name) <= served:
-                return name
-            heappop(self._order)
-            if is_newest:
-                self._enter(name)
 
     def _enter(self, tenant: str) -> None:
         served = self._entered[tenant] = self._shares.served(tenant)

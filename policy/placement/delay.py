@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from plait.policy.placement.engine_view import LEFT_SHARE, EngineView
-from plait.policy.placement.situation import Situation, cached_blocks
+from plait.policy.placement.situation import NOTHING_PASSED, Passed, Situation, cached_blocks
 from plait.policy.types import Call, DelayCost
 
 
@@ -46,7 +46,7 @@ class Offer(NamedTuple):
 def offer(asked: Asked, situation: Situation, engine: EngineView) -> Offer:
     """What `engine` offers to the call."""
     held_blocks = cached_blocks(asked.call, situation, engine)
-    cost = delay_cost(asked, engine, held_blocks, situation.now_s)
+    cost = delay_cost(asked, engine, held_blocks, situation.now_s, situation.passed)
     late_s = max(0.0, cost.first_token_s - asked.ttft_s) if asked.ttft_s < inf else 0.0
     return Offer((late_s, sum(cost)), engine, held_blocks, cost)
 
@@ -59,10 +59,20 @@ class Present(NamedTuple):
     queue_s: float
 
 
-def delay_cost(asked: Asked, engine: EngineView, held_blocks: int, now_s: float) -> DelayCost:
-    """The delay of placing the call on `engine`, which has `held_blocks` of its prompt."""
-    queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=asked.ttft_s < inf)
-    return delay_beside(asked, engine, held_blocks, Present(engine.calls, engine.context_tokens, queue_s))
+def delay_cost(
+    asked: Asked, engine: EngineView, held_blocks: int, now_s: float, passed: Passed = NOTHING_PASSED
+) -> DelayCost:
+    """The delay of placing the call on `engine`, which has `held_blocks` of its prompt.
+
+    It does not wait for the calls that it has `passed`, but they for it.
+    """
+    share, is_urgent = passed.shares.get(engine.engine_id, 0.0), asked.ttft_s < inf
+    queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=is_urgent, passed_share=share)
+    calls, context_tokens = engine.calls, engine.context_tokens
+    if passed.calls:
+        calls += round(passed.calls - share * engine.queue.held)
+        context_tokens *= calls / max(1, engine.calls)
+    return delay_beside(asked, engine, held_blocks, Present(calls, context_tokens, queue_s))
 
 
 def joined_cost(asked: Asked, first: Offer, held_blocks: int, others: int) -> DelayCost:

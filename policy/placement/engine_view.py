@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from plait.policy.cost_model import CostModel
+from plait.policy.placement.first_bytes import FirstBytes
 from plait.policy.placement.load import LoadLedger
 from plait.policy.placement.pace import Pace
 from plait.policy.placement.prefill_queue import Prefill, PrefillQueue
@@ -47,7 +48,8 @@ class EngineView:
     `calls`, with half of the expected answer each. `batch_tokens` is the token budget of an iteration.
     `slots` is how many calls run at a time (0: not known). `urgent_first` says that its local scheduler serves calls
     with a TTFT first. `computed_s` is what all prompts so far have added to iterations, by the cost model. `pace`
-    measures how fast the engine is, and `slowness` is its latest figure. `floor` follows from all of these (None: it
+    measures how fast the engine is, and `slowness` is its latest figure. `first_bytes` measures how fast prompts end,
+    whatever holds them up. `floor` follows from all of these (None: it
     was not read since they changed).
     """
 
@@ -65,6 +67,7 @@ class EngineView:
     computed_s: float = 0.0
     pace: Pace = field(default_factory=Pace)
     slowness: float = 1.0
+    first_bytes: FirstBytes = field(default_factory=FirstBytes)
     floor: Floor | None = None
     _lost: list[tuple[float, float]] = field(default_factory=list)
 
@@ -84,6 +87,7 @@ class EngineView:
 
     def compute(self, prefill: Prefill, now_s: float) -> None:
         """A call has its first token."""
+        self.first_bytes.came(prefill.sent_s, now_s)
         self.queue.leave(prefill, now_s)
         self.computed_s += self.cost_model.marginal_s(prefill.tokens) + prefill.attention_s
         self._changed()
@@ -156,10 +160,11 @@ class EngineView:
         )
         return self.floor
 
-    def queue_s(self, now_s: float, *, is_urgent: bool = False) -> float:
+    def queue_s(self, now_s: float, *, is_urgent: bool = False, passed_share: float = 0.0) -> float:
         """Seconds until the prompts that wait here are computed, by the cost model.
 
-        Where the engine serves calls with a TTFT first, only these count for an `is_urgent` one.
+        Where the engine serves calls with a TTFT first, only these count for an `is_urgent` one. Of the prompts that
+        wait in the gateway, `passed_share` is behind the call that this is asked for.
         """
         queue = self.queue
         if not queue.is_empty:
@@ -168,7 +173,10 @@ class EngineView:
             return 0.0
         if is_urgent and self.urgent_first:
             return self.drain_s(queue.urgent_tokens)
-        return self.drain_s(queue.tokens) + queue.attention_s - queue.progress_s(now_s)
+        held_share = 1.0 - passed_share
+        tokens = queue.sent_tokens + round(held_share * (queue.tokens - queue.sent_tokens))
+        attention_s = queue.sent_attention_s + held_share * (queue.attention_s - queue.sent_attention_s)
+        return self.drain_s(tokens) + attention_s - queue.progress_s(now_s)
 
     def drain_s(self, tokens: int) -> float:
         """Seconds in which the engine computes `tokens` of prompts beside its decodes, without the prompts' attention.

@@ -77,7 +77,7 @@ def _offers(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -
 
 def _by_floor(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Iterator[tuple[float, int]]:
     """The least that the call can cost on each engine, with its place, in ascending order."""
-    output_tokens, now_s = asked.output_tokens, situation.now_s
+    output_tokens, now_s, passed = asked.output_tokens, situation.now_s, situation.passed
     models = {id(engine.cost_model): engine.cost_model for engine in engines}.values()
     levels, prefills = _levels(asked.call, situation, engines, models)
     token_s = min(costs.context_s / costs.efficiency for costs in models)
@@ -88,9 +88,15 @@ def _by_floor(asked: Asked, situation: Situation, engines: Sequence[EngineView])
         floor = engine.floor or engine.find_floor()
         queue_s, head_s, most_progress_s, iteration_s, deepening, calls, slowness = floor
         prefill_s, added_s = prefills[levels[place]]
+        if passed.calls:
+            share = passed.shares.get(engine.engine_id, 0.0)
+            if share and queue_s:
+                queue_s = engine.drain_s(engine.queue.sent_tokens) + engine.queue.sent_attention_s
+            calls += round(passed.calls - share * engine.queue.held)
+            iteration_s, deepening = engine.cost_model.decode_iteration_s(1, 0.0), 0.0
         least_s = output_tokens * iteration_s + deeper_s * deepening + added_s * calls + prefill_s
         if waits and queue_s:
-            least_s += queue_s - min(now_s - head_s, most_progress_s)
+            least_s += max(0.0, queue_s - min(now_s - head_s, most_progress_s))
         heap.append((slowness * least_s, place))
     heapify(heap)
     while heap:

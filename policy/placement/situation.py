@@ -6,8 +6,8 @@ holds only eligible engines: healthy, not draining, serving the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.traffic import NO_TRAFFIC, Traffic
@@ -15,12 +15,26 @@ from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call, DelayCost, LoadCost, Placement, PlacementReason
 
 
+class Passed(NamedTuple):
+    """The calls that wait in the gateway for engines, and that a new call goes before, because its tenant may.
+
+    `shares` is, by engine, their part of what waits for it. `calls` is how many they are for an engine on average. It
+    counts for every engine alike: the new call delays them wherever it goes.
+    """
+
+    shares: Mapping[str, float]
+    calls: float
+
+
+NOTHING_PASSED: Final = Passed({}, 0.0)
+
+
 class Situation(NamedTuple):
     """A policy's input at the time `now_s`.
 
     `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is the number of
     calls placed before this one. `traffic` is that of calls like this one. `siblings` counts the other calls of its
-    task group that still have to be placed.
+    task group that still have to be placed. `passed` are the calls that wait in the gateway behind this one.
     """
 
     path: Sequence[Segment]
@@ -29,6 +43,7 @@ class Situation(NamedTuple):
     now_s: float = 0.0
     traffic: Traffic = NO_TRAFFIC
     siblings: int = 0
+    passed: Passed = NOTHING_PASSED
 
 
 Policy = Callable[[Call, Situation], Placement]

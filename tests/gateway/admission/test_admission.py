@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from plait.backends.errors import LimitError, NoEngineError, OverloadedError
-from plait.gateway.admission.lines import PLACED_AT_ONCE
+from plait.gateway.admission.moves import MOVED_AT_ONCE
 from plait.gateway.admission.tenant_limits import TenantLimits
 from plait.policy.placement.engine_view import sent_calls
 from plait.policy.types import Slo
@@ -234,7 +234,7 @@ def test_objectives_that_change_move_a_call_to_its_new_class() -> None:
 def test_a_long_line_is_placed_anew_in_slices_and_in_order() -> None:
     fleet = WaitingFleet("x", "y")
     fleet.router.health.unreachable("y")
-    calls = [fleet.enter(tokens=2_000) for _ in range(2 * PLACED_AT_ONCE + 10)]
+    calls = [fleet.enter(tokens=2_000) for _ in range(2 * MOVED_AT_ONCE + 10)]
     fleet.router.health.answered("y", {"m": None})
     fleet.router.health.unreachable("x")
     steps = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -75,6 +77,14 @@ class Machine(RuleBasedStateMachine):
                 engine = fleet.router.engines[call.booking.placement.engine_id]
                 assert engine in taking or not taking
                 assert engine.view.queue.sent or sent_calls(engine.view) == engine.view.slots > 0
+
+    @invariant()
+    def the_room_counts_what_was_sent(self) -> None:
+        sent = defaultdict[str, Counter[str]](Counter)
+        for call in self.fleet.entered:
+            if call.is_sent:
+                sent[self.fleet.engine_of(call) or ""][call.tenant] += 1
+        assert self.fleet.admission._lines.room._sent == sent
 
     @invariant()
     def slots_are_kept(self) -> None:

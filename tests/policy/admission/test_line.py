@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -14,50 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import LOOKED_ANEW, LOOKED_AT, Line
 from plait.policy.admission.ticket import Rank, Ticket
-
-
-@dataclass(slots=True, eq=False)
-class Asked(Ticket):
-    """A call of which the engine has the part `cached`."""
-
-    cached: float = 0.0
-
-
-def asked(tenant: str = "a", tokens: int = 100, rank: Rank = Rank.NORMAL, *, cached: float = 0.0) -> Asked:
-    return Asked(tenant, tokens, rank, work_s=tokens / 1000, cached=cached)
-
-
-def new_lines(number: int, weights: Mapping[str, float] | None = None) -> tuple[FairShares, list[Line[Asked]]]:
-    """Lines that share one fleet's virtual times."""
-    shares = FairShares(weights)
-    lines = [Line[Asked](shares, lambda call: call.cached) for _ in range(number)]
-
-    def tell(tenant: str) -> None:
-        for line in lines:
-            line.earlier(tenant)
-
-    shares.on_earlier = tell
-    return shares, lines
-
-
-def new_line(*calls: Asked, weights: Mapping[str, float] | None = None) -> Line[Asked]:
-    _, (line,) = new_lines(1, weights)
-    for call in calls:
-        line.push(call)
-    return line
-
-
-def taken(line: Line[Asked], calls: int) -> list[Asked]:
-    found = []
-    for _ in range(calls):
-        found.append(line.take())
-        line.check()
-    return found
-
-
-def tenants(calls: list[Asked]) -> Counter[str]:
-    return Counter(call.tenant for call in calls)
-
+from tests.policy.admission.asked_calls import Asked, asked, new_line, new_lines, taken, tenants
 
 # Within a tenant.
 
@@ -227,7 +182,7 @@ def test_a_tenant_that_left_the_line_keeps_no_place_in_it() -> None:
     line.remove(gone)
     taken(line, 2)
     line.push(gone)
-    assert shares.served("gone") == 100.0
+    assert shares.served("gone") == 200.0, "it begins where the others are that wait, not where the last one began"
     line.remove(gone)
     line.check()
     assert tenants(taken(line, 1)) == {"b": 1}
@@ -290,20 +245,29 @@ class Oracle:
         self.weights = weights
         self.times = dict.fromkeys(weights, 0.0)
         self.lines = [list[Asked](), list[Asked](), list[Asked]()]
-        self.now = 0.0
+        self.latest = 0.0
 
     def waits(self, tenant: str) -> bool:
         return any(call.tenant == tenant for calls in self.lines for call in calls)
 
+    def present(self) -> float:
+        """Where a tenant begins: at the least time of those that wait, else where the call began that was sent last."""
+        return min((self.times[tenant] for tenant in self.times if self.waits(tenant)), default=self.latest)
+
     def begin(self, tenant: str) -> None:
         """The tenant wants to be served: it brings nothing of the time in which it had no call."""
         if not self.waits(tenant):
-            self.times[tenant] = max(self.times[tenant], self.now)
+            self.times[tenant] = max(self.times[tenant], self.present())
 
     def serve(self, tenant: str, tokens: int) -> None:
         self.begin(tenant)
-        self.now = max(self.now, self.times[tenant])
+        self.latest = max(self.latest, self.times[tenant])
         self.times[tenant] += tokens / self.weights[tenant]
+
+    def correct(self, tenant: str, tokens: int) -> None:
+        """The tenant gets tokens back, or pays for more. One that is not ahead of those that wait is as good as new."""
+        time = max(0.0, self.times[tenant] + tokens / self.weights[tenant])
+        self.times[tenant] = time if self.waits(tenant) or time > self.present() else 0.0
 
     def next(self, number: int) -> list[Asked]:
         """The calls of which one has to be taken: each tenant's that is furthest behind, the oldest of each group."""
@@ -364,8 +328,7 @@ class Lines(RuleBasedStateMachine):
     def correct(self, tenant: str, tokens: int) -> None:
         if tokens < 0 or self.oracle.waits(tenant):
             self.shares.correct(tenant, tokens)
-            time = self.oracle.times[tenant] + tokens / self.oracle.weights[tenant]
-            self.oracle.times[tenant] = max(0.0, time)
+            self.oracle.correct(tenant, tokens)
 
     @rule(tenant=st.sampled_from("abc"), weight=st.sampled_from((0.5, 1.0, 3.0)))
     def change_weight(self, tenant: str, weight: float) -> None:

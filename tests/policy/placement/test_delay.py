@@ -5,20 +5,21 @@ An iteration takes 10 ms, 1 ms for each new token and 10 us for each token of co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.placement.delay import Asked, delay_cost
+from plait.policy.placement.delay import Asked, delay_cost, offer
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.least_delay import best_of_all, best_of_many, least_delay
+from plait.policy.placement.least_delay import ROUNDING, _by_floor, best_of_all, best_of_many, least_delay
 from plait.policy.placement.load import LoadLedger
 from plait.policy.placement.prefill_queue import Prefill
-from plait.policy.placement.situation import Situation
+from plait.policy.placement.situation import Passed, Situation
 from plait.policy.placement.traffic import Traffic
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
@@ -31,12 +32,16 @@ OUTPUT_TOKENS = 20
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine: which blocks it has cached, the missed tokens of the calls that wait, the contexts of all calls."""
+    """An engine: which blocks it has cached, the missed tokens of the calls that wait, the contexts of all calls.
+
+    Those that wait were sent, or are `held` in the gateway.
+    """
 
     cached: str = ""
     waiting: tuple[int, ...] = ()
     contexts: tuple[int, ...] = ()
     batch_tokens: int = 100
+    held: tuple[int, ...] = ()
 
 
 def hashes(prompt: str) -> list[int]:
@@ -61,6 +66,8 @@ def situation(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> Situat
         view.outstanding, view.context_tokens = len(engine.contexts), sum(engine.contexts)
         for tokens in engine.waiting:
             send(view, Prefill(tokens, tokens * 0.001, 0.0, 0.0))
+        for tokens in engine.held:
+            view.queue.add(Prefill(tokens, tokens * 0.001, 0.0, 0.0))
         view.use_report(engine.batch_tokens, urgent_first=False)
         views.append(view)
     return Situation(tree.match(hashes(prompt)), views, turn, 0.0, Traffic(60.0, OUTPUT_TOKENS))
@@ -92,6 +99,30 @@ def test_the_delay_by_hand(name: str, engine: Engine, parts: tuple[float, ...]) 
     stalled = len(engine.contexts)
     got = (cost.queue_s, cost.prefill_s - attention_s, cost.decode_s, cost.stall_s - stalled * attention_s, cost.slow_s)
     assert got == pytest.approx(parts)
+
+
+PASSED = [
+    ("it passes nothing", Passed({}, 0.0), 2, 150, 0.110 + 0.060),
+    ("it passes all that is held, as on the other engines", Passed({"0": 1.0}, 1.0), 2, 150, 0.060),
+    ("it passes half", Passed({"0": 0.5}, 0.5), 2, 150, 0.110),
+    ("it passes more on the other engines", Passed({"0": 1.0}, 3.0), 4, 300, 0.060),
+    ("it passes calls on the other engines only", Passed({"1": 1.0}, 2.0), 4, 300, 0.110 + 0.060),
+]
+
+
+@pytest.mark.parametrize(("name", "passed", "calls", "context", "queue_s"), PASSED, ids=[name for name, *_ in PASSED])
+def test_a_call_does_not_wait_for_what_it_passes_but_delays_it_wherever_it_goes(
+    name: str, passed: Passed, calls: int, context: int, queue_s: float
+) -> None:
+    """50 tokens were sent and 100 are held, in iterations of 100 tokens."""
+    assert name
+    (view,) = situation(Engine(waiting=(50,), held=(100,), contexts=(50, 100))).engines
+    cost = delay_cost(Asked(call_of("prefix"), OUTPUT_TOKENS, inf), view, 0, 0.0, passed)
+    iteration_s = 0.010 + 0.001 * (calls + 1) + 0.000_01 * (context + 61 + 10)
+    assert (cost.queue_s, cost.prefill_s) == pytest.approx((queue_s, 0.071 + 0.000_61))
+    assert cost.decode_s == pytest.approx(20 * iteration_s)
+    assert cost.stall_s == pytest.approx(calls * (0.061 + 0.000_61))
+    assert cost.slow_s == pytest.approx(calls * 10 * (0.001 + 0.000_71))
 
 
 def place(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> tuple[str, PlacementReason]:
@@ -195,20 +226,58 @@ def test_the_least_delay_of_all_engines(engines: list[Engine], turn: int) -> Non
     assert costs[int(chosen)] == pytest.approx(min(costs))
 
 
-@given(
-    engines=st.lists(ENGINES, min_size=1, max_size=30),
-    slowness=st.lists(st.sampled_from((0.3, 1.0, 1.0, 4.0)), min_size=30, max_size=30),
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[list[Engine], Passed]:
+    """Engines, of which some have calls that wait in the gateway, and the part of these that a call passes."""
+    engines = draw(st.lists(ENGINES, min_size=1, max_size=15))
+    shares, passed_calls = dict[str, float](), 0.0
+    for number, engine in enumerate(engines):
+        held = draw(st.just(()) | st.lists(st.integers(1, 300), max_size=3).map(tuple))
+        engines[number] = replace(engine, held=held, contexts=engine.contexts + held)
+        share = draw(st.sampled_from((0.0, 0.0, 0.01, 0.5, 0.99, 1.0))) if held else 0.0
+        if share:
+            shares[f"{number}"] = share
+            passed_calls += share * len(held)
+    return engines, Passed(shares, passed_calls / len(engines))
+
+
+CHOICES = given(
+    chosen=fleets(),
+    output_tokens=st.sampled_from((1, OUTPUT_TOKENS)),
+    slowness=st.lists(st.sampled_from((0.3, 1.0, 1.2, 4.0)), min_size=15, max_size=15),
     ttft_s=st.sampled_from((inf, inf, 0.2, 0.01)),
     prompt=st.sampled_from(("prefix", "preface", "other", "p")),
 )
-def test_the_search_of_a_large_fleet_finds_what_looking_at_all_does(
-    engines: list[Engine], slowness: list[float], ttft_s: float, prompt: str
-) -> None:
-    fleet = situation(*engines, prompt=prompt)
+
+
+def choice(
+    chosen: tuple[list[Engine], Passed], output_tokens: int, slowness: list[float], ttft_s: float, prompt: str
+) -> tuple[Asked, Situation]:
+    """The call, and the engines with these paces. The fast ones serve calls with a TTFT first."""
+    engines, passed = chosen
+    fleet = situation(*engines, prompt=prompt)._replace(passed=passed)
     for view, slow in zip(fleet.engines, slowness, strict=False):
         view.slowness = slow
         view.use_report(view.batch_tokens, urgent_first=slow == 0.3)
-    asked = Asked(call_of(prompt), OUTPUT_TOKENS, ttft_s)
+    return Asked(call_of(prompt), output_tokens, ttft_s), fleet
+
+
+@CHOICES
+def test_no_engine_costs_less_than_its_floor(**chosen: Any) -> None:
+    asked, fleet = choice(**chosen)
+    for floor_s, place in _by_floor(asked, fleet, fleet.engines):
+        assert ROUNDING * floor_s <= sum(offer(asked, fleet, fleet.engines[place]).cost)
+
+
+AN_IDLE_ENGINE = [Engine("prefix", held=(300, 300), contexts=(300, 300)), Engine()], Passed({"0": 1.0}, 1.0)
+HALF_A_TOKEN = [Engine("prefix", held=(1,), contexts=(1,)), Engine("prefix")], Passed({"0": 0.5}, 0.25)
+
+
+@CHOICES
+@example(chosen=AN_IDLE_ENGINE, output_tokens=OUTPUT_TOKENS, slowness=[1.0, 1.0], ttft_s=inf, prompt="prefix")
+@example(chosen=HALF_A_TOKEN, output_tokens=1, slowness=[1.0, 1.2], ttft_s=inf, prompt="prefix")
+def test_the_search_of_a_large_fleet_finds_what_looking_at_all_does(**chosen: Any) -> None:
+    asked, fleet = choice(**chosen)
     every, few = best_of_all(asked, fleet, fleet.engines), best_of_many(asked, fleet, fleet.engines)
     assert few.rank == pytest.approx(every.rank)
     if few.engine is not every.engine:

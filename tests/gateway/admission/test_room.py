@@ -1,0 +1,381 @@
+"""When an engine is sent one more call: while a slot is free and what it was sent is done soon.
+
+A pass takes 10 ms and 1 ms for each new token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.gateway.admission.room import SHARED_AHEAD_S, Room
+from plait.policy.admission.fair_shares import FairShares
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.prefill_queue import Prefill
+from tests.gateway.fleet.lettered_prompts import COSTS, new_router
+
+AHEAD_S = 1.0
+
+
+def prefill(tokens: int, *, is_streamed: bool = True) -> Prefill:
+    return Prefill(tokens, COSTS.prefill_time_s(tokens), 0.0, 0.0, is_streamed)
+
+
+def hold(engine: EngineView, tokens: int = 500) -> Prefill:
+    """A call waits in the gateway."""
+    waiting = prefill(tokens)
+    engine.begin(0.0, waiting)
+    return waiting
+
+
+def send(engine: EngineView, *prefills: Prefill, now_s: float = 0.0) -> None:
+    for one in prefills:
+        engine.begin(0.0, one)
+        engine.send(one, now_s)
+
+
+def new_engine(*sent: Prefill, slots: int = 0, slowness: float = 1.0) -> EngineView:
+    """All were sent at 0."""
+    engine = new_router("a").engines["a"].view
+    engine.slots, engine.slowness = slots, slowness
+    send(engine, *sent)
+    return engine
+
+
+def has_room(engine: EngineView, ahead_s: float, now_s: float) -> bool:
+    return Room(ahead_s, FairShares()).has(engine, "t", now_s)
+
+
+def room_s(engine: EngineView, ahead_s: float, now_s: float) -> float:
+    return Room(ahead_s, FairShares()).due_s(engine, "t", now_s)
+
+
+def room(engine: EngineView, now_s: float, ahead_s: float = AHEAD_S) -> tuple[bool, float]:
+    """Whether there is room, and when there will be."""
+    found = has_room(engine, ahead_s, now_s), room_s(engine, ahead_s, now_s)
+    engine.queue.check()
+    return found[0], round(found[1], 6)
+
+
+# Slots.
+
+
+def test_an_engine_is_sent_no_more_calls_than_it_runs() -> None:
+    engine = new_engine(prefill(64), prefill(64), slots=2)
+    assert room(engine, 0.0) == (False, inf)
+    engine.compute(next(iter(engine.queue._sent)), 0.1)
+    assert room(engine, 0.1) == (False, inf), "a call that decodes has its slot"
+    assert room(engine, 9.0, 60.0) == (False, inf)
+
+
+def test_a_call_that_has_ended_gives_its_slot_back() -> None:
+    one = prefill(64)
+    engine = new_engine(one, slots=1)
+    engine.end(0.0, one, 0.5)
+    assert room(engine, 0.5) == (True, 0.5)
+
+
+def test_calls_that_wait_in_the_gateway_have_no_slot() -> None:
+    engine = new_engine(prefill(64), slots=2)
+    waiting = [hold(engine) for _ in range(3)]
+    assert room(engine, 0.0)[0]
+    engine.send(waiting[0], 0.1)
+    assert room(engine, 0.1) == (False, inf)
+
+
+def test_slots_that_are_not_known_are_no_limit() -> None:
+    assert room(new_engine(*(prefill(1) for _ in range(300))), 0.0)[0]
+
+
+# What is sent ahead.
+
+
+@pytest.mark.parametrize("ahead_s", [AHEAD_S, inf])
+def test_an_engine_with_nothing_to_compute_is_sent_a_call_whatever_waits_for_it(ahead_s: float) -> None:
+    engine = new_engine()
+    assert room(engine, 3.0, ahead_s) == (True, 3.0)
+    hold(engine, 50_000)
+    assert room(engine, 3.0, ahead_s) == (True, 3.0)
+
+
+def test_a_long_prompt_alone_leaves_no_room_until_little_of_it_is_left() -> None:
+    engine = new_engine(prefill(1490))  # 1.5 s
+    assert room(engine, 0.0) == (False, 0.5)
+    assert room(engine, 0.25) == (False, 0.5)
+    assert room(engine, 0.51)[0]
+    assert room(engine, 0.0, 1.6) == (True, 0.0)
+
+
+def test_no_more_is_expected_of_a_prompt_than_its_most_progress() -> None:
+    engine = new_engine(prefill(490), prefill(1490))  # 1.99 s in one pass, of which 0.475 s pass by themselves
+    assert room(engine, 0.0) == (False, inf)
+    for ahead_s in (1.0, 1.5):
+        assert room(engine, 60.0, ahead_s) == (False, inf), "only a first byte shows that the first prompt is done"
+    assert room(engine, 0.0, 1.6) == (False, 0.39)
+
+
+def test_a_first_byte_makes_room() -> None:
+    first = prefill(1490)
+    engine = new_engine(first, prefill(790))
+    assert room(engine, 0.2) == (False, 1.3)
+    engine.compute(first, 0.3)
+    assert room(engine, 0.3)[0]
+
+
+def test_a_slow_engine_is_sent_less_ahead() -> None:
+    assert has_room(new_engine(prefill(790)), AHEAD_S, 0.0)
+    assert not has_room(new_engine(prefill(790), slowness=2.0), AHEAD_S, 0.0)
+    assert not has_room(new_engine(prefill(1490)), AHEAD_S, 0.0)
+    assert has_room(new_engine(prefill(1490), slowness=0.5), AHEAD_S, 0.0)
+
+
+@pytest.mark.parametrize("slowness", [0.5, 2.0])
+def test_a_slow_engine_has_room_when_it_was_said_to_have(slowness: float) -> None:
+    engine = new_engine(prefill(3990), slowness=slowness)
+    when_s = room_s(engine, AHEAD_S, 0.0)
+    assert not has_room(engine, AHEAD_S, when_s - 0.01)
+    assert has_room(engine, AHEAD_S, when_s + 0.01)
+
+
+def test_a_prompt_whose_end_nothing_shows_makes_room_when_it_ends_as_predicted() -> None:
+    engine = new_engine(prefill(490, is_streamed=False), prefill(990, is_streamed=False))
+    assert room(engine, 0.0) == (False, 0.5), "0.49 s have to pass, and 0.475 s may before its end"
+    assert room(engine, 0.0, 1.2) == (False, 0.29)
+    assert room(engine, 0.5, 0.5) == (False, 1.001), "the first one decodes now"
+    assert room(engine, 1.5, 0.5) == (True, 1.5), "both have ended"
+
+
+def test_with_an_infinite_backlog_no_call_waits() -> None:
+    engine = new_engine(*(prefill(5_000) for _ in range(9)))
+    assert room(engine, 1.0, inf) == (True, 1.0)
+    engine.slots = 9
+    assert has_room(engine, inf, 1.0)
+
+
+def test_with_hardly_a_backlog_a_call_is_sent_when_there_is_nothing_else() -> None:
+    streamed = prefill(64)
+    engine = new_engine(streamed)
+    assert room(engine, 0.0, 0.001) == (False, inf)
+    engine.compute(streamed, 0.1)
+    assert room(engine, 0.1, 0.001) == (True, 0.1)
+    send(engine, prefill(990, is_streamed=False), now_s=0.5)
+    assert room(engine, 0.5, 0.001) == (False, 1.5)
+    assert room(engine, 1.5, 0.001) == (True, 1.5)
+
+
+# Several tenants.
+
+SLOTS = 256
+"""Four of them are reserved."""
+
+
+def room_of(
+    tenants: str, ahead_s: float = AHEAD_S, *, came_s: float = 0.0, weights: Mapping[str, float] | None = None
+) -> Room:
+    """The room while these tenants are active."""
+    made = Room(ahead_s, FairShares(weights))
+    for tenant in tenants:
+        made.came(tenant, came_s)
+    return made
+
+
+def decode(room: Room, engine: EngineView, calls: Mapping[str, int], now_s: float = 0.0) -> None:
+    """Tenants' calls run on the engine. Their prompts are computed."""
+    for tenant, number in calls.items():
+        for _ in range(number):
+            one = prefill(1)
+            send(engine, one, now_s=now_s)
+            engine.compute(one, now_s)
+            room.sent(engine.engine_id, tenant, 0.0)
+
+
+def has(room: Room, engine: EngineView, tenants: str, now_s: float = 0.0) -> list[bool]:
+    """For each of these tenants, whether there is room for a call."""
+    return [room.has(engine, tenant, now_s) for tenant in tenants]
+
+
+def test_while_several_tenants_are_active_less_is_sent_ahead() -> None:
+    engine = new_engine(prefill(490))  # 0.5 s
+    shared = room_of("ab")
+    assert has(shared, engine, "abc", 0.0) == [False] * 3
+    assert shared.due_s(engine, "a", 0.0) == SHARED_AHEAD_S
+    assert has(shared, engine, "abc", 0.26) == [True] * 3
+    assert has(room_of("a"), engine, "a") == [True]
+
+
+def test_a_bound_that_is_shorter_already_stays() -> None:
+    engine = new_engine(prefill(140))  # 0.15 s
+    for tenants in ("a", "ab"):
+        assert has(room_of(tenants, 0.1), engine, "a") == [False]
+        assert room_of(tenants, 0.1).due_s(engine, "a", 0.0) == pytest.approx(0.05)
+
+
+def test_a_tenant_that_has_gone_for_a_minute_does_not_make_the_bound_shorter() -> None:
+    shared = room_of("ab")
+    shared.came("a", 30.0)
+    assert has(shared, new_engine(prefill(490)), "a", 0.1) == [False]
+    engine = new_engine()
+    send(engine, prefill(490), now_s=61.0)
+    assert has(shared, engine, "a", 61.0) == [True]
+
+
+def test_with_an_infinite_backlog_no_call_of_any_tenant_waits() -> None:
+    engine = new_engine(prefill(5_000), slots=1)
+    assert has(room_of("ab", inf), engine, "ab") == [True, True]
+
+
+# Reserved slots.
+
+
+def test_the_last_slots_are_for_tenants_with_less_than_their_share() -> None:
+    shared, engine = room_of("ab"), new_engine(slots=SLOTS)
+    decode(shared, engine, {"a": SLOTS - 5})
+    assert has(shared, engine, "ab") == [True, True], "five slots are free"
+    decode(shared, engine, {"a": 1})
+    assert has(shared, engine, "ab") == [False, True]
+    decode(shared, engine, {"b": 3})
+    assert has(shared, engine, "ab") == [False, True]
+    assert shared.has(engine, None, 0.0)
+    decode(shared, engine, {"b": 1})
+    assert has(shared, engine, "ab") == [False, False]
+    assert not shared.has(engine, None, 0.0)
+    assert shared.due_s(engine, "a", 0.0) == inf
+
+
+def test_one_tenant_alone_has_all_slots() -> None:
+    alone, engine = room_of("a"), new_engine(slots=SLOTS)
+    decode(alone, engine, {"a": SLOTS - 1})
+    assert has(alone, engine, "a") == [True]
+    decode(alone, engine, {"a": 1})
+    assert has(alone, engine, "a") == [False]
+
+
+def test_a_minute_after_the_others_have_gone_no_slot_is_reserved() -> None:
+    shared, engine = room_of("ab"), new_engine(slots=SLOTS)
+    decode(shared, engine, {"a": SLOTS - 4})
+    shared.came("a", 40.0)
+    assert has(shared, engine, "a", 60.0) == [False]
+    assert has(shared, engine, "a", 60.1) == [True]
+
+
+def test_the_share_of_the_slots_goes_by_weight() -> None:
+    shared, engine = room_of("ab", weights={"a": 3.0}), new_engine(slots=SLOTS)
+    decode(shared, engine, {"a": 191, "b": 61})
+    assert has(shared, engine, "ab") == [True, True], "192 and 64 are theirs"
+    decode(shared, engine, {"a": 1})
+    assert has(shared, engine, "ab") == [False, True]
+
+
+def test_a_call_that_has_left_does_not_count_for_its_tenants_share() -> None:
+    shared, engine = room_of("ab"), new_engine(slots=SLOTS)
+    decode(shared, engine, {"a": 128, "b": 124})
+    assert has(shared, engine, "ab") == [False, True]
+    shared.left("a", "a")
+    assert has(shared, engine, "ab") == [True, True]
+    for tenant, number in (("a", 127), ("b", 124)):
+        for _ in range(number):
+            shared.left("a", tenant)
+    assert not shared._sent
+
+
+def test_an_engine_with_few_slots_reserves_none() -> None:
+    shared, engine = room_of("ab"), new_engine(slots=63)
+    decode(shared, engine, {"a": 62})
+    assert has(shared, engine, "ab") == [True, True]
+
+
+@given(
+    slots=st.sampled_from((64, 128, 200)),
+    free=st.integers(1, 5),
+    parts=st.tuples(*[st.integers(0, 9)] * 3),
+    weights=st.tuples(*[st.sampled_from((0.25, 1.0, 3.0))] * 3),
+)
+def test_of_the_tenants_one_always_gets_a_free_slot_and_nobody_with_less_than_its_share_is_refused(
+    slots: int, free: int, parts: tuple[int, ...], weights: tuple[float, ...]
+) -> None:
+    of, total, used = dict(zip("abc", weights, strict=True)), sum(parts) or 1, slots - free
+    calls = {tenant: used * part // total for tenant, part in zip("abc", parts, strict=True)}
+    calls["a"] += used - sum(calls.values())
+    shared, engine = room_of("abc", weights=of), new_engine(slots=slots)
+    decode(shared, engine, calls)
+    found = dict(zip("abc", has(shared, engine, "abc"), strict=True))
+    assert any(found.values())
+    for tenant, has_slot in found.items():
+        if has_slot:
+            continue
+        assert free <= slots // 64
+        assert calls[tenant] >= slots * of[tenant] / sum(weights)
+
+
+# The pace that was measured.
+
+
+def test_prompts_that_really_take_long_leave_no_room() -> None:
+    shared, engine = room_of("ab"), new_engine(prefill(1), prefill(1))
+    engine.first_bytes.came(0.0, 0.1)
+    assert has(shared, engine, "ab") == [True, True], "two first bytes take 0.2 s"
+    send(engine, prefill(1))
+    assert has(shared, engine, "ab") == [False, False], "three take 0.3 s, though 13 ms are predicted"
+    assert shared.due_s(engine, "a", 0.0) == inf, "as time passes it is no less"
+    assert has(shared, engine, "ab", 50.0) == [False, False]
+    engine.compute(next(iter(engine.queue._sent)), 0.1)
+    assert has(shared, engine, "ab", 0.1) == [True, True]
+    assert shared.due_s(engine, "a", 0.1) == 0.1
+
+
+def test_a_tenant_alone_waits_for_no_measured_pace() -> None:
+    engine = new_engine(*(prefill(1) for _ in range(9)))
+    engine.first_bytes.came(0.0, 5.0)
+    assert room(engine, 0.0) == (True, 0.0)
+    assert has(room_of("a"), engine, "a") == [True]
+
+
+def test_at_the_measured_pace_there_is_room_when_a_prompt_ends_that_nothing_shows() -> None:
+    shared, engine = room_of("ab"), new_engine(prefill(1), prefill(1), prefill(1, is_streamed=False))
+    engine.first_bytes.came(0.0, 0.1)
+    assert shared.due_s(engine, "a", 0.0) == pytest.approx(0.033), "three times 11 ms"
+    assert has(shared, engine, "ab", 0.03) == [False, False]
+    assert has(shared, engine, "ab", 0.034) == [True, True]
+
+
+def test_an_engine_with_nothing_to_compute_has_room_at_any_pace() -> None:
+    shared, engine = room_of("ab"), new_engine()
+    engine.first_bytes.came(0.0, 5.0)
+    assert has(shared, engine, "ab") == [True, True]
+    send(engine, prefill(1))
+    assert has(shared, engine, "ab") == [False, False]
+
+
+# As time passes.
+
+PREFILLS = st.builds(lambda tokens, is_streamed: (tokens, is_streamed), st.integers(1, 3_000), st.booleans())
+
+
+@given(
+    sent=st.lists(PREFILLS, max_size=6),
+    held=st.lists(st.integers(1, 3_000), max_size=2),
+    asked_s=st.sampled_from((0.0, 0.3, 1.7)),
+    room=st.builds(room_of, st.sampled_from(("t", "tu")), st.sampled_from((0.001, 0.5, 1.0, 4.0))),
+    gap_s=st.sampled_from((0.0, 0.03, 0.1)),
+)
+def test_as_time_passes_there_is_no_room_before_it_was_said(
+    sent: list[tuple[int, bool]], held: list[int], asked_s: float, room: Room, gap_s: float
+) -> None:
+    """And then there is, where nothing ends without an event; where something does, that is the time to look again."""
+    engine = new_engine(*(prefill(tokens, is_streamed=is_streamed) for tokens, is_streamed in sent))
+    engine.first_bytes.came(0.0, gap_s)
+    for tokens in held:
+        hold(engine, tokens)
+    when_s = room.due_s(engine, "a", asked_s)
+    assert has(room, engine, "t", asked_s) == [when_s == asked_s]
+    for tenth in range(1, 200):
+        now_s = asked_s + tenth / 10
+        if now_s >= when_s:
+            break
+        assert has(room, engine, "t", now_s) == [False]
+    if when_s < inf and all(is_streamed for _, is_streamed in sent):
+        assert has(room, engine, "t", when_s + 1e-6) == [True]

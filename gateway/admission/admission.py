@@ -35,7 +35,8 @@ class Admission:
     """The calls that wait in the gateway. No call is to wait longer than `max_wait_s`, as predicted.
 
     An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine). `limits` returns the limits of a
-    tenant. `weights` are the tenants' shares (default 1); they may change. `at` schedules what comes later.
+    tenant. `weights` are the tenants' shares (default 1); they may change. `at` schedules what comes later. `backlogs`
+    has what waits or has waited, by model.
     """
 
     def __init__(
@@ -54,24 +55,19 @@ class Admission:
         self._limits = limits
         self._max_wait_s = max_wait_s
         self._held: dict[str, deque[Waiting]] = {}  # calls beyond their tenants' `max_running`, which are not placed
-        self._backlogs: dict[str, Backlog] = {}
+        self.backlogs: dict[str, Backlog] = {}
         self._uses: dict[str, TenantUse] = {}
         self._numbers = count()
 
     # What waits.
 
-    @property
-    def models(self) -> list[str]:
-        """The models that calls have waited for."""
-        return list(self._backlogs)
-
     def waiting(self, model: str) -> int:
         """How many calls wait for a model."""
-        return self._backlogs[model].length if model in self._backlogs else 0
+        return self.backlogs[model].length if model in self.backlogs else 0
 
     def wait_s(self, model: str) -> float:
         """The predicted seconds until all that waits for a model has been sent."""
-        return self._backlogs[model].wait_s if model in self._backlogs else 0.0
+        return self.backlogs[model].wait_s if model in self.backlogs else 0.0
 
     def use(self, tenant: str) -> TenantUse:
         """What a tenant uses now."""
@@ -125,14 +121,14 @@ class Admission:
         if waiting.booking is not None:
             self._lines.refine(waiting)
         waiting.rank = rank_of(call)
-        self._backlogs[call.model].mark(waiting)
+        self.backlogs[call.model].mark(waiting)
 
     def check(self, entered: Iterable[Waiting]) -> None:
         """Assert the invariants, with all calls that have entered and not left; for tests."""
         calls = list(entered)
         waiting = [call for call in calls if not call.is_sent and call.error is None]
-        assert len(waiting) == sum(backlog.length for backlog in self._backlogs.values())
-        for backlog in self._backlogs.values():
+        assert len(waiting) == sum(backlog.length for backlog in self.backlogs.values())
+        for backlog in self.backlogs.values():
             backlog.check()
         self._lines.check(call for call in waiting if call.booking is not None)
         placed = Counter(call.tenant for call in calls if call.booking is not None)
@@ -142,17 +138,17 @@ class Admission:
 
     def _wait(self, call: Waiting, limits: TenantLimits, now_s: float) -> None:
         """A call waits: in the line of its engine, or until its tenant may have another one placed."""
-        backlog = self._backlogs.get(call.call.model)
+        backlog = self.backlogs.get(call.call.model)
         if backlog is None:
             engines = len(self._router.models.able(call.call.model))
-            backlog = self._backlogs[call.call.model] = Backlog(self._shares, engines)
+            backlog = self.backlogs[call.call.model] = Backlog(self._shares, engines)
         if backlog.waiting(call.tenant) >= limits.max_waiting:
             if call.booking is not None:
                 self._lines.leave(call, now_s)
                 self.use(call.tenant).running -= 1
             raise LimitError(
                 f"{limits.max_waiting} calls of this tenant wait already, the most that may.",
-                code="too_many_waiting", retry_after_s=max(1.0, backlog.wait_s),
+                code="too_many_waiting", retry_after_s=max(1.0, backlog.tenant_wait_s(call.tenant)),
             )  # fmt: skip
         call.work_s = _predicted_s(self._router, call)
         call.rank, call.priority = rank_of(call.call), call.call.priority
@@ -164,19 +160,19 @@ class Admission:
 
     def _sent(self, call: Waiting, now_s: float) -> None:
         """A call that has waited is to be sent."""
-        self._backlogs[call.call.model].sent(call, now_s)
+        self.backlogs[call.call.model].sent(call, now_s)
         if call.tell is not None:
             call.tell()
 
     def _failed(self, call: Waiting, error: PlaitError, now_s: float) -> None:
         """No engine takes a call that has waited."""
-        self._backlogs[call.call.model].remove(call)
+        self.backlogs[call.call.model].remove(call)
         _give_up(call, error)
         self._ran(call.tenant, now_s)
 
     def _take_out(self, call: Waiting, now_s: float) -> None:
         """A waiting call does not wait any more, and is not sent."""
-        self._backlogs[call.call.model].remove(call)
+        self.backlogs[call.call.model].remove(call)
         if call.booking is None:
             self._held[call.tenant].remove(call)
         else:
@@ -192,7 +188,7 @@ class Admission:
             try:
                 self._lines.place(call, now_s)
             except PlaitError as error:
-                self._backlogs[call.call.model].remove(call)
+                self.backlogs[call.call.model].remove(call)
                 _give_up(call, error)
                 continue
             use.running += 1
@@ -200,7 +196,7 @@ class Admission:
 
     def _shed(self, call: Waiting, now_s: float) -> None:
         """Give up calls until nobody is expected to wait longer than the bound."""
-        backlog = self._backlogs[call.call.model]
+        backlog = self.backlogs[call.call.model]
         most_s = self._max_wait_s if backlog.is_measured else COLD * self._max_wait_s
         while (victim := backlog.excess(call.tenant, most_s)) is not None:
             self._take_out(victim, now_s)

@@ -11,12 +11,13 @@ from plait.policy.admission.ticket import Rank
 class _Tenant:
     """One tenant's waiting calls, in the order in which they came, and how fast they go."""
 
-    __slots__ = ("calls", "for_throughput", "rate", "work_s")
+    __slots__ = ("calls", "for_throughput", "gone", "gone_s", "rate", "work_s")
 
     def __init__(self, engines: int) -> None:
         self.calls: dict[Waiting, None] = {}
         self.for_throughput: dict[Waiting, None] = {}
         self.work_s = 0.0
+        self.gone, self.gone_s = 0, 0.0  # the calls that wait no more, and their work
         self.rate = DrainRate(engines)
 
     def latest(self) -> Waiting:
@@ -62,6 +63,7 @@ class Backlog:
         tenant = self._tenants.get(call.tenant)
         if tenant is None:
             tenant = self._tenants[call.tenant] = _Tenant(self._engines)
+        call.before, call.before_s = tenant.gone + len(tenant.calls), tenant.gone_s + tenant.work_s
         tenant.calls[call] = None
         self.mark(call)
         self._count(tenant, call, 1)
@@ -79,7 +81,15 @@ class Backlog:
         tenant = self._tenants[call.tenant]
         del tenant.calls[call]
         tenant.for_throughput.pop(call, None)
+        tenant.gone, tenant.gone_s = tenant.gone + 1, tenant.gone_s + call.work_s
         self._count(tenant, call, -1)
+
+    def outlook(self, call: Waiting) -> tuple[int, float]:
+        """A waiting call's place among those of its tenant, as if they went in turn, and the seconds until it goes."""
+        tenant = self._tenants[call.tenant]
+        ahead_s = max(0.0, call.before_s - tenant.gone_s) + call.work_s
+        share = min(1.0, ahead_s / tenant.work_s) if tenant.work_s else 0.0
+        return max(1, call.before - tenant.gone + 1), share * self.tenant_wait_s(call.tenant)
 
     def sent(self, call: Waiting, now_s: float) -> None:
         """A waiting call was sent."""

@@ -21,7 +21,7 @@ class AdmissionCollector(Collector):
         """Waiting calls and their predicted wait, by model."""
         calls = GaugeMetricFamily("plait_waiting_calls", "Calls that wait to be sent to their engine", labels=["model"])
         seconds = GaugeMetricFamily("plait_waiting_seconds", "Predicted time until all are sent", labels=["model"])
-        for model in self._admission.models:
+        for model in list(self._admission.backlogs):
             calls.add_metric([model], self._admission.waiting(model))
             seconds.add_metric([model], self._admission.wait_s(model))
         yield from (calls, seconds)

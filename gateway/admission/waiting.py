@@ -16,7 +16,8 @@ class Waiting(Ticket):
     """A call on its way to an engine, and how it may be placed: `prefer`, `avoid` and `route` as in `Router.select`.
 
     `output_tokens` are expected of it. `booking` is set while it is placed. It is to be sent once `is_sent`, or has
-    failed with an `error`: then `tell` is called, unless it is sent at once.
+    failed with an `error`: then `tell` is called, unless it is sent at once. `before` calls of its tenant, with
+    `before_s` of work, have waited for its model before it.
     """
 
     call: Call
@@ -28,6 +29,8 @@ class Waiting(Ticket):
     is_sent: bool = False
     error: PlaitError | None = None
     tell: Callable[[], None] | None = None
+    before: int = 0
+    before_s: float = 0.0
 
     @property
     def engine_id(self) -> str:

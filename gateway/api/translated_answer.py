@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 from starlette.types import Message, Send
 
-from plait.backends.errors import CallerError, PlaitError
 from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.asgi import Headers, is_event_stream
+from plait.gateway.calls.answer_error import error_of
 
 _OF_THE_BODY = frozenset((b"content-length", b"content-type"))
 
@@ -31,7 +30,9 @@ class TranslatedAnswer:
             if self._is_stream:
                 await self._to_client(message)
         elif self._is_stream:
-            await self._to_client({**message, "body": self._translator.feed(message.get("body", b""))})
+            body = message.get("body", b"")
+            is_note = body.startswith(b":")  # of a call that waits: before the first event, and never split
+            await self._to_client({**message, "body": body if is_note else self._translator.feed(body)})
         else:
             self._parts.append(message.get("body", b""))
             if not message.get("more_body", False):
@@ -53,23 +54,3 @@ class TranslatedAnswer:
     def _error(self, status: int, answer: bytes) -> bytes:
         """The error object of an engine in the client's API."""
         return self._translation.error(error_of(status, answer))
-
-
-class _ErrorBody(msgspec.Struct):
-    error: dict[str, object] = {}
-
-
-def error_of(status: int, answer: bytes) -> PlaitError:
-    """The error in an answer, which has OpenAI's shape."""
-    try:
-        fields = msgspec.json.decode(answer, type=_ErrorBody).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        fields = {}
-    message, param, code = (fields.get(name) for name in ("message", "param", "code"))
-    error: PlaitError = (CallerError if status < 500 else PlaitError)(
-        str(message or f"The engine answered with status {status}."),
-        param=param if isinstance(param, str) else None,
-        code=code if isinstance(code, str) else None,
-    )
-    error.status = status
-    return error

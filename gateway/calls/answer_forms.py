@@ -50,6 +50,9 @@ class AnswerForm(Protocol):
     def error_event(self, error: PlaitError) -> bytes:
         """An error in a stream that has begun."""
 
+    def waiting_event(self, position: int, expected_s: float) -> bytes:
+        """What a stream is told while its call waits: its place among its tenant's calls, and the expected seconds."""
+
 
 class CompletionForm:
     """Completions, chat and text."""
@@ -76,6 +79,10 @@ class CompletionForm:
     def error_event(self, error: PlaitError) -> bytes:
         """An event with OpenAI's error object."""
         return b"data: %b\n\n" % error.body()
+
+    def waiting_event(self, position: int, expected_s: float) -> bytes:
+        """A comment. Clients ignore comments, and so do proxies, except that they wait on."""
+        return b": waiting position=%d expected_s=%d\n\n" % (position, round(expected_s))
 
 
 class ResponseForm(CompletionForm):
@@ -112,6 +119,10 @@ class MessageForm(CompletionForm):
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:  # noqa: ARG002
         """A reader of a stream of typed events."""
         return MessageStream(engine_id, bounds)
+
+    def waiting_event(self, position: int, expected_s: float) -> bytes:
+        """Anthropic's own sign of life, behind the comment."""
+        return super().waiting_event(position, expected_s)[:-1] + b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 class ObjectForm(CompletionForm):

@@ -47,6 +47,10 @@ NO_ACCESS = frozenset((401, 403))
 """Statuses that are the gateway's fault if it sent its own key."""
 
 
+LEAST_WAIT_S = 0.01
+"""A client is told how long its call waited in the gateway, reading it included, if it was longer than this."""
+
+
 @dataclass(slots=True)
 class Exchange:
     """A call on the engine that it was booked on. `known` says how the engine reports, and which ids it may get.
@@ -273,6 +277,9 @@ def _response_headers(response: Response, exchange: Exchange) -> list[tuple[byte
     booking, session = exchange.booking, exchange.delivery.session
     placement = booking.placement
     more = [] if session is None else [(b"plait-session", session.encode("latin-1"))]
+    waited_s = booking.sent_s - exchange.delivery.arrived_s
+    if waited_s >= LEAST_WAIT_S:
+        more.append((b"plait-waited-s", b"%.3f" % waited_s))
     if placement.is_at_risk:
         more.append((b"plait-slo", b"at-risk"))
     return [

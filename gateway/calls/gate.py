@@ -9,19 +9,26 @@ from plait.backends.errors import NoEngineError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.waiting import Waiting
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.journey import Journey
+from plait.gateway.calls.journey import Journey, OnWait
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.timer import loop_time_s
 
 EXPECTED_OUTPUT_TOKENS = 128
 """Counted for a call whose output limit is larger or absent, until it has ended."""
 
+NOTICE_S = 10.0
+"""Clients and proxies give up after a minute without a byte, some after less."""
+
 
 class Gate:
-    """Places calls, and lets them through when their engines have room."""
+    """Places calls, and lets them through when their engines have room.
 
-    def __init__(self, admission: Admission) -> None:
+    A client that can be told while its call waits is told every `notice_s`.
+    """
+
+    def __init__(self, admission: Admission, notice_s: float = NOTICE_S) -> None:
         self.admission = admission
+        self._notice_s = notice_s
 
     async def enter(self, journey: Journey, prefer: str | None) -> Booking:
         """Return the call's booking once it is to be sent; `left` has to follow. Raises `PlaitError` otherwise.
@@ -32,7 +39,7 @@ class Gate:
         try:
             self.admission.enter(waiting, loop_time_s())
             if not waiting.is_sent:
-                await self._told(waiting)
+                await self._told(waiting, journey.on_wait)
         except PlaitError as error:
             journey.outcome = "no_engine" if isinstance(error, NoEngineError) else "refused"
             raise
@@ -46,11 +53,13 @@ class Gate:
             used_tokens = None if usage is None else usage.prompt_tokens + usage.output_tokens
             self.admission.left(journey.waiting, used_tokens, loop_time_s())
 
-    async def _told(self, waiting: Waiting) -> None:
+    async def _told(self, waiting: Waiting, on_wait: OnWait | None) -> None:
         told = asyncio.get_running_loop().create_future()
         waiting.tell = partial(_tell, told)
         if waiting.error is None:
             try:
+                while on_wait is not None and not (await asyncio.wait([told], timeout=self._notice_s))[0]:
+                    await on_wait(*self.admission.backlogs[waiting.call.model].outlook(waiting))
                 await told
             except asyncio.CancelledError:
                 self.admission.gone(waiting, loop_time_s())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from plait.backends.errors import EngineError
@@ -9,12 +10,15 @@ from plait.gateway.admission.waiting import Waiting
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.exchange import Exchange
 
+OnWait = Callable[[int, float], Awaitable[None]]
+
 
 @dataclass(slots=True, eq=False)
 class Journey:
     """A call's attempts so far. `waiting` is set once it is to be placed.
 
-    `exchange` is the attempt that is running or was the last. `charged` is True once a retry was taken from the budget.
+    `on_wait` tells the client that its call waits: its place, and the expected seconds. `exchange` is the attempt that
+    is running or was the last. `charged` is True once a retry was taken from the budget.
     """
 
     delivery: Delivery
@@ -23,6 +27,7 @@ class Journey:
     exchange: Exchange | None = None
     charged: bool = False
     outcome: str = "client_gone"
+    on_wait: OnWait | None = None
 
     @property
     def avoids(self) -> frozenset[str]:

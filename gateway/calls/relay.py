@@ -6,19 +6,26 @@ fails its booking, exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 
 import structlog
 from starlette.types import Receive, Send
 
-from plait.backends.errors import EngineError, EngineLostError, EngineStatusError, EngineUnreachableError, NoEngineError
+from plait.backends.errors import (
+    EngineError,
+    EngineLostError,
+    EngineStatusError,
+    EngineUnreachableError,
+    NoEngineError,
+)
 from plait.gateway.asgi import unless_gone
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery, Outcome
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.exchange import Exchange
 from plait.gateway.calls.gate import Gate
-from plait.gateway.calls.journey import Journey
+from plait.gateway.calls.held_stream import HeldStream
+from plait.gateway.calls.journey import Journey, OnWait
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.recovery import Recovery
@@ -67,13 +74,15 @@ class Relay:
 
     async def deliver(self, delivery: Delivery, receive: Receive, send: Send) -> None:
         """Place the call, send it, stream the answer back. Raises `PlaitError` only before the first byte."""
-        outcome = await unless_gone(receive, self.run(delivery, send))
-        if isinstance(outcome.problem, EngineError) and not outcome.is_told:
-            raise outcome.problem
+        if delivery.call.streamed:
+            held = HeldStream(send, delivery.form, delivery.call.call_id)
+            await held.follow(_delivered(self.run(delivery, held.send, held.waits), receive))
+        else:
+            await _delivered(self.run(delivery, send), receive)
 
-    async def run(self, delivery: Delivery, send: Send) -> Outcome:
+    async def run(self, delivery: Delivery, send: Send, on_wait: OnWait | None = None) -> Outcome:
         """As `deliver`, but the call does not end when a client goes. Raises `PlaitError` if no engine can take it."""
-        journey = Journey(delivery)
+        journey = Journey(delivery, on_wait=on_wait)
         self._objectives.begin(journey)
         try:
             return await self._run(journey, send)
@@ -247,6 +256,13 @@ def _tell_of_failure(journey: Journey, error: EngineError) -> None:
         detail=error.__cause__ and str(error.__cause__),
         in_mid_stream=exchange.told,
     )
+
+
+async def _delivered(run: Coroutine[None, None, Outcome], receive: Receive) -> None:
+    """Raises the call's error if its client has not been told of it."""
+    outcome = await unless_gone(receive, run)
+    if isinstance(outcome.problem, EngineError) and not outcome.is_told:
+        raise outcome.problem
 
 
 def _may_repeat(error: EngineError) -> bool:

@@ -8,7 +8,23 @@ import pytest
 
 from plait.backends.errors import OverloadedError
 from plait.gateway.asgi import ClientGoneError
-from tests.gateway.calls.scripted_engines import JSON, WHOLE, Client, Exchange, FakeHttp, Gateway, gateway, until_stuck
+from plait.policy.types import Call
+from tests.gateway.calls.scripted_engines import (
+    DONE,
+    FINISH,
+    HASHES,
+    JSON,
+    STREAM,
+    WHOLE,
+    Client,
+    Exchange,
+    FakeHttp,
+    Gateway,
+    gateway,
+    until_stuck,
+)
+
+STREAMED = b'{"model": "m", "prompt": "x", "stream": true}'
 
 
 def close_gate(made: Gateway) -> None:
@@ -64,6 +80,97 @@ async def test_what_is_too_much_is_refused_before_it_is_sent() -> None:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         made.gate.admission.check([])
+
+
+# Streams are told while they wait.
+
+
+def streamed(status: int = 200) -> Exchange:
+    if status != 200:
+        return Exchange(status=status, headers=JSON, pieces=[b'{"error":{"message":"too long","code":"c"}}'])
+    return Exchange(headers=STREAM, pieces=[FINISH, DONE])
+
+
+async def told_stream(made: Gateway, client: Client) -> asyncio.Task[None]:
+    """A stream that has been told twice that it waits."""
+    made.gate._notice_s = 0.01
+    close_gate(made)
+    task = asyncio.create_task(made.deliver(client, body=STREAMED))
+    await asyncio.sleep(0.05)
+    assert len(client.sent) >= 3
+    return task
+
+
+async def test_a_stream_that_waits_is_told_its_place_and_then_the_headers_of_its_answer() -> None:
+    async with gateway(FakeHttp(streamed())) as made:
+        client = Client()
+        task = await told_stream(made, client)
+        assert (client.status, client.headers[b"x-request-id"]) == (200, b"r1")
+        assert client.body.startswith(b": waiting position=1 expected_s=")
+        open_gate(made)
+        await task
+        (ours,) = [line for line in client.body.split(b"\n\n") if line.startswith(b": plait-")]
+        assert ours.startswith(b": plait-engine=a plait-placement=")
+        assert b"plait-waited-s=0." in ours
+        assert client.body.endswith(FINISH + DONE)
+        assert client.ended
+
+
+async def test_a_stream_that_need_not_wait_long_is_not_told() -> None:
+    async with gateway(FakeHttp(streamed())) as made:
+        client = Client()
+        await made.deliver(client, body=STREAMED)
+        assert client.headers[b"plait-engine"] == b"a"
+        assert client.body == FINISH + DONE
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_after_the_status_an_engines_error_is_an_event(status: int) -> None:
+    async with gateway(FakeHttp(*(streamed(status) for _ in range(3)))) as made:
+        client = Client()
+        task = await told_stream(made, client)
+        open_gate(made)
+        await task
+        last = client.body.removesuffix(b"\n\n").split(b"\n\n")[-1]
+        assert b"too long" in last
+        assert last.startswith(b'data: {"error":')
+        assert client.ended
+
+
+async def test_a_stream_that_was_told_and_is_given_up_gets_an_event() -> None:
+    async with gateway(FakeHttp()) as made:
+        client = Client()
+        task = await told_stream(made, client)
+        made.router.health.unreachable("a")
+        await task
+        assert b'"code":"no_engine_available"' in client.body
+        assert client.ended
+        made.gate.admission.check([])
+
+
+async def test_a_client_that_goes_while_it_is_told_frees_its_place() -> None:
+    async with gateway(FakeHttp()) as made:
+        client = Client()
+        task = await told_stream(made, client)
+        client.gone.set()
+        with pytest.raises(ClientGoneError):
+            await task
+        assert made.gate.admission.waiting("m") == 0
+
+
+async def test_a_whole_answer_is_told_nothing() -> None:
+    async with gateway(FakeHttp(whole())) as made:
+        made.gate._notice_s = 0.01
+        close_gate(made)
+        client = Client()
+        delivery = made.delivery(call=Call("r1", "m", 257, 64, HASHES, streamed=False))
+        task = asyncio.create_task(made.relay.deliver(delivery, client.receive, client.send))
+        await asyncio.sleep(0.05)
+        assert client.sent == []
+        open_gate(made)
+        await task
+        assert client.status == 200
+        assert float(client.headers[b"plait-waited-s"]) >= 0.04
 
 
 async def test_a_refused_call_is_not_counted_as_running() -> None:

@@ -1,0 +1,78 @@
+"""Streams that wait for longer than ten seconds: what they are told on the wire, and that SDKs take no notice of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import anthropic
+import httpx
+import pytest
+
+from e2e.sdk import asking, async_client
+from e2e.servers import NO_TLS, Fleet, Launcher
+
+BUSY_TOKENS = 500
+"""The engine is busy for some twelve seconds with the answer before."""
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A gateway that lets each tenant have one call on its engine at a time."""
+    with Launcher(tmp_path_factory.mktemp("narrow")) as launch:
+        engine = launch.engine("demo-1", time_scale=1)
+        fleet = Fleet(launch.gateway([engine], admission={"max_running": 1}), {engine.name: engine})
+        fleet.start()
+        yield fleet
+
+
+async def raw(fleet: Fleet) -> tuple[dict[str, str], str]:
+    """The headers of a stream and its whole text."""
+    async with (
+        httpx.AsyncClient(base_url=fleet.gateway.url, verify=NO_TLS, timeout=60) as http,
+        http.stream("POST", "/v1/chat/completions", json=asking("raw", stream=True)) as response,
+    ):
+        return dict(response.headers), "".join([text async for text in response.aiter_text()])
+
+
+async def by_openai(fleet: Fleet) -> str:
+    async with async_client(fleet.gateway) as client:
+        stream = await client.chat.completions.create(**asking("openai", stream=True))
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+
+async def by_anthropic(fleet: Fleet) -> str:
+    async with (
+        anthropic.AsyncAnthropic(base_url=fleet.gateway.url, api_key="unused", max_retries=0) as client,
+        client.messages.stream(
+            model="demo", max_tokens=8, messages=[{"role": "user", "content": "anthropic"}]
+        ) as stream,
+    ):
+        return await stream.get_final_text()
+
+
+async def by_openai_whole(fleet: Fleet) -> str:
+    async with async_client(fleet.gateway) as client:
+        answer = await client.chat.completions.with_raw_response.create(**asking("whole"))
+        assert float(answer.headers["plait-waited-s"]) > 10
+        return answer.parse().choices[0].message.content or ""
+
+
+async def test_a_stream_that_waits_is_told_so_and_sdks_read_it_like_any_other(narrow: Fleet) -> None:
+    async with async_client(narrow.gateway) as client:
+        busy = asyncio.create_task(
+            client.chat.completions.create(**asking("busy", max_tokens=BUSY_TOKENS, extra_body={"ignore_eos": True}))
+        )
+        await asyncio.sleep(0.5)
+        (headers, text), *answers = await asyncio.gather(
+            raw(narrow), by_openai(narrow), by_anthropic(narrow), by_openai_whole(narrow)
+        )
+        assert (await busy).usage is not None
+    assert headers["content-type"].startswith("text/event-stream")
+    assert "plait-engine" not in headers, "nothing was known of it yet"
+    first, *events = text.strip().split("\n\n")
+    assert first.startswith(": waiting position=")
+    (ours,) = [event for event in events if event.startswith(": plait-")]
+    assert "plait-engine=demo-1" in ours
+    assert events[-1] == "data: [DONE]"
+    assert all(answers)

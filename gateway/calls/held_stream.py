@@ -1,0 +1,82 @@
+"""What a client is told whose stream waits for an engine, so that neither it nor a proxy gives up.
+
+After some seconds the status goes out, and with it a comment that says how long the wait is. Comments follow until the
+answer comes. The headers that are known only then come as one more comment, and an error comes as an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from starlette.types import Message, Send
+
+from plait.backends.errors import PlaitError
+from plait.gateway.asgi import Headers
+from plait.gateway.calls.answer_error import error_of
+from plait.gateway.calls.answer_forms import AnswerForm
+
+OURS: Final = b"plait-"
+"""Headers with this prefix are told in a comment once the status has gone out."""
+
+
+class HeldStream:
+    """ASGI's send for a stream that may have to wait. `has_begun` says that the client has the status already."""
+
+    def __init__(self, to_client: Send, form: AnswerForm, call_id: str) -> None:
+        self.has_begun = False
+        self._to_client = to_client
+        self._form = form
+        self._call_id = call_id
+        self._before = b""  # goes before the next piece
+        self._failed_status: int | None = None
+        self._parts: list[bytes] = []
+
+    async def follow(self, work: Awaitable[None]) -> None:
+        """Do the work. Its `PlaitError` is an event if the status has gone out, and raised otherwise."""
+        try:
+            await work
+        except PlaitError as error:
+            if not self.has_begun:
+                raise
+            await self._fail(error)
+
+    async def waits(self, position: int, expected_s: float) -> None:
+        """Tell the client that its call is the tenant's `position`th that waits, and for how long it is expected to."""
+        if not self.has_begun:
+            self.has_begun = True
+            headers: Headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-request-id", self._call_id.encode("latin-1")),
+            ]
+            await self._to_client({"type": "http.response.start", "status": 200, "headers": headers})
+        note = self._form.waiting_event(position, expected_s)
+        await self._to_client({"type": "http.response.body", "body": note, "more_body": True})
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send."""
+        if not self.has_begun:
+            await self._to_client(message)
+        elif message["type"] == "http.response.start":
+            self._start(message)
+        elif self._failed_status is None:
+            body, self._before = self._before + message.get("body", b""), b""
+            await self._to_client({**message, "body": body})
+        else:
+            self._parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                await self._fail(error_of(self._failed_status, b"".join(self._parts)))
+
+    async def _fail(self, error: PlaitError) -> None:
+        """The call has failed. The status has gone out, so the error is an event, and the last one."""
+        body = self._before + self._form.error_event(error)
+        await self._to_client({"type": "http.response.body", "body": body})
+
+    def _start(self, message: Message) -> None:
+        """An answer begins, to a client that has its status already."""
+        if message["status"] != 200:
+            self._failed_status = message["status"]
+            return
+        ours = [name + b"=" + value for name, value in message["headers"] if name.startswith(OURS)]
+        self._before = b": " + b" ".join(ours) + b"\n\n" if ours else b""

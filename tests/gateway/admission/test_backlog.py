@@ -93,6 +93,20 @@ def test_the_time_in_which_nothing_waits_is_no_slow_rate(others: tuple[Waiting, 
     assert others or backlog.wait_s == 2.0
 
 
+# What a waiting call can expect.
+
+
+def test_a_call_knows_its_place_among_those_of_its_tenant() -> None:
+    calls = [waiting("a", 1.0), waiting("a", 2.0), waiting("a", 3.0)]
+    backlog = new_backlog(calls[0], waiting("b", 6.0), *calls[1:])
+    assert [backlog.outlook(call)[0] for call in calls] == [1, 2, 3]
+    assert [backlog.outlook(call)[1] for call in calls] == [2.0, 6.0, 12.0], "with half of the engine"
+    backlog.remove(calls[0])
+    assert [backlog.outlook(call) for call in calls[1:]] == [(1, 4.0), (2, 10.0)]
+    backlog.remove(calls[2])
+    assert backlog.outlook(calls[1]) == (1, 4.0), "one that leaves behind it changes nothing"
+
+
 # Who is given up.
 
 

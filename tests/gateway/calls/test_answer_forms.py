@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import EngineError
-from plait.gateway.calls.answer_forms import MESSAGE, OBJECT, RESPONSE, AnswerForm
+from plait.gateway.calls.answer_forms import COMPLETION, MESSAGE, OBJECT, RESPONSE, AnswerForm
 from plait.gateway.calls.completion_body import UNKNOWN, UsageBounds
 from plait.gateway.calls.event_stream import EventStream
 from plait.gateway.fleet.booking import CallUsage
@@ -112,6 +112,18 @@ def test_vectors_may_come_as_bytes() -> None:
 def test_what_is_no_whole_answer_is_the_engines_fault(form: AnswerForm, answer: bytes) -> None:
     with pytest.raises(EngineError):
         form.whole("a", answer, UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        (COMPLETION, b": waiting position=3 expected_s=40\n\n"),
+        (RESPONSE, b": waiting position=3 expected_s=40\n\n"),
+        (MESSAGE, b': waiting position=3 expected_s=40\nevent: ping\ndata: {"type": "ping"}\n\n'),
+    ],
+)
+def test_a_stream_that_waits_is_told_so_in_its_clients_way(form: AnswerForm, told: bytes) -> None:
+    assert form.waiting_event(3, 39.7) == told
 
 
 def test_an_error_of_the_caller_in_an_answer_is_its_problem() -> None:

@@ -149,7 +149,7 @@ class Gateway:
             self.router,
             self._links,
             self._recovery,
-            Gate(admission),
+            Gate(admission, self.config.admission.hold_s),
             CallMetrics(self._registry, self._tenants.label),
             objectives=ChangedObjectives(self.router, admission, self._links, self._supervisor, self._registry),
             max_attempts=self.config.upstream.max_attempts,

@@ -12,6 +12,7 @@ from itertools import count
 
 from plait.backends.errors import LimitError, OverloadedError, PlaitError
 from plait.gateway.admission.backlog import Backlog
+from plait.gateway.admission.kept_places import KeptPlaces
 from plait.gateway.admission.lines import Lines
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.tenant_limits import TenantLimits, TenantUse
@@ -29,6 +30,10 @@ COLD = 4.0
 """While no call has left a queue, as much work may wait there as is predicted to take so many times the bound. Bursts
 of short prompts with long answers take a third of what is predicted: engines decode more of them at once.
 """
+
+
+MOST_AWAY_S = 60.0
+"""No client is told to stay away for longer. SDKs do not wait longer for a retry."""
 
 
 class Admission:
@@ -57,6 +62,7 @@ class Admission:
         self._held: dict[str, deque[Waiting]] = {}  # calls beyond their tenants' `max_running`, which are not placed
         self.backlogs: dict[str, Backlog] = {}
         self._uses: dict[str, TenantUse] = {}
+        self._places = KeptPlaces()
         self._numbers = count()
 
     # What waits.
@@ -83,15 +89,20 @@ class Admission:
 
         Raises `LimitError` beyond its tenant's limits, `NotFoundError` or `NoEngineError` if no engine takes it.
         """
-        limits, use = self._limits(call.tenant), self.use(call.tenant)
-        use.check_rate(limits, call.tokens, now_s)
-        call.number = next(self._numbers)
+        limits, use, number = self._limits(call.tenant), self.use(call.tenant), self._places.take(call, now_s)
+        call.is_back = number is not None
+        if number is None:
+            use.check_rate(limits, call.tokens, now_s)
+            number = next(self._numbers)
+        call.number = number
         may_run = use.running < limits.max_running
         if may_run:
             self._lines.place(call, now_s)
             use.running += 1
         if not call.is_sent:
             self._wait(call, limits, now_s)
+        if call.is_back:
+            return  # it has counted before, and was taken
         use.enter(call.tokens)
         if not call.is_sent:
             self._shed(call, now_s)
@@ -112,6 +123,17 @@ class Admission:
             self._ran(call.tenant, now_s)
         elif call.error is None:
             self._take_out(call, now_s)
+
+    def leave(self, call: Waiting, now_s: float) -> LimitError:
+        """A call that waits goes, and may come back to its place; returns what its client is to be told."""
+        position, expected_s = self.backlogs[call.call.model].outlook(call)
+        again_s = min(max(1.0, expected_s), MOST_AWAY_S)
+        self._places.keep(call, now_s + again_s)
+        self._take_out(call, now_s)
+        text = (
+            f"The call is the {position}. of this tenant that waits for an engine, for about {expected_s:.0f} s more."
+        )
+        return LimitError(f"{text} It keeps its place: send it again.", code="waiting", retry_after_s=again_s)
 
     def refine(self, waiting: Waiting, call: Call) -> None:
         """The objectives of a call have changed while it waits."""
@@ -142,7 +164,7 @@ class Admission:
         if backlog is None:
             engines = len(self._router.models.able(call.call.model))
             backlog = self.backlogs[call.call.model] = Backlog(self._shares, engines)
-        if backlog.waiting(call.tenant) >= limits.max_waiting:
+        if backlog.waiting(call.tenant) >= limits.max_waiting and not call.is_back:
             if call.booking is not None:
                 self._lines.leave(call, now_s)
                 self.use(call.tenant).running -= 1
@@ -154,7 +176,10 @@ class Admission:
         call.rank, call.priority = rank_of(call.call), call.call.priority
         backlog.add(call)
         if call.booking is None:
-            self._held.setdefault(call.tenant, deque()).append(call)
+            held = self._held.setdefault(call.tenant, deque())
+            held.append(call)
+            if call.is_back:
+                self._held[call.tenant] = deque(sorted(held, key=lambda one: one.number))
         else:
             self._lines.join(call, now_s)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from plait.gateway.admission.drain_rate import DrainRate
 from plait.gateway.admission.waiting import Waiting
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.ticket import Rank
+from plait.policy.admission.ticket import Rank, join
 
 
 class _Tenant:
@@ -19,6 +21,13 @@ class _Tenant:
         self.work_s = 0.0
         self.gone, self.gone_s = 0, 0.0  # the calls that wait no more, and their work
         self.rate = DrainRate(engines)
+
+    def before(self, call: Waiting) -> tuple[int, float]:
+        """How many calls have waited before this one, which has just joined, and their work."""
+        if not call.is_back:  # it is the last one
+            return self.gone + len(self.calls) - 1, self.gone_s + self.work_s
+        first = list(takewhile(lambda one: one is not call, self.calls))
+        return self.gone + len(first), self.gone_s + sum(one.work_s for one in first)
 
     def latest(self) -> Waiting:
         """The call to give up first: the latest, of those for throughput if there are any."""
@@ -63,8 +72,8 @@ class Backlog:
         tenant = self._tenants.get(call.tenant)
         if tenant is None:
             tenant = self._tenants[call.tenant] = _Tenant(self._engines)
-        call.before, call.before_s = tenant.gone + len(tenant.calls), tenant.gone_s + tenant.work_s
-        tenant.calls[call] = None
+        join(tenant.calls, call, None)
+        call.before, call.before_s = tenant.before(call)
         self.mark(call)
         self._count(tenant, call, 1)
 
@@ -72,7 +81,7 @@ class Backlog:
         """A waiting call may have another class than before."""
         for_throughput = self._tenants[call.tenant].for_throughput
         if call.rank is Rank.THROUGHPUT:
-            for_throughput[call] = None
+            join(for_throughput, call, None)
         else:
             for_throughput.pop(call, None)
 

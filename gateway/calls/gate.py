@@ -9,7 +9,7 @@ from plait.backends.errors import NoEngineError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.waiting import Waiting
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.journey import Journey, OnWait
+from plait.gateway.calls.journey import Journey
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.timer import loop_time_s
 
@@ -23,11 +23,13 @@ NOTICE_S = 10.0
 class Gate:
     """Places calls, and lets them through when their engines have room.
 
-    A client that can be told while its call waits is told every `notice_s`.
+    A client that can be told while its call waits is told every `notice_s`. Another one is kept waiting for `hold_s`,
+    and then told to come back.
     """
 
-    def __init__(self, admission: Admission, notice_s: float = NOTICE_S) -> None:
+    def __init__(self, admission: Admission, hold_s: float, notice_s: float = NOTICE_S) -> None:
         self.admission = admission
+        self._hold_s = hold_s
         self._notice_s = notice_s
 
     async def enter(self, journey: Journey, prefer: str | None) -> Booking:
@@ -39,7 +41,7 @@ class Gate:
         try:
             self.admission.enter(waiting, loop_time_s())
             if not waiting.is_sent:
-                await self._told(waiting, journey.on_wait)
+                await self._told(waiting, journey)
         except PlaitError as error:
             journey.outcome = "no_engine" if isinstance(error, NoEngineError) else "refused"
             raise
@@ -53,19 +55,28 @@ class Gate:
             used_tokens = None if usage is None else usage.prompt_tokens + usage.output_tokens
             self.admission.left(journey.waiting, used_tokens, loop_time_s())
 
-    async def _told(self, waiting: Waiting, on_wait: OnWait | None) -> None:
+    async def _told(self, waiting: Waiting, journey: Journey) -> None:
         told = asyncio.get_running_loop().create_future()
         waiting.tell = partial(_tell, told)
         if waiting.error is None:
             try:
-                while on_wait is not None and not (await asyncio.wait([told], timeout=self._notice_s))[0]:
-                    await on_wait(*self.admission.backlogs[waiting.call.model].outlook(waiting))
-                await told
-            except asyncio.CancelledError:
+                is_told = await self._hold(told, waiting, journey)
+            except asyncio.CancelledError:  # the client has gone, or the gateway is stopping
                 self.admission.gone(waiting, loop_time_s())
                 raise
+            if not is_told:
+                raise self.admission.leave(waiting, loop_time_s())
         if waiting.error is not None:
             raise waiting.error
+
+    async def _hold(self, told: asyncio.Future[None], waiting: Waiting, journey: Journey) -> bool:
+        """Wait until the call is told, and tell its client; False if it may leave and has waited for long enough."""
+        if journey.may_leave:
+            return bool((await asyncio.wait([told], timeout=self._hold_s))[0])
+        while journey.on_wait is not None and not (await asyncio.wait([told], timeout=self._notice_s))[0]:
+            await journey.on_wait(*self.admission.backlogs[waiting.call.model].outlook(waiting))
+        await told
+        return True
 
 
 def new_waiting(delivery: Delivery, prefer: str | None) -> Waiting:

@@ -17,8 +17,9 @@ OnWait = Callable[[int, float], Awaitable[None]]
 class Journey:
     """A call's attempts so far. `waiting` is set once it is to be placed.
 
-    `on_wait` tells the client that its call waits: its place, and the expected seconds. `exchange` is the attempt that
-    is running or was the last. `charged` is True once a retry was taken from the budget.
+    `on_wait` tells the client that its call waits: its place, and the expected seconds. One that `may_leave` is told to
+    come back instead. `exchange` is the attempt that is running or was the last. `charged` is True once a retry was
+    taken from the budget.
     """
 
     delivery: Delivery
@@ -28,6 +29,7 @@ class Journey:
     charged: bool = False
     outcome: str = "client_gone"
     on_wait: OnWait | None = None
+    may_leave: bool = False
 
     @property
     def avoids(self) -> frozenset[str]:

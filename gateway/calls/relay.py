@@ -25,7 +25,7 @@ from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.exchange import Exchange
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.held_stream import HeldStream
-from plait.gateway.calls.journey import Journey, OnWait
+from plait.gateway.calls.journey import Journey
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.recovery import Recovery
@@ -76,13 +76,16 @@ class Relay:
         """Place the call, send it, stream the answer back. Raises `PlaitError` only before the first byte."""
         if delivery.call.streamed:
             held = HeldStream(send, delivery.form, delivery.call.call_id)
-            await held.follow(_delivered(self.run(delivery, held.send, held.waits), receive))
+            journey = Journey(delivery, on_wait=held.waits)
+            await held.follow(_delivered(self._travel(journey, held.send), receive))
         else:
-            await _delivered(self.run(delivery, send), receive)
+            await _delivered(self._travel(Journey(delivery, may_leave=True), send), receive)
 
-    async def run(self, delivery: Delivery, send: Send, on_wait: OnWait | None = None) -> Outcome:
+    async def run(self, delivery: Delivery, send: Send) -> Outcome:
         """As `deliver`, but the call does not end when a client goes. Raises `PlaitError` if no engine can take it."""
-        journey = Journey(delivery, on_wait=on_wait)
+        return await self._travel(Journey(delivery), send)
+
+    async def _travel(self, journey: Journey, send: Send) -> Outcome:
         self._objectives.begin(journey)
         try:
             return await self._run(journey, send)

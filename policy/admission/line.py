@@ -13,7 +13,7 @@ from itertools import count, islice
 from typing import Generic, TypeVar
 
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.ticket import Rank, Ticket
+from plait.policy.admission.ticket import Rank, Ticket, join
 from plait.policy.scheduling.priority import GROUPS, HitRatioGroups
 
 LOOKED_AT = 32
@@ -82,7 +82,7 @@ class _Tenant(Generic[T]):
         of_rank = self.classes.get((ticket.rank, ticket.priority))
         if of_rank is None:
             of_rank = self.classes[ticket.rank, ticket.priority] = _Class()
-        of_rank.tickets[ticket] = None
+        join(of_rank.tickets, ticket, None)
 
     def remove(self, ticket: T) -> None:
         """A call does not wait any more."""

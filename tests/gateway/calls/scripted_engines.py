@@ -145,7 +145,7 @@ class Gateway:
         health_metrics = HealthMetrics(self.registry)
         self.recovery = Recovery(self.router, links, self.supervisor, health_metrics, trial_timeout_s=0.1)
         admission = Admission(self.router, at_loop_time, lambda _: UNLIMITED, max_wait_s=120.0)
-        self.gate = Gate(admission)
+        self.gate = Gate(admission, hold_s=60.0)
         self.open_answers = OpenAnswers(MAX_OPEN_ANSWER_BYTES)
         self.relay = Relay(
             self.router,
@@ -161,6 +161,11 @@ class Gateway:
 
     async def deliver(self, client: Client, *, headers: Headers = (), body: bytes = BODY) -> None:
         await self.relay.deliver(self.delivery(headers=headers, body=body), client.receive, client.send)
+
+    async def deliver_whole(self, client: Client, *, prompt_tokens: int = 257) -> None:
+        """As `deliver`, of a call that is not streamed."""
+        call = Call("r1", "m", prompt_tokens, 64, HASHES, streamed=False)
+        await self.relay.deliver(self.delivery(call=call), client.receive, client.send)
 
     def delivery(self, *, headers: Headers = (), body: bytes = BODY, **more: Any) -> Delivery:
         call = more.pop("call", Call("r1", "m", 257, 64, HASHES))

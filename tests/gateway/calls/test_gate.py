@@ -6,13 +6,12 @@ import asyncio
 
 import pytest
 
-from plait.backends.errors import OverloadedError
+from plait.backends.errors import LimitError, OverloadedError
+from plait.gateway.admission.waiting import Waiting
 from plait.gateway.asgi import ClientGoneError
-from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
-    HASHES,
     JSON,
     STREAM,
     WHOLE,
@@ -35,6 +34,10 @@ def close_gate(made: Gateway) -> None:
 def open_gate(made: Gateway) -> None:
     made.router.engines["a"].view.slots = 0
     made.router.on_room("a")
+
+
+def waiting_calls(made: Gateway) -> list[Waiting]:
+    return list(made.gate.admission.backlogs["m"]._tenants[""].calls)
 
 
 def whole() -> Exchange:
@@ -163,14 +166,34 @@ async def test_a_whole_answer_is_told_nothing() -> None:
         made.gate._notice_s = 0.01
         close_gate(made)
         client = Client()
-        delivery = made.delivery(call=Call("r1", "m", 257, 64, HASHES, streamed=False))
-        task = asyncio.create_task(made.relay.deliver(delivery, client.receive, client.send))
+        task = asyncio.create_task(made.deliver_whole(client))
         await asyncio.sleep(0.05)
         assert client.sent == []
         open_gate(made)
         await task
         assert client.status == 200
         assert float(client.headers[b"plait-waited-s"]) >= 0.04
+
+
+async def test_a_whole_answer_that_waits_too_long_is_told_to_come_back_and_keeps_its_place() -> None:
+    async with gateway(FakeHttp(whole(), whole())) as made:
+        close_gate(made)
+        made.gate._hold_s = 0.02
+        first = asyncio.create_task(made.deliver_whole(Client()))
+        with pytest.raises(LimitError) as raised:
+            await first
+        assert (raised.value.code, raised.value.status) == ("waiting", 429)
+        assert raised.value.retry_after_s == 1.0
+        made.gate._hold_s = 60.0
+        other = asyncio.create_task(made.deliver_whole(Client(), prompt_tokens=200))
+        await until_stuck()
+        again = asyncio.create_task(made.deliver_whole(Client()))
+        await until_stuck()
+        places = {call.call.prompt_tokens: call.is_back for call in waiting_calls(made)}
+        assert places == {257: True, 200: False}
+        open_gate(made)
+        await asyncio.gather(other, again)
+        made.gate.admission.check([])
 
 
 async def test_a_refused_call_is_not_counted_as_running() -> None:

@@ -1,9 +1,10 @@
-"""Streams that wait for longer than ten seconds: what they are told on the wire, and that SDKs take no notice of it."""
+"""Calls that wait for long: what they are told on the wire, and that SDKs take no notice of it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import anthropic
 import httpx
@@ -56,6 +57,23 @@ async def by_openai_whole(fleet: Fleet) -> str:
         answer = await client.chat.completions.with_raw_response.create(**asking("whole"))
         assert float(answer.headers["plait-waited-s"]) > 10
         return answer.parse().choices[0].message.content or ""
+
+
+async def test_a_whole_answer_that_waits_longer_than_it_may_comes_when_the_sdk_asks_again(
+    tmp_path: Path,
+) -> None:
+    with Launcher(tmp_path) as launch:
+        engine = launch.engine("demo-1", time_scale=1)
+        gateway = launch.gateway([engine], admission={"max_running": 1, "hold_s": 1})
+        await asyncio.to_thread(Fleet(gateway, {engine.name: engine}).start)
+        async with async_client(gateway, max_retries=2) as client:
+            busy = asking("busy", max_tokens=200, extra_body={"ignore_eos": True})
+            first = asyncio.create_task(client.chat.completions.create(**busy))
+            await asyncio.sleep(0.5)
+            answer = await client.chat.completions.create(**asking("patient"))
+            assert answer.usage is not None
+            await first
+        assert gateway.metric("plait_refusals_total", code="waiting") >= 1
 
 
 async def test_a_stream_that_waits_is_told_so_and_sdks_read_it_like_any_other(narrow: Fleet) -> None:

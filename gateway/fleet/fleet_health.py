@@ -22,9 +22,6 @@ Jitter = Callable[[], float]
 
 _NO_ADAPTERS: Mapping[str, str] = {}
 
-LATE_S = 0.25
-"""A wait in which the gateway's own loop was late by so much says nothing of an engine."""
-
 TIMEOUTS = frozenset((EngineTimeoutError.cause, "connect_timeout"))
 
 SILENT_S = 4.0
@@ -84,7 +81,7 @@ class FleetHealth:
         No effect while bytes of answers come: the engine is busy.
         """
         engine = self._engines[engine_id]
-        if self.lag.since(asked_s, now_s) >= LATE_S:
+        if self.lag.hides(asked_s, now_s):
             return None
         if sent_calls(engine.view) and engine.progress.silent_s(now_s) < SILENT_S:
             return None
@@ -155,7 +152,7 @@ class FleetHealth:
         """The engine failed a call. One that asks to be left alone for a time is ejected at once."""
         if not engine.health.counts(booking.sent_s):
             return None
-        if failure.cause in TIMEOUTS and self.lag.since(booking.sent_s, now_s) >= LATE_S:
+        if failure.cause in TIMEOUTS and self.lag.hides(booking.sent_s, now_s):
             return None
         before = engine.health.state
         if engine.health.failed(failure.cause, now_s) or failure.retry_after_s is not None:

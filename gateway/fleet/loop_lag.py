@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-LEAST_LAG_S = 0.02
-"""Less is not kept: it changes no verdict."""
+LEAST_LAG_S = 0.25
+"""Less does not count: silences are judged in seconds, and a busy loop is always late by some hundredths of one."""
+
+LATE_SHARE = 0.25
+"""A wait for so large a part of which the loop was late says nothing of an engine."""
 
 KEPT_S = 120.0
 """Longer than any silence that is judged."""
@@ -41,3 +44,7 @@ class LoopLag:
             late_s += min(lag_s, went_on_s - since_s)
         unseen_s = now_s - max(since_s, self._due_s)
         return late_s + (unseen_s if unseen_s >= LEAST_LAG_S else 0.0)
+
+    def hides(self, since_s: float, now_s: float) -> bool:
+        """Whether the loop was late for so much of this time that it may have missed what an engine sent."""
+        return self.since(since_s, now_s) > LATE_SHARE * (now_s - since_s)

@@ -28,7 +28,7 @@ def test_a_lag_counts_from_when_something_was_due(since_s: float, late_s: float)
 
 def test_lags_add_up_and_small_ones_do_not_count() -> None:
     lag = LoopLag()
-    for due_s, woke_s in ((1.0, 1.5), (2.0, 2.001), (3.0, 3.5)):
+    for due_s, woke_s in ((1.0, 1.5), (2.0, 2.1), (3.0, 3.5)):
         late(lag, due_s, woke_s)
     assert lag.since(0.0, 4.0) == pytest.approx(1.0)
     assert lag.since(2.0, 4.0) == pytest.approx(0.5)
@@ -58,7 +58,7 @@ def sent(router: Router, now_s: float, engine_id: str = "a") -> Booking:
     return router.book(call, router.select(call, now_s, prefer=engine_id), now_s)
 
 
-@pytest.mark.parametrize(("lag_s", "is_hung"), [(0.0, True), (0.01, True), (80.0, True), (95.0, False)])
+@pytest.mark.parametrize(("lag_s", "is_hung"), [(0.0, True), (0.2, True), (80.0, True), (95.0, False)])
 def test_an_engine_is_not_hung_while_the_gateway_does_not_listen(lag_s: float, is_hung: bool) -> None:
     router = new_router("a", "b")
     sent(router, 0.0)

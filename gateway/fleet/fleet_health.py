@@ -201,8 +201,8 @@ def forgotten(engines: Iterable[FleetEngine], lag: LoopLag, now_s: float) -> lis
 
 
 def _heard_s(engine: FleetEngine, lag: LoopLag, now_s: float) -> float:
-    """The time, less that in which the gateway could not hear the engine since its last byte."""
-    return now_s - lag.since(engine.progress.byte_s, now_s)
+    """The time, less that in which the gateway could not hear the engine since it began to owe bytes."""
+    return now_s - lag.since(engine.progress.owes_since_s(now_s), now_s)
 
 
 def _says_it_has_all(engine: FleetEngine) -> bool:

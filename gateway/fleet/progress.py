@@ -102,6 +102,11 @@ class Progress:
         """The calls that the engine has forgotten."""
         return [b for b in self.waiting if b.overtaken >= OVERTAKEN_CALLS and b.late_s < now_s]
 
+    def owes_since_s(self, now_s: float) -> float:
+        """Since when the engine is silent although it has calls; now if it has none."""
+        oldest = next(iter(self.waiting or self._streaming), None)
+        return now_s if oldest is None else max(self.byte_s, oldest.sent_s)
+
     def sent_by(self, when_s: float) -> int:
         """How many of the calls that have not ended were sent by then."""
         return sum(booking.sent_s <= when_s for booking in (*self.waiting, *self._streaming))

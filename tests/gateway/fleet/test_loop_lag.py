@@ -66,6 +66,14 @@ def test_an_engine_is_not_hung_while_the_gateway_does_not_listen(lag_s: float, i
     assert bool(router.health.hung(100.0)) is is_hung
 
 
+def test_a_lag_before_the_call_was_sent_excuses_nothing() -> None:
+    router = new_router("a", "b")
+    late(router.health.lag, 1.0, 60.0)
+    sent(router, 70.0)
+    assert not router.health.hung(78.0)
+    assert router.health.hung(79.0)
+
+
 @pytest.mark.parametrize(("lag_s", "state"), [(0.0, HealthState.EJECTED), (1.0, HealthState.UP)])
 @pytest.mark.parametrize("cause", ["timeout", "connect_timeout"])
 def test_a_timeout_counts_only_if_the_gateway_was_there(cause: str, lag_s: float, state: HealthState) -> None:

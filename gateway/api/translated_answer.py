@@ -31,7 +31,7 @@ class TranslatedAnswer:
                 await self._to_client(message)
         elif self._is_stream:
             body = message.get("body", b"")
-            is_note = body.startswith(b":")  # of a call that waits: before the first event, and never split
+            is_note = body.startswith(b":")  # of a call that waits: it comes on its own, before the events
             await self._to_client({**message, "body": body if is_note else self._translator.feed(body)})
         else:
             self._parts.append(message.get("body", b""))

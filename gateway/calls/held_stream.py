@@ -28,7 +28,6 @@ class HeldStream:
         self._to_client = to_client
         self._form = form
         self._call_id = call_id
-        self._before = b""  # goes before the next piece
         self._failed_status: int | None = None
         self._parts: list[bytes] = []
 
@@ -59,10 +58,9 @@ class HeldStream:
         if not self.has_begun:
             await self._to_client(message)
         elif message["type"] == "http.response.start":
-            self._start(message)
+            await self._start(message)
         elif self._failed_status is None:
-            body, self._before = self._before + message.get("body", b""), b""
-            await self._to_client({**message, "body": body})
+            await self._to_client(message)
         else:
             self._parts.append(message.get("body", b""))
             if not message.get("more_body", False):
@@ -70,13 +68,13 @@ class HeldStream:
 
     async def _fail(self, error: PlaitError) -> None:
         """The call has failed. The status has gone out, so the error is an event, and the last one."""
-        body = self._before + self._form.error_event(error)
-        await self._to_client({"type": "http.response.body", "body": body})
+        await self._to_client({"type": "http.response.body", "body": self._form.error_event(error)})
 
-    def _start(self, message: Message) -> None:
+    async def _start(self, message: Message) -> None:
         """An answer begins, to a client that has its status already."""
         if message["status"] != 200:
             self._failed_status = message["status"]
             return
         ours = [name + b"=" + value for name, value in message["headers"] if name.startswith(OURS)]
-        self._before = b": " + b" ".join(ours) + b"\n\n" if ours else b""
+        note = b": " + b" ".join(ours) + b"\n\n"  # on its own: the events may have to be translated
+        await self._to_client({"type": "http.response.body", "body": note, "more_body": True})

@@ -130,9 +130,7 @@ class Admission:
         again_s = min(max(1.0, expected_s), MOST_AWAY_S)
         self._places.keep(call, now_s + again_s)
         self._take_out(call, now_s)
-        text = (
-            f"The call is the {position}. of this tenant that waits for an engine, for about {expected_s:.0f} s more."
-        )
+        text = f"The call waits for an engine, at place {position} of this tenant's, for about {expected_s:.0f} s more."
         return LimitError(f"{text} It keeps its place: send it again.", code="waiting", retry_after_s=again_s)
 
     def refine(self, waiting: Waiting, call: Call) -> None:

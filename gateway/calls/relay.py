@@ -11,13 +11,7 @@ from collections.abc import Coroutine, Mapping
 import structlog
 from starlette.types import Receive, Send
 
-from plait.backends.errors import (
-    EngineError,
-    EngineLostError,
-    EngineStatusError,
-    EngineUnreachableError,
-    NoEngineError,
-)
+from plait.backends.errors import EngineError, EngineLostError, EngineStatusError, EngineUnreachableError, NoEngineError
 from plait.gateway.asgi import unless_gone
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery, Outcome

@@ -171,7 +171,7 @@ class Line(Generic[T]):
         if not self.work_s or (mine is not None and waiting == 1):
             return 0.0
         if mine is None:
-            return 1.0 - self._before_s(tenant) / self.work_s
+            return max(0.0, 1.0 - self._before_s(tenant) / self.work_s)
         others = (self._weights - mine.weight) / mine.weight
         return max(0.0, self.work_s - mine.work_s - others * mine.work_s) / self.work_s
 

@@ -81,7 +81,7 @@ class Gateway:
         self._admin_keys = KeyRing(filter(None, [config.server.admin_key]))
         self._links = {engine.name: new_link(config, engine) for engine in config.engines}
         self._prompts = PromptReader(config, self.router.block_tokens, self.router.models.base)
-        reader = CallReader(self.router, self._prompts, config.server.isolate_tenants)
+        reader = CallReader.of(self.router, self._prompts, config.server)
         self._registry = new_registry()
         self._registry.register(LogCollector())
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
@@ -167,7 +167,7 @@ class Gateway:
             weights=self._terms.weights,
             ahead_s=config.ahead_s,
         )
-        self._registry.register(AdmissionCollector(admission))
+        self._registry.register(AdmissionCollector(admission, self._tenants.label))
         return admission
 
     def _new_recovery(self) -> Recovery:

@@ -38,8 +38,10 @@ class ServerConfig(Section, frozen=True, kw_only=True):
 
     host: name or address to listen on (default 127.0.0.1). port: TCP port, 0 for any free one (default 8000).
     max_body_bytes: largest request body (default 32 MiB). max_open_body_bytes: of one key's bodies at one time, until
-    their requests end (default 1 GiB). max_connections: clients' connections at one time (default 10000). max_headers:
-    headers of a request (default 128). max_header_bytes: its target and headers together (default 64 KiB).
+    their requests end (default 1 GiB). max_waiting_prompt_bytes: of all keys' long prompts that wait to be tokenized; a
+    key with less than its share of it is served all the same (default 128 MiB). max_connections: clients' connections
+    at one time (default 10000). max_headers: headers of a request (default 128). max_header_bytes: its target and
+    headers together (default 64 KiB).
     header_timeout_s: seconds for them to come (default 10). body_timeout_s: seconds for the body to come, plus 1 s for
     each 64 KiB of it (default 60). trust_request_chat_template: take a request's own `chat_template`, as vLLM's
     --trust-request-chat-template does; it is rendered in a process with limits (default false). token_cache_bytes:
@@ -59,6 +61,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     port: Port = 8000
     max_body_bytes: Positive = 32 * 2**20
     max_open_body_bytes: Positive = 2**30
+    max_waiting_prompt_bytes: Positive = 128 * 2**20
     max_connections: Positive = 10_000
     max_headers: Positive = 128
     max_header_bytes: Positive = 64 * 2**10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
 from plait.gateway.calls.turns import Steps, TurnThreads
 from plait.gateway.fleet.router import Router
+from plait.gateway.server_config import ServerConfig
 from plait.policy.prefix.answered_prompts import whole_hash
 from plait.policy.types import Call
 
@@ -60,6 +61,12 @@ class CallReader:
     isolate_tenants: bool = False
     threads: TurnThreads = field(default_factory=lambda: TurnThreads(TOKENIZER_THREADS, "tokenize"))
     template_threads: TurnThreads = field(default_factory=lambda: TurnThreads(TEMPLATE_THREADS, "render"))
+
+    @classmethod
+    def of(cls, router: Router, prompts: PromptReader, config: ServerConfig) -> Self:
+        """As the gateway's configuration says."""
+        threads = TurnThreads(TOKENIZER_THREADS, "tokenize", max_bytes=config.max_waiting_prompt_bytes)
+        return cls(router, prompts, config.isolate_tenants, threads)
 
     async def read(
         self,

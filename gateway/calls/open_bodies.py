@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from plait.backends.errors import LimitError
 from plait.gateway.asgi import Headers, read_body
+from plait.gateway.calls.loop_turns import LoopTurns
 from plait.gateway.timer import loop_time_s
 
 LARGE_BYTES: Final = 64 * 1024
@@ -38,12 +39,14 @@ class BodyPace:
 class OpenBodies:
     """Counts each tenant's bytes, from the first one of a body until its request has ended.
 
-    `max_bytes` bounds one body, `max_tenant_bytes` all of a tenant's. Large ones come at their tenant's `pace`.
+    `max_bytes` bounds one body, `max_tenant_bytes` all of a tenant's. Bodies are read in their tenants' `turns`, large
+    ones at their tenant's `pace`.
     """
 
     def __init__(self, max_bytes: int, max_tenant_bytes: int, pace: BodyPace | None = None) -> None:
         self.max_bytes = max_bytes
         self.pace = pace or BodyPace()
+        self.turns = LoopTurns()
         self._max_tenant_bytes = max_tenant_bytes
         self._bytes: Counter[str] = Counter()
 
@@ -93,8 +96,10 @@ class OpenBody:
     async def read(self, receive: Receive, headers: Headers) -> bytes:
         """The whole body, in its turn to be decoded.
 
-        Raises `BodyTooLargeError` and `LimitError` as soon as it is too much.
+        Raises `BodyTooLargeError` and `LimitError` as soon as it is too much, and `LimitError` while the event loop
+        cannot take it.
         """
+        await self.bodies.turns.begin(self.tenant)
         body = await read_body(receive, headers, self.bodies.max_bytes, self._add)
         wait_s = self._wait_s(len(body))
         if wait_s:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 from plait.backends.errors import LimitError
 
 MAX_WAITING_BYTES = 128 * 2**20
-"""Of one tenant's bodies that wait or run: four of the largest. Each takes some four times its size until it is done:
-the body, its texts, the rendered chat and the ids."""
+"""Four of the largest bodies. Each takes some four times its size until it is done: the body, its texts, the rendered
+chat and the ids."""
 
 JobT = TypeVar("JobT")
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Turns(Generic[JobT]):
     """
 
     def __init__(self, seats: int) -> None:
-        self._seats = seats
+        self.seats = seats
         self._waiting: OrderedDict[str, deque[JobT]] = OrderedDict()  # the next tenant first
         self._seated: Counter[str] = Counter()
 
@@ -48,9 +48,9 @@ class Turns(Generic[JobT]):
 
     def take(self) -> tuple[str, JobT] | None:
         """The next job, which has a turn until `done`; None if no job may have one."""
-        if self._seated.total() >= self._seats:
+        if not self._waiting or self._seated.total() >= self.seats:
             return None
-        most = max(1, self._seats - 1)
+        most = max(1, self.seats - 1)
         tenant = next((tenant for tenant in self._waiting if self._seated[tenant] < most), None)
         if tenant is None:
             return None
@@ -75,6 +75,16 @@ class Turns(Generic[JobT]):
             if not jobs:
                 del self._waiting[tenant]
 
+    def expire(self, is_late: Callable[[JobT], bool]) -> list[JobT]:
+        """Forget the first jobs of each tenant that have waited too long, and return them."""
+        late = []
+        for tenant, jobs in [*self._waiting.items()]:
+            while jobs and is_late(jobs[0]):
+                late.append(jobs.popleft())
+            if not jobs:
+                del self._waiting[tenant]
+        return late
+
 
 @dataclass(slots=True, eq=False)
 class _Job:
@@ -83,24 +93,26 @@ class _Job:
 
 
 class TurnThreads:
-    """Runs jobs turn by turn on `threads` threads; call it from one event loop."""
+    """Runs jobs turn by turn on `threads` threads; call it from one event loop.
 
-    def __init__(self, threads: int, name: str, executor: Executor | None = None) -> None:
+    The jobs that wait or run are made from at most `max_bytes`. A tenant with less than its share is served all the
+    same.
+    """
+
+    def __init__(
+        self, threads: int, name: str, executor: Executor | None = None, *, max_bytes: int = MAX_WAITING_BYTES
+    ) -> None:
         self._turns: Turns[_Job] = Turns(threads)
         self._executor = executor or _running(threads, name)
         self._held_bytes: Counter[str] = Counter()
+        self._max_bytes = max_bytes
 
     async def run(self, tenant: str, steps: Steps[T], size: int) -> T:
         """The result of a tenant's job, made from `size` bytes. Raises what it raises, and `LimitError`.
 
         A job whose caller is cancelled ends after the turn that it has.
         """
-        if self._held_bytes[tenant] + size > MAX_WAITING_BYTES:
-            raise LimitError(
-                f"More than {MAX_WAITING_BYTES} bytes of this key's prompts wait to be tokenized. Send fewer at once.",
-                code="too_many_waiting_prompts",
-                retry_after_s=1.0,
-            )
+        self._check(tenant, size)
         job = _Job(steps)
         self._held_bytes[tenant] += size
         self._turns.add(tenant, job)
@@ -113,6 +125,18 @@ class TurnThreads:
             self._held_bytes[tenant] -= size
             if not self._held_bytes[tenant]:
                 del self._held_bytes[tenant]
+
+    def _check(self, tenant: str, size: int) -> None:
+        """Raises `LimitError` for a job beyond the limit, unless its tenant has less than its share."""
+        own = self._held_bytes.get(tenant, 0) + size
+        share = self._max_bytes / len(self._held_bytes.keys() | {tenant})
+        if own > share and self._held_bytes.total() + size > self._max_bytes:
+            raise LimitError(
+                f"{self._held_bytes.total()} bytes of prompts wait to be tokenized, {own - size} of them of this key. "
+                "Send fewer at once.",
+                code="too_many_waiting_prompts",
+                retry_after_s=1.0,
+            )
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()

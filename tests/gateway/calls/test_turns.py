@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import LimitError
-from plait.gateway.calls.turns import MAX_WAITING_BYTES, Steps, Turns, TurnThreads
+from plait.gateway.calls.turns import Steps, Turns, TurnThreads
 
 
 def test_tenants_take_turns_and_so_do_their_jobs() -> None:
@@ -122,18 +122,20 @@ async def test_a_job_whose_caller_is_gone_ends_after_its_turn() -> None:
     assert log == ["first", "third"]
 
 
-async def test_what_waits_is_bounded_by_tenant() -> None:
-    threads = TurnThreads(2, "test")
+async def test_what_waits_is_bounded_and_a_tenant_below_its_share_is_served() -> None:
+    threads = TurnThreads(2, "test", max_bytes=100)
     gate = threading.Semaphore(0)
-    first = asyncio.create_task(threads.run("a", worth(1, [], "first", gate.acquire), MAX_WAITING_BYTES))
+    first = asyncio.create_task(threads.run("a", worth(1, [], "first", gate.acquire), 100))
     await asyncio.sleep(0)
     with pytest.raises(LimitError) as caught:
         await threads.run("a", worth(1, [], "second"), 1)
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1.0)
-    assert await threads.run("b", worth(1, [], "other"), 1) == "other"
+    assert await threads.run("b", worth(1, [], "other"), 50) == "other"
+    with pytest.raises(LimitError, match=r"100 bytes .* 0 of them of this key"):
+        await threads.run("b", worth(1, [], "above its share"), 51)
     gate.release()
     await first
-    assert await threads.run("a", worth(1, [], "third"), MAX_WAITING_BYTES) == "third"
+    assert await threads.run("a", worth(1, [], "third"), 100) == "third"
 
 
 def test_all_threads_run_from_the_beginning() -> None:

@@ -1,0 +1,89 @@
+"""The event loop's own limit: while it is busy, requests begin in turns, so that it stays quick for all the others.
+
+Without this a loop that gets more than it can do is late by seconds, for every tenant and for `/health`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from plait.backends.errors import LimitError
+from plait.gateway.calls.turns import Turns
+
+LONG_PASS_S: Final = 0.02
+"""A pass of the loop above this lets fewer requests begin in the next one, a pass below half of it more."""
+
+FEWEST, MOST = 2, 64
+"""Requests that begin in one pass. Of two, one tenant has one."""
+
+MOST_WAIT_S: Final = 1.0
+"""A request that has waited so long for its turn is refused. Its client can ask another gateway, or again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    arrived_s: float
+    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class LoopTurns:
+    """Lets requests begin: some in each pass of the event loop, as many as keep the passes short.
+
+    Tenants take turns. A pass goes from one run of the callbacks that are ready to the next.
+    """
+
+    def __init__(self) -> None:
+        self._turns: Turns[_Request] = Turns(MOST)
+        self._begun: list[str] = []  # the tenants of those that began in this pass
+        self._began_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"LoopTurns({self._turns!r})"
+
+    async def begin(self, tenant: str) -> None:
+        """Wait for the tenant's turn. Raises `LimitError` if it does not come in time."""
+        request = _Request(time.monotonic())
+        self._turns.add(tenant, request)
+        self._let_begin()
+        if not request.turn.done():
+            try:
+                await request.turn
+            finally:
+                self._turns.remove(tenant, request)
+
+    def _let_begin(self) -> None:
+        while (taken := self._turns.take()) is not None:
+            tenant, request = taken
+            if not request.turn.done():  # else its client has gone in this moment
+                request.turn.set_result(None)
+            if not self._begun:
+                self._began_s = time.monotonic()
+                asyncio.get_running_loop().call_soon(self._passed)
+            self._begun.append(tenant)
+
+    def _passed(self) -> None:
+        """A pass is over: those that began in it have done their first part."""
+        now_s = time.monotonic()
+        for tenant in self._begun:
+            self._turns.done(tenant)
+        self._begun.clear()
+        seats, took_s = self._turns.seats, now_s - self._began_s
+        if took_s > LONG_PASS_S:
+            self._turns.seats = max(FEWEST, seats // 2)
+        elif took_s < LONG_PASS_S / 2:
+            self._turns.seats = min(MOST, seats + 1)
+        for request in self._turns.expire(lambda request: now_s - request.arrived_s > MOST_WAIT_S):
+            if not request.turn.done():
+                request.turn.set_exception(_busy())
+        self._let_begin()
+
+
+def _busy() -> LimitError:
+    return LimitError(
+        "This gateway has more requests than it can take. Send fewer a second, or ask another one.",
+        code="gateway_busy",
+        retry_after_s=MOST_WAIT_S,
+    )

@@ -71,10 +71,6 @@ class Admission:
         """How many calls wait for a model."""
         return self.backlogs[model].length if model in self.backlogs else 0
 
-    def wait_s(self, model: str) -> float:
-        """The predicted seconds until all that waits for a model has been sent."""
-        return self.backlogs[model].wait_s if model in self.backlogs else 0.0
-
     def use(self, tenant: str) -> TenantUse:
         """What a tenant uses now."""
         use = self._uses.get(tenant)

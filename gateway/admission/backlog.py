@@ -55,6 +55,10 @@ class Backlog:
         """The predicted seconds until all that waits has been sent."""
         return self._rate.seconds(self.work_s)
 
+    def tenants(self) -> list[str]:
+        """Those with calls that wait."""
+        return [name for name, tenant in self._tenants.items() if tenant.calls]
+
     def waiting(self, tenant: str) -> int:
         """How many calls of a tenant wait."""
         return len(self._tenants[tenant].calls) if tenant in self._tenants else 0

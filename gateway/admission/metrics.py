@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -12,16 +12,37 @@ from plait.gateway.admission.admission import Admission
 
 
 class AdmissionCollector(Collector):
-    """What waits for an engine, read when scraped. What was refused is in `plait_refusals_total`."""
+    """What waits for an engine, read when scraped. What was refused is in `plait_refusals_total`.
 
-    def __init__(self, admission: Admission) -> None:
+    `tenant_label` turns a tenant into what operators read.
+    """
+
+    def __init__(self, admission: Admission, tenant_label: Callable[[str], str] = str) -> None:
         self._admission = admission
+        self._tenant_label = tenant_label
 
     def collect(self) -> Iterator[Metric]:
-        """Waiting calls and their predicted wait, by model."""
-        calls = GaugeMetricFamily("plait_waiting_calls", "Calls that wait to be sent to their engine", labels=["model"])
-        seconds = GaugeMetricFamily("plait_waiting_seconds", "Predicted time until all are sent", labels=["model"])
-        for model in list(self._admission.backlogs):
-            calls.add_metric([model], self._admission.waiting(model))
-            seconds.add_metric([model], self._admission.wait_s(model))
-        yield from (calls, seconds)
+        """Waiting calls and their predicted wait, by model, and by tenant for those that have some."""
+        of_all = _families("plait_waiting", "Calls that wait to be sent to their engine", ["model"])
+        of_one = _families(
+            "plait_tenant_waiting", "A tenant's calls that wait, the latest one's place", ["tenant", "model"]
+        )
+        for model, backlog in list(self._admission.backlogs.items()):
+            _add(of_all, [model], backlog.length, backlog.wait_s)
+            for tenant in backlog.tenants():
+                labels = [self._tenant_label(tenant), model]
+                _add(of_one, labels, backlog.waiting(tenant), backlog.tenant_wait_s(tenant))
+        yield from (*of_all, *of_one)
+
+
+def _families(name: str, what: str, labels: Sequence[str]) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+    """Of calls, and of seconds."""
+    calls = GaugeMetricFamily(f"{name}_calls", what, labels=labels)
+    return calls, GaugeMetricFamily(f"{name}_seconds", "Predicted time until all of them are sent", labels=labels)
+
+
+def _add(
+    families: tuple[GaugeMetricFamily, GaugeMetricFamily], labels: Sequence[str], calls: int, wait_s: float
+) -> None:
+    families[0].add_metric(labels, calls)
+    families[1].add_metric(labels, wait_s)

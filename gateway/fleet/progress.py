@@ -9,6 +9,7 @@ the engine hangs.
 
 from __future__ import annotations
 
+from itertools import islice
 from math import inf
 
 from plait.gateway.fleet.booking import Booking
@@ -26,6 +27,11 @@ STALL_S = 1.0
 """Streams are stalled after this much more than their longest pause so far and the prompts that are computed meanwhile.
 
 A stream is judged when it is twice as old: what comes with its first token says nothing about the next ones.
+"""
+
+SLOTS = 64
+"""An engine computes so many calls at the same time, or more. One that was sent behind as many others may wait until an
+answer ends, which is not streamed perhaps.
 """
 
 OVERTAKEN_CALLS = 3
@@ -130,7 +136,8 @@ class Progress:
         if self.silent_s(now_s) <= self._hang_s:
             return False
         if self.waiting:
-            return any(booking.due_s < now_s for booking in self.waiting)
+            running = max(1, SLOTS - len(self._streaming))
+            return any(booking.due_s < now_s for booking in islice(self.waiting, running))
         return any(not booking.client_is_slow for booking in self._streaming)
 
     def is_stalled(self, now_s: float) -> bool:

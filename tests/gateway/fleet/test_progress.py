@@ -10,6 +10,7 @@ import pytest
 from plait.backends.protocol.cache_state import QueueState
 from plait.gateway.fleet import fleet_health
 from plait.gateway.fleet.booking import Booking, CallUsage, Failure
+from plait.gateway.fleet.progress import SLOTS
 from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call, Objective, Slo
@@ -58,6 +59,14 @@ def test_an_answer_that_is_not_streamed_is_due_at_its_end(router: Router) -> Non
     booking = booked(router, 0.0, streamed=False, limit=5_000)
     assert booking.due_s == pytest.approx(HANG_S + 3 * (0.1 + 5.0))
     assert booked(router, 0.0, streamed=False, limit=None).due_s == float("inf")
+
+
+def test_slots_that_long_answers_take_are_no_silence(router: Router) -> None:
+    for _ in range(SLOTS):
+        booked(router, 0.0, tokens=1, streamed=False, limit=60_000)
+    assert booked(router, 0.0, tokens=1).due_s < 10.0
+    assert not is_hung(router, 60.0), "the last one waits for an answer to end"
+    assert is_hung(router, 200.0)
 
 
 def test_bytes_of_any_call_show_progress(router: Router) -> None:

@@ -1,6 +1,7 @@
 """Engines that are killed, stopped and misbehave, and clients that do: `python -m benchmarks soak --minutes 60`.
 
-Every plain call is answered or fails cleanly. Every request of a bad client ends as documented. At the end the books
+Every plain call is answered or fails cleanly. Every request of a bad client ends as documented. One more engine, with a
+model of its own, is left alone: each of its calls is answered, and it is never suspected. At the end the books
 are at zero, and the gateway holds no more descriptors, threads and tasks than after its warm-up. Its memory is flat:
 that is judged only of runs of 20 minutes and longer, which fill its caches.
 
@@ -33,10 +34,14 @@ from benchmarks.faulting.measurement import engines_command, until_ready
 from benchmarks.faulting.mixed_calls import MixedCalls
 from benchmarks.faulting.trouble import Trouble, TroubledEngine
 from e2e.faults.fleet import ScriptedEngine
-from e2e.faults.raw_client import Client
+from e2e.faults.raw_client import CHAT, Client
+from e2e.faults.verdicts import is_good
 from e2e.ports import free_ports
 
 ENGINES: Final = 4
+STEADY: Final = "steady"
+"""The engine that is left alone, and its model."""
+STEADY_EVERY_S: Final = 0.2
 WORKERS: Final = 24
 CALL_TIMEOUT_S: Final = 60.0
 PROFILE: Final = """
@@ -63,6 +68,7 @@ QUIET_S: Final = 8.0
 """The pause in which the gateway closes what it needs no more: its idle connections to clients live for 5 s."""
 SLACK: Final = 12
 """Descriptors and tasks that may be more or fewer: pools of idle connections to engines are not always full."""
+CHANGES: Final = "plait_engine_health_changes_total"
 RSS_FROM_S: Final = 1200.0
 RSS_GROWTH: Final = 1.15
 _NOT_RETRIED: Final = re.compile(r'^plait_retries_refused_total{.*why="(\w+)".*} ([0-9.e+]+)$', re.MULTILINE)
@@ -80,6 +86,7 @@ class Soak:
     unclean: list[str] = field(default_factory=list)
     bad_clients: dict[str, int] = field(default_factory=dict)
     undocumented: list[str] = field(default_factory=list)
+    steady: dict[str, int] = field(default_factory=lambda: {"good": 0, "failed": 0, "changes": -1})
     excess_gone: float = 0.0
     worst_s: float = 0.0
     not_retried: dict[str, float] = field(default_factory=dict)
@@ -98,6 +105,8 @@ class Soak:
         judged = sum(self.fates.values()) - self.fates.get("refused", 0)
         yield _claim("calls that did not end cleanly", self.fates.get("unclean", 0), 0)
         yield _claim("requests of bad clients that did not end as documented", len(self.undocumented), 0)
+        yield _claim("calls that failed on the engine that is left alone", self.steady["failed"], 0)
+        yield _claim("changes of that engine's health", self.steady["changes"], 0)
         yield _claim("calls whose client is gone, less clients that left", self.excess_gone, 0)
         yield _claim("share of calls that failed, of those not refused", 1 - self.fates.get("good", 0) / judged, 0.05)
         yield _claim("calls left on the books", self.outstanding, 0)
@@ -131,7 +140,7 @@ def main() -> None:
         asyncio.run(_run(soak, folder))
     claims = list(soak.claims())
     print(f"calls {soak.fates}\nnot retried {soak.not_retried}\ntroubles {soak.troubles}")
-    print(f"bad clients {soak.bad_clients}")
+    print(f"left alone {soak.steady}\nbad clients {soak.bad_clients}")
     print(f"warm {soak.warm}\nend  {soak.end}")
     for line in soak.unclean[:5]:
         print(f"unclean: {line}")
@@ -145,18 +154,21 @@ def main() -> None:
 
 
 async def _run(soak: Soak, folder: Path) -> None:
-    ports = free_ports(2 * ENGINES + 2)
+    ports = free_ports(2 * ENGINES + 4)
     fleet = [ScriptedEngine(f"e{n}", MODELS, ports[2 * n], ports[2 * n + 1]) for n in range(ENGINES)]
+    steady = ScriptedEngine(STEADY, [STEADY], ports[-4], ports[-3])
     with ExitStack() as stack:
         engines = [TroubledEngine(one, engines_command([one]), folder / f"{one.name}.log") for one in fleet]
         for engine in engines:
             engine.start()
             stack.callback(engine.end)
         (folder / "scripted.toml").write_text(PROFILE)
-        settings = f'[[models]]\nname = "{MODELS[0]}"\nprofile = "scripted.toml"\n{SETTINGS}'
-        command = plait(ports[-2:], [engine.url for engine in fleet], folder, settings)
+        stack.enter_context(process(engines_command([steady]), folder / "steady.log"))
+        models = [f'[[models]]\nname = "{name}"\nprofile = "scripted.toml"' for name in (MODELS[0], STEADY)]
+        urls = [engine.url for engine in (*fleet, steady)]
+        command = plait(ports[-2:], urls, folder, "\n".join([*models, SETTINGS]))
         gateway = stack.enter_context(process(command, folder / "gateway.log"))
-        await until_ready(ports[-2], folder / "gateway.log", ENGINES)
+        await until_ready(ports[-2], folder / "gateway.log", ENGINES + 1)
         await _soak(soak, engines, gateway, ports[-2])
 
 
@@ -171,10 +183,12 @@ async def _soak(soak: Soak, engines: Sequence[TroubledEngine], gateway: subproce
         return footprint(gateway.pid, time.monotonic() - began_s, metrics), metrics
 
     warm_s = min(WARM_MOST_S, WARM_SHARE * length_s)
-    metrics = ""
+    metrics = (await look())[1]
+    changes = _sum(metrics, CHANGES, f'engine="e{ENGINES}"')
     for phase_s in (warm_s, length_s - warm_s):
         ends_s = time.monotonic() + phase_s
         troubling = asyncio.create_task(trouble.run())
+        steady = asyncio.create_task(_steady(soak, port, phase_s))
         calls.start()
         bad.start()
         while time.monotonic() < ends_s:
@@ -183,6 +197,7 @@ async def _soak(soak: Soak, engines: Sequence[TroubledEngine], gateway: subproce
         troubling.cancel()
         with suppress(asyncio.CancelledError):
             await troubling
+        await steady
         await calls.stop()
         await bad.stop()
         await asyncio.sleep(QUIET_S)
@@ -190,12 +205,24 @@ async def _soak(soak: Soak, engines: Sequence[TroubledEngine], gateway: subproce
         soak.warm, soak.end = soak.warm or quiet, quiet
     soak.fates, soak.troubles, soak.unclean = dict(calls.fates), dict(trouble.counts), calls.unclean
     soak.bad_clients, soak.undocumented = dict(sorted(bad.fates.items())), bad.undocumented
+    soak.steady["changes"] = round(_sum(metrics, CHANGES, f'engine="e{ENGINES}"') - changes)
     soak.excess_gone = max(0.0, _sum(metrics, "plait_calls_total", 'outcome="client_gone"') - bad.gone)
     soak.worst_s = calls.worst_s
     soak.not_retried = {why: float(value) for why, value in _NOT_RETRIED.findall(metrics)}
     soak.outstanding, soak.held = _sum(metrics, "plait_engine_outstanding_calls"), _sum(metrics, "plait_held_calls")
     soak.restarts = _sum(metrics, "plait_task_restarts_total") if "plait_task_restarts_total{" in metrics else 0.0
     soak.held_bytes = _sum(metrics, "plait_held_bytes") + _sum(metrics, "plait_recorded_answer_bytes")
+
+
+async def _steady(soak: Soak, port: int, time_s: float) -> None:
+    """Call the engine that is left alone."""
+    began_s = time.monotonic()
+    body = {"model": STEADY, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    async with Client(port, CALL_TIMEOUT_S) as client:
+        while time.monotonic() - began_s < time_s:
+            answer = await client.post(CHAT, body)
+            soak.steady["good" if is_good(body, answer) else "failed"] += 1
+            await asyncio.sleep(STEADY_EVERY_S)
 
 
 def _sum(metrics: str, name: str, label: str = "") -> float:

@@ -48,13 +48,19 @@ export async function untilLimited(ask) {
 }
 
 export async function run(features) {
-  for (const [feature, use] of Object.entries(features)) {
-    let outcome = { ok: true, detail: "" };
-    try {
-      await use();
-    } catch (error) {
-      outcome = { ok: false, detail: `${error?.name}: ${error?.message}`.slice(0, 2000) };
-    }
-    console.log(JSON.stringify({ feature, ...outcome, ended_unix_s: Date.now() / 1000 }));
+  for (const [feature, use] of Object.entries(features)) await say(feature, use);
+}
+
+export async function runAtOnce(features) {
+  await Promise.all(Object.entries(features).map(([feature, use]) => say(feature, use)));
+}
+
+async function say(feature, use) {
+  let outcome = { ok: true, detail: "" };
+  try {
+    await use();
+  } catch (error) {
+    outcome = { ok: false, detail: `${error?.name}: ${error?.message}`.slice(0, 2000) };
   }
+  console.log(JSON.stringify({ feature, ...outcome, ended_unix_s: Date.now() / 1000 }));
 }

@@ -16,6 +16,7 @@ from plait.gateway.config import AdmissionConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import MODEL
 from plait.gateway.simulation.simulate import Simulation
+from plait.policy.placement.situation import Policy
 
 NONE: Final = "none"
 ROUND_ROBIN: Final = "round_robin"
@@ -41,21 +42,23 @@ def systems(fleet: FleetSize) -> dict[str, NewSystem]:
     A system whose name is `ADMISSION` is held to the claims.
     """
     return {
-        NONE: partial(_simulated, fleet, "plait", inf, inf),
-        ROUND_ROBIN: partial(_simulated, fleet, "round_robin", inf, inf),
-        ADMISSION: partial(_simulated, fleet, "plait", AHEAD_S, AdmissionConfig().max_wait_s),
+        NONE: partial(_seeded, fleet, "plait", inf, inf),
+        ROUND_ROBIN: partial(_seeded, fleet, "round_robin", inf, inf),
+        ADMISSION: partial(_seeded, fleet, "plait", AHEAD_S, AdmissionConfig().max_wait_s),
     }
 
 
-def _simulated(
-    fleet: FleetSize, policy: str, ahead_s: float, max_wait_s: float, _seed: int
-) -> tuple[Router, Simulation]:
+def _seeded(fleet: FleetSize, policy: str, ahead_s: float, max_wait_s: float, _seed: int) -> tuple[Router, Simulation]:
+    return simulated(fleet, policy, ahead_s, max_wait_s)
+
+
+def simulated(fleet: FleetSize, policy: str | Policy, ahead_s: float, max_wait_s: float) -> tuple[Router, Simulation]:
     """`ahead_s` and `max_wait_s` as in `Simulation`; infinite: each call is placed and sent as it arrives."""
     router, engines = _fleet(fleet, policy)
     return router, Simulation(router, engines, MODEL, ahead_s=ahead_s, max_wait_s=max_wait_s)
 
 
-def _fleet(fleet: FleetSize, policy: str) -> tuple[Router, dict[str, Engine]]:
+def _fleet(fleet: FleetSize, policy: str | Policy) -> tuple[Router, dict[str, Engine]]:
     """A router, and its engines by id."""
     profile = load_profile(fleet.profile)
     router = Router(policy, block_tokens=TREE_BLOCK_TOKENS)

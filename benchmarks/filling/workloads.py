@@ -30,9 +30,8 @@ ZIPF: Final = 1.1
 FIRST_UNIQUE_ID: Final = 1 << 24
 """Token ids from here on are of one call's own tokens; shared prefixes have smaller ones."""
 
-VIDEO_ASKINGS: Final = 9
 VIDEO_WINDOW: Final = 40
-"""A document that comes and goes is asked so often while so many other documents come."""
+"""A document that comes and goes is asked while so many other documents come."""
 
 TRACE_BLOCK_TOKENS: Final = 512
 MAX_TRACE_PROMPT_TOKENS: Final = 30_000
@@ -77,6 +76,19 @@ VIDEO_LENGTHS: Final = Lengths((20, 60), (10, 150), 41)
 TOOL_LENGTHS: Final = Lengths((50, 200), (20, 200), 61)
 BURST_LENGTHS: Final = Lengths((20, 80), (20, 600), 123)
 
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """Documents that come and go: their length, and how often each is asked. Their token ids are from `first_id` on."""
+
+    tokens: int
+    askings: int
+    lengths: Lengths
+    first_id: int = 0
+
+
+VIDEO: Final = Coming(8_500, 9, VIDEO_LENGTHS)
+
 EMPTY: Final = Prompt(0, HashChain(BLOCK_TOKENS, root_hash(MODEL)), HashChain(TREE_BLOCK_TOKENS, root_hash(MODEL)))
 
 
@@ -98,20 +110,20 @@ def documents(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
     return _at(poisson_arrivals(calls, rate, seed), drawn)
 
 
-def video(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
-    """Documents of 8,500 tokens that come and go: each is asked 9 times while 40 others come. Answers of about 40.
+def video(calls: int, rate: float, seed: int, document: Coming = VIDEO) -> list[SimulatedCall]:
+    """Documents that come and go: each is asked some times while 40 others come.
 
     A document's time is its first asking and the number of documents that came before. The run begins when the first 40
     are already there, so that the mix is the same throughout.
     """
-    askings = sorted(_video_askings(calls // VIDEO_ASKINGS + VIDEO_WINDOW + 1, seed))
+    askings = sorted(_video_askings(document.askings, calls // document.askings + VIDEO_WINDOW + 1, seed))
     shared: dict[int, Prompt] = {}
     dice = _dice("video questions", seed)
     drawn = []
-    for number, (_, document) in enumerate(askings[:calls]):
-        if document not in shared:
-            shared[document] = extended(EMPTY, document, 8_500)
-        drawn.append(_call(number, shared, document, dice, VIDEO_LENGTHS))
+    for number, (_, asked) in enumerate(askings[:calls]):
+        if asked not in shared:
+            shared[asked] = extended(EMPTY, document.first_id + asked, document.tokens)
+        drawn.append(_call(number, shared, asked, dice, document.lengths))
     return _at(poisson_arrivals(calls, rate, seed), drawn)
 
 
@@ -180,7 +192,7 @@ def zipf(n: int, dice: random.Random) -> Iterator[int]:
         yield dice.choices(range(n), cum_weights=cumulative)[0]
 
 
-def _video_askings(coming: int, seed: int) -> Iterator[tuple[float, int]]:
+def _video_askings(askings: int, coming: int, seed: int) -> Iterator[tuple[float, int]]:
     """The time of each asking, in documents that came before, and the document's number; no time is below 0.
 
     `coming` documents come from time 0 on.
@@ -188,7 +200,7 @@ def _video_askings(coming: int, seed: int) -> Iterator[tuple[float, int]]:
     dice = _dice("video", seed)
     for number in range(VIDEO_WINDOW + coming):
         begins = number - VIDEO_WINDOW
-        later = (begins + dice.uniform(0, VIDEO_WINDOW) for _ in range(VIDEO_ASKINGS - 1))
+        later = (begins + dice.uniform(0, VIDEO_WINDOW) for _ in range(askings - 1))
         yield from ((time, number) for time in (begins, *later) if time >= 0)
 
 
@@ -201,12 +213,17 @@ def _call(
 
 
 def _traced(row: dict[str, Any]) -> SimulatedCall:
-    """A call of the trace. Each of its blocks is one token id, many times; the last block is not full."""
-    blocks = (array("I", [block]) * TRACE_BLOCK_TOKENS for block in row["hash_ids"])
-    tokens = array("I", chain.from_iterable(blocks))[: row["input_length"]]
-    root = root_hash(MODEL)
-    prompt = Prompt(len(tokens), HashChain(BLOCK_TOKENS, root, tokens), HashChain(TREE_BLOCK_TOKENS, root, tokens))
+    """A call of the trace."""
+    prompt = of_blocks(row["hash_ids"], TRACE_BLOCK_TOKENS, row["input_length"])
     return SimulatedCall(0.0, prompt, min(row["output_length"], MAX_TRACE_OUTPUT_TOKENS))
+
+
+def of_blocks(ids: Iterable[int], block_tokens: int, prompt_tokens: int) -> Prompt:
+    """A prompt of so many tokens. Each of its blocks is one token id, many times; the last block may not be full."""
+    blocks = (array("I", [block]) * block_tokens for block in ids)
+    tokens = array("I", chain.from_iterable(blocks))[:prompt_tokens]
+    root = root_hash(MODEL)
+    return Prompt(len(tokens), HashChain(BLOCK_TOKENS, root, tokens), HashChain(TREE_BLOCK_TOKENS, root, tokens))
 
 
 def _at(arrivals_s: Iterable[float], calls: Iterable[SimulatedCall]) -> list[SimulatedCall]:

@@ -22,7 +22,7 @@ def lmetric(call: Call, situation: Situation) -> Placement:
         missed_tokens = call.prompt_tokens - held[engine] * call.block_tokens
         return (engine.queue.tokens + missed_tokens) * (engine.outstanding + 1)
 
-    return _place(call, min(_in_turn(situation), key=metric), held)
+    return place(call, min(in_turn(situation), key=metric), held)
 
 
 def sticky(call: Call, situation: Situation) -> Placement:
@@ -30,23 +30,24 @@ def sticky(call: Call, situation: Situation) -> Placement:
     has it or those are overloaded.
     """
     held = {engine: cached_blocks(call, situation, engine) for engine in situation.engines}
-    stuck = [e for e in _in_turn(situation) if held[e] * call.block_tokens >= STICKY_SHARE * call.prompt_tokens]
+    stuck = [e for e in in_turn(situation) if held[e] * call.block_tokens >= STICKY_SHARE * call.prompt_tokens]
     others = [engine for engine in situation.engines if engine not in stuck]
     if not stuck or (others and min(map(_queue_s, stuck)) - min(map(_queue_s, others)) > STICKY_QUEUE_S):
-        stuck = _in_turn(situation)
-    return _place(call, min(stuck, key=lambda engine: (engine.queue.tokens, engine.outstanding)), held)
+        stuck = in_turn(situation)
+    return place(call, min(stuck, key=lambda engine: (engine.queue.tokens, engine.outstanding)), held)
 
 
 def _queue_s(engine: EngineView) -> float:
     return engine.drain_s(engine.queue.tokens)
 
 
-def _in_turn(situation: Situation) -> list[EngineView]:
+def in_turn(situation: Situation) -> list[EngineView]:
     """The engines in an order that changes from call to call, so that ties are not always won by the first."""
     first = situation.turn % len(situation.engines)
     return [*situation.engines[first:], *situation.engines[:first]]
 
 
-def _place(call: Call, engine: EngineView, held: dict[EngineView, int]) -> Placement:
+def place(call: Call, engine: EngineView, held: dict[EngineView, int]) -> Placement:
+    """The placement of the call on an engine; `held` has the blocks of its prompt that each engine has."""
     exploits = 2 * held[engine] * call.block_tokens > call.prompt_tokens
     return placed(call, engine, PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE, held[engine])

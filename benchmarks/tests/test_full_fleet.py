@@ -25,7 +25,7 @@ from benchmarks.filling.workloads import (
     PERIOD_S,
     QUIET_SHARE,
     TREE_BLOCK_TOKENS,
-    VIDEO_ASKINGS,
+    VIDEO,
     burst,
     burst_time,
     documents,
@@ -88,11 +88,11 @@ def test_calls_share_prefixes(name: str, least: float, most: float) -> None:
 def test_documents_come_and_go() -> None:
     calls = video(1800, 1.0, 1)
     asked = Counter(call.prefix for call in calls)
-    assert asked.most_common(1)[0][1] == VIDEO_ASKINGS
-    assert sum(times == VIDEO_ASKINGS for times in asked.values()) > 100
+    assert asked.most_common(1)[0][1] == VIDEO.askings
+    assert sum(times == VIDEO.askings for times in asked.values()) > 100
     places = {prefix: [number for number, call in enumerate(calls) if call.prefix == prefix] for prefix in asked}
-    assert max(found[-1] - found[0] for found in places.values()) < 1.3 * 40 * VIDEO_ASKINGS
-    assert shared_tokens(calls) == pytest.approx(1 - 1 / VIDEO_ASKINGS, abs=0.05)
+    assert max(found[-1] - found[0] for found in places.values()) < 1.3 * 40 * VIDEO.askings
+    assert shared_tokens(calls) == pytest.approx(1 - 1 / VIDEO.askings, abs=0.05)
 
 
 def test_bursts_have_the_mean_rate() -> None:

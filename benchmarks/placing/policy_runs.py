@@ -1,0 +1,141 @@
+"""Runs of placement policies on one workload, in virtual time, with admission as it ships."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Final
+
+from benchmarks.filling.systems import FleetSize, simulated
+from benchmarks.placing.rivals import RIVALS
+from benchmarks.placing.workloads import AGENT_STARTS_S, Turn, agents, open_loops
+from plait.gateway.admission.room import AHEAD_S
+from plait.gateway.config import AdmissionConfig
+from plait.gateway.simulation.compare import percentile
+from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
+from plait.policy.placement.situation import Policy
+
+OURS: Final = "plait"
+POLICIES: Final[Mapping[str, str | Policy]] = {OURS: OURS, **RIVALS}
+BASE: Final = "round_robin"
+
+AT_ONCE: Final = "at once"
+AGENTS: Final = "agents"
+RATES: Final = {f"0.9 {BASE}": 0.9, "0.95 best": 0.95}
+"""Loads: shares of the calls a second that round robin, or the best policy, completes if all come at once."""
+SESSIONS_AN_ENGINE: Final = {"10 sessions an engine": 10, "15 sessions an engine": 15}
+"""The agents' loads. A session that ends is followed by another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """All policies under all loads of a workload, for one seed."""
+
+    workload: str
+    engines: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long the runs are, and which policies are run. The first `warm_up` of the calls is in no time or share."""
+
+    policies: tuple[str, ...]
+    calls_an_engine: int = 150
+    admission: bool = True
+    warm_up: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What came of a run: times in seconds, of the calls that were completed."""
+
+    ttft_s: float
+    ttft_p99_s: float
+    e2e_s: float
+    e2e_p99_s: float
+    completed_per_s: float
+    hit_rate: float
+    largest_share: float
+    refused: int
+
+
+Runs = dict[str, dict[str, Figures]]
+"""Figures by load and policy."""
+
+
+class Runner:
+    """Runs tasks."""
+
+    def __init__(self, plan: Plan, traces: Path) -> None:
+        self._plan = plan
+        self._traces = traces
+        self._workloads = open_loops(traces)
+
+    def __call__(self, task: Task) -> Runs:
+        """The figures of each load and policy."""
+        if task.workload == AGENTS:
+            return {
+                load: {name: self._agents(name, task, sessions * task.engines) for name in self._plan.policies}
+                for load, sessions in SESSIONS_AN_ENGINE.items()
+            }
+        workload, calls = self._workloads[task.workload], self._plan.calls_an_engine * task.engines
+        at_once = workload(calls, inf, task.seed)
+        runs: Runs = {AT_ONCE: {name: self._open(name, task, at_once) for name in self._plan.policies}}
+        completed = {name: figures.completed_per_s for name, figures in runs[AT_ONCE].items()}
+        saturations = (completed.get(BASE, max(completed.values())), max(completed.values()))
+        for (load, share), saturation_per_s in zip(RATES.items(), saturations, strict=True):
+            coming = workload(calls, share * saturation_per_s, task.seed)
+            runs[load] = {name: self._open(name, task, coming) for name in self._plan.policies}
+        return runs
+
+    def _open(self, policy: str, task: Task, calls: Sequence[SimulatedCall]) -> Figures:
+        simulation = self._simulation(policy, task)
+        simulation.run(calls)
+        return figures(simulation, calls[round(self._plan.warm_up * len(calls))].arrives_s)
+
+    def _agents(self, policy: str, task: Task, sessions: int) -> Figures:
+        simulation, coming = self._simulation(policy, task), agents(self._traces, task.seed)
+        left = self._plan.calls_an_engine * task.engines
+
+        def go_on(turns: Sequence[Turn], _ended: CallRecord | None = None) -> None:
+            nonlocal left
+            if left <= 0:
+                return
+            first, *rest = turns or next(coming)
+            left -= 1
+            simulation.at(simulation.now_s + first.think_s, partial(send, first, partial(go_on, rest)))
+
+        def send(turn: Turn, on_ended: Ended, now_s: float) -> None:
+            simulation.send(replace(turn.call, arrives_s=now_s), on_ended)
+
+        for number in range(sessions):
+            simulation.at(number * AGENT_STARTS_S / sessions, lambda _now_s: go_on(()))
+        simulation.run()
+        arrivals_s = sorted(record.arrived_s for record in simulation.records)
+        return figures(simulation, arrivals_s[round(self._plan.warm_up * len(arrivals_s))])
+
+    def _simulation(self, policy: str, task: Task) -> Simulation:
+        ahead_s, max_wait_s = (AHEAD_S, AdmissionConfig().max_wait_s) if self._plan.admission else (inf, inf)
+        return simulated(FleetSize(engines=task.engines), POLICIES[policy], ahead_s, max_wait_s)[1]
+
+
+def figures(simulation: Simulation, warm_up_s: float) -> Figures:
+    """Of a run that has ended; the calls that arrived before `warm_up_s` only count as completed."""
+    counted = [record for record in simulation.records if record.arrived_s >= warm_up_s]
+    ttfts_s, e2es_s = ([getattr(record, name) for record in counted] for name in ("ttft_s", "e2e_s"))
+    shares = Counter(record.engine_id for record in counted)
+    return Figures(
+        ttft_s=sum(ttfts_s) / len(counted),
+        ttft_p99_s=percentile(ttfts_s, 0.99),
+        e2e_s=sum(e2es_s) / len(counted),
+        e2e_p99_s=percentile(e2es_s, 0.99),
+        completed_per_s=len(simulation.records) / max(record.finished_s for record in simulation.records),
+        hit_rate=sum(record.cached_tokens for record in counted) / sum(record.prompt_tokens for record in counted),
+        largest_share=max(shares.values()) / len(counted),
+        refused=len(simulation.refused),
+    )

@@ -128,8 +128,8 @@ async def _run(load: float, seconds: float, characters: int) -> Run:
         singles, probes = await asyncio.gather(
             _repeated(seconds, lambda: _single(ports[0])), _repeated(seconds, lambda: _get(ports[0], "/health"))
         )
-        lag_p99_s = _p99(before, await _lag_counts(ports[0]))
         came = await flood
+        lag_p99_s = _p99(before, await _lag_counts(ports[0]))
         changes = (await _get(ports[0], "/metrics")).body.decode()
     return Run(
         load=load,
@@ -181,7 +181,9 @@ async def _until_ready(port: int) -> None:
 
 async def _lag_counts(port: int) -> dict[float, float]:
     """The cumulative counts of the lag's histogram, by bound."""
-    text = (await _get(port, "/metrics")).body.decode()
+    answer = await _get(port, "/metrics")
+    assert answer.status == 200, answer
+    text = answer.body.decode()
     return {float(bound): float(count) for bound, count in LAG.findall(text)}
 
 

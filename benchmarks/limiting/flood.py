@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import resource
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -33,16 +33,17 @@ SEED: Final = 7
 
 @dataclass(slots=True)
 class Came:
-    """What came of a flood's calls: how many by status (0: none), and those whose error is not of OpenAI's shape."""
+    """What came of a flood's calls: how many by status, and those whose error is not of OpenAI's shape."""
 
-    statuses: Counter[int] = field(default_factory=Counter)
+    statuses: dict[str, int] = field(default_factory=dict)
     unshaped: int = 0
     seconds: float = 0.0
     shown: str = ""
 
     def add(self, answer: Answer) -> None:
         """Count an answer."""
-        self.statuses[0 if answer.broken else answer.status] += 1
+        status = "none" if answer.broken else str(answer.status)
+        self.statuses[status] = self.statuses.get(status, 0) + 1
         if answer.broken or (answer.status != 200 and not _is_shaped(answer)):
             self.unshaped += 1
             self.shown = self.shown or repr(answer)[:400]
@@ -97,6 +98,7 @@ def _is_shaped(answer: Answer) -> bool:
 
 
 if __name__ == "__main__":
+    os.nice(10)  # a client has its own machine: it takes no CPU time from the gateway
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     port, rate, seconds, characters = sys.argv[1:]

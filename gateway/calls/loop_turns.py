@@ -12,15 +12,28 @@ from typing import Final
 
 from plait.backends.errors import LimitError
 from plait.gateway.calls.turns import Turns
+from plait.policy.admission.active_tenants import ActiveTenants
 
-LONG_PASS_S: Final = 0.02
+LONG_PASS_S: Final = 0.01
 """A pass of the loop above this lets fewer requests begin in the next one, a pass below half of it more."""
 
 FEWEST, MOST = 2, 64
 """Requests that begin in one pass. Of two, one tenant has one."""
 
-MOST_WAIT_S: Final = 1.0
-"""A request that has waited so long for its turn is refused. Its client can ask another gateway, or again."""
+STANDING_S: Final = 5.0
+"""A burst may wait so long. If requests have waited all this time, more come than the loop can take."""
+
+MOST_WAIT_S: Final = 0.25
+"""Then a request is refused that has waited so long. Its client can ask another gateway, or again."""
+
+REFUSED: Final = 4
+"""To refuse so many takes as long as to begin one."""
+
+MOST_WAITING, MOST_SHARED = 4_000, 500
+"""Requests that wait, of a tenant that is alone, and while several are active. Beyond, those of tenants above their
+share are refused at once. Each that waits holds a connection, and each new one delays what others send."""
+
+RETRY_AFTER_S: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -37,15 +50,21 @@ class LoopTurns:
 
     def __init__(self) -> None:
         self._turns: Turns[_Request] = Turns(MOST)
+        self._active = ActiveTenants(lambda _tenant: 1.0)
         self._begun: list[str] = []  # the tenants of those that began in this pass
         self._began_s = 0.0
+        self._free_s = time.monotonic()  # when nobody waited
 
     def __repr__(self) -> str:
         return f"LoopTurns({self._turns!r})"
 
     async def begin(self, tenant: str) -> None:
         """Wait for the tenant's turn. Raises `LimitError` if it does not come in time."""
-        request = _Request(time.monotonic())
+        now_s = time.monotonic()
+        self._active.came(tenant, now_s)
+        if self._turns.length:
+            self._check(tenant, now_s)
+        request = _Request(now_s)
         self._turns.add(tenant, request)
         self._let_begin()
         if not request.turn.done():
@@ -53,6 +72,12 @@ class LoopTurns:
                 await request.turn
             finally:
                 self._turns.remove(tenant, request)
+
+    def _check(self, tenant: str, now_s: float) -> None:
+        """Raises `LimitError` for a request beyond what may wait."""
+        most = MOST_SHARED if self._active.are_several(now_s) else MOST_WAITING
+        if self._turns.length >= most and self._turns.waiting(tenant) >= most * self._active.share(tenant, now_s):
+            raise _busy()
 
     def _let_begin(self) -> None:
         while (taken := self._turns.take()) is not None:
@@ -72,18 +97,25 @@ class LoopTurns:
         self._begun.clear()
         seats, took_s = self._turns.seats, now_s - self._began_s
         if took_s > LONG_PASS_S:
-            self._turns.seats = max(FEWEST, seats // 2)
+            seats = max(FEWEST, seats // 2)
         elif took_s < LONG_PASS_S / 2:
-            self._turns.seats = min(MOST, seats + 1)
-        for request in self._turns.expire(lambda request: now_s - request.arrived_s > MOST_WAIT_S):
+            seats = min(MOST, seats + 1)
+        self._turns.seats = seats
+        if not self._turns.length:
+            self._free_s = now_s
+        elif now_s - self._free_s > STANDING_S:
+            self._refuse_late(now_s, REFUSED * seats)
+        self._let_begin()
+
+    def _refuse_late(self, now_s: float, most: int) -> None:
+        for request in self._turns.expire(lambda request: now_s - request.arrived_s > MOST_WAIT_S, most):
             if not request.turn.done():
                 request.turn.set_exception(_busy())
-        self._let_begin()
 
 
 def _busy() -> LimitError:
     return LimitError(
         "This gateway has more requests than it can take. Send fewer a second, or ask another one.",
         code="gateway_busy",
-        retry_after_s=MOST_WAIT_S,
+        retry_after_s=RETRY_AFTER_S,
     )

@@ -37,6 +37,16 @@ class Turns(Generic[JobT]):
         self.seats = seats
         self._waiting: OrderedDict[str, deque[JobT]] = OrderedDict()  # the next tenant first
         self._seated: Counter[str] = Counter()
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Jobs that wait."""
+        return self._length
+
+    def waiting(self, tenant: str) -> int:
+        """The tenant's jobs that wait."""
+        return len(self._waiting.get(tenant, ()))
 
     def __repr__(self) -> str:
         waiting = {tenant: len(jobs) for tenant, jobs in self._waiting.items()}
@@ -45,6 +55,7 @@ class Turns(Generic[JobT]):
     def add(self, tenant: str, job: JobT) -> None:
         """Put a job behind the tenant's others."""
         self._waiting.setdefault(tenant, deque()).append(job)
+        self._length += 1
 
     def take(self) -> tuple[str, JobT] | None:
         """The next job, which has a turn until `done`; None if no job may have one."""
@@ -56,6 +67,7 @@ class Turns(Generic[JobT]):
             return None
         jobs = self._waiting.pop(tenant)
         job = jobs.popleft()
+        self._length -= 1
         if jobs:
             self._waiting[tenant] = jobs
         self._seated[tenant] += 1
@@ -72,17 +84,19 @@ class Turns(Generic[JobT]):
         jobs = self._waiting.get(tenant)
         if jobs is not None and job in jobs:
             jobs.remove(job)
+            self._length -= 1
             if not jobs:
                 del self._waiting[tenant]
 
-    def expire(self, is_late: Callable[[JobT], bool]) -> list[JobT]:
-        """Forget the first jobs of each tenant that have waited too long, and return them."""
-        late = []
+    def expire(self, is_late: Callable[[JobT], bool], most: int) -> list[JobT]:
+        """Forget the first jobs of each tenant that have waited too long, `most` at once, and return them."""
+        late: list[JobT] = []
         for tenant, jobs in [*self._waiting.items()]:
-            while jobs and is_late(jobs[0]):
+            while jobs and len(late) < most and is_late(jobs[0]):
                 late.append(jobs.popleft())
             if not jobs:
                 del self._waiting[tenant]
+        self._length -= len(late)
         return late
 
 

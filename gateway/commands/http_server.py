@@ -20,6 +20,10 @@ from plait.gateway.open_requests import OpenRequests
 KEEP_ALIVE_S = 75
 """Longer than Plait's clients keep an idle connection, so that the client, not the server, closes it."""
 
+BACKLOG = 16_384
+"""Connections that wait to be accepted, or fewer if the system allows fewer. Beyond, a client tries again after a
+second."""
+
 AFTER_CUT_S = 2
 """Seconds that requests get to end once they were cut. Then uvicorn cancels them."""
 
@@ -71,5 +75,6 @@ def _config(app: ASGIApp, host: str, port: int, grace_s: int, bounds: ClientBoun
         server_header=False,
         proxy_headers=False,  # nothing asks for a client's address or scheme
         timeout_keep_alive=KEEP_ALIVE_S,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=grace_s,
     )

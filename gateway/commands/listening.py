@@ -12,6 +12,10 @@ import uvicorn
 
 from plait.gateway.log.background_stderr import wait_until_written
 
+ACCEPTS = 32
+"""Connections that are accepted in one pass of the event loop. uvloop accepts one for each of its handles. Under load a
+pass takes milliseconds, and a health check would wait behind all connections that came before it."""
+
 log = structlog.get_logger(__name__)
 
 _REASONS = {
@@ -52,8 +56,9 @@ class ListeningServer(uvicorn.Server):
     """uvicorn's server, which says where it listens, and ends once its log is written."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
-        await super().startup(sockets)
+        """Listen, with several handles on each socket. Each is closed with the event loop's server that it is for."""
+        handles = [bound.dup() for bound in sockets or () for _ in range(ACCEPTS - 1)]
+        await super().startup([*(sockets or ()), *handles])
         log.info("listening", urls=[url_of(bound) for bound in sockets or ()])
 
     @contextmanager

@@ -59,15 +59,39 @@ async def test_long_passes_let_fewer_begin() -> None:
     assert passes[-2] <= FEWEST
 
 
-async def test_a_request_that_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_turns, "MOST_WAIT_S", 0.05)
-    turns, log = LoopTurns(), list[str]()
-    burst = [asyncio.create_task(_request(turns, "a", log, 0.03)) for _ in range(MOST * 3)]
-    ended = await asyncio.gather(*burst, return_exceptions=True)
-    refused = [error for error in ended if isinstance(error, LimitError)]
-    assert len(refused) + len(log) == MOST * 3
+async def _burst(turns: LoopTurns, requests: int, work_s: float, tenant: str = "a") -> tuple[int, list[LimitError]]:
+    """How many of so many requests at once begin, and the errors of the others."""
+    log = list[str]()
+    ended = await asyncio.gather(
+        *(_request(turns, tenant, log, work_s) for _ in range(requests)), return_exceptions=True
+    )
+    return len(log), [error for error in ended if isinstance(error, LimitError)]
+
+
+async def test_a_burst_waits_and_a_standing_queue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_turns, "MOST_WAIT_S", 0.01)
+    monkeypatch.setattr(loop_turns, "LONG_PASS_S", 0.01)
+    assert await _burst(LoopTurns(), MOST * 3, 0.001) == (MOST * 3, [])
+    monkeypatch.setattr(loop_turns, "STANDING_S", 0.05)
+    begun, refused = await _burst(LoopTurns(), MOST * 3, 0.01)
+    assert begun + len(refused) == MOST * 3
     assert refused
     assert {(error.status, error.code) for error in refused} == {(429, "gateway_busy")}
+
+
+@pytest.mark.parametrize(("others", "begun"), [((), MOST - 1 + 30), (("b",), MOST - 1 + 10)])
+async def test_what_waits_is_bounded_and_more_so_beside_others(
+    monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...], begun: int
+) -> None:
+    monkeypatch.setattr(loop_turns, "MOST_WAITING", 30)
+    monkeypatch.setattr(loop_turns, "MOST_SHARED", 10)
+    turns = LoopTurns()
+    for other in others:
+        await turns.begin(other)
+        await asyncio.sleep(0)
+    found, refused = await _burst(turns, 200, 0.0)
+    assert (found, len(refused)) == (begun, 200 - begun)
+    assert await _burst(turns, 1, 0.0, "c") == (1, [])
 
 
 async def test_a_request_whose_client_goes_gives_its_turn_up() -> None:

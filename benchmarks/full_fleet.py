@@ -4,7 +4,8 @@ The same calls on the same engines, without admission, by round robin, and with 
 The most calls a second that a system completes then is the workload's saturation. Then calls come as an open loop at
 shares of the saturation, and beyond it. A workload whose trace is missing is skipped. `--live` asks questions on the
 documents in real time instead: four embedded engines behind a gateway with the configuration that ships. `--tenants`
-has three tenants there, one of which sends twenty times as much, at some loads beyond the saturation.
+has three tenants there, one of which sends twenty times as much, at some loads beyond the saturation. `--refusals` says
+how true `Retry-After` is, in virtual time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final
 
 from benchmarks.filling.claims import claims
 from benchmarks.filling.live import run_live
+from benchmarks.filling.refusals import measure
 from benchmarks.filling.report import as_json, lines, markdown
 from benchmarks.filling.runs import LOADS, Figures, Plan, Point, Results, Runner, Task
 from benchmarks.filling.systems import NONE, FleetSize, systems
@@ -52,6 +54,8 @@ def main() -> int:
         return int(bool(figures.lost))
     if arguments.tenants:
         return _tenants(arguments)
+    if arguments.refusals:
+        return _refusals(arguments)
     skipped = {name: file for name, file in missing(arguments.traces).items() if name in arguments.workloads}
     for name, file in skipped.items():
         print(f"skipped: {name}, no {file} in {arguments.traces}")
@@ -84,6 +88,16 @@ def _tenants(arguments: argparse.Namespace) -> int:
         figures = run_tenants(contest)
         print(json.dumps({"load": load, **asdict(figures)}), flush=True)
         found |= bool(figures.light_lost)
+    return found
+
+
+def _refusals(arguments: argparse.Namespace) -> int:
+    """Run and print one workload after the other; returns 1 if what is said is not true."""
+    found = 0
+    for workload in arguments.workloads:
+        truth = measure(workload, arguments.traces, arguments.seconds, arguments.first_seed, arguments.engines)
+        print(json.dumps({"workload": workload, **asdict(truth)}), flush=True)
+        found |= not truth.holds
     return found
 
 
@@ -130,6 +144,7 @@ def _arguments() -> argparse.Namespace:
     live.add_argument("--shape", choices=SHAPES, default="chat", help="of the tenants' calls (default: %(default)s)")
     live.add_argument("--ttft", type=float, metavar="S", help="a TTFT for each call of the heavy tenant")
     live.add_argument("--one-tenant", action="store_true", help="no fairness: all calls are one tenant's")
+    parser.add_argument("--refusals", action="store_true", help="how true Retry-After is, in virtual time")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_CALLS} calls: shows that it runs")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     return parser.parse_args()

@@ -138,7 +138,7 @@ async def _ask(contest: Contest, client: Client, calls: Sequence[Asked]) -> list
         question = _words(f"{contest.seed}/{number}", ratio * call.question_tokens)
         headers = {"authorization": f"Bearer {_key(call.tenant if contest.fair else HEAVY)}"}
         if contest.ttft_s is not None and call.tenant == HEAVY:
-            headers["plait-ttft-ms"] = str(round(1e3 * contest.ttft_s))
+            headers["plait-slo-ttft-ms"] = str(round(1e3 * contest.ttft_s))
         return call, await post(client, f"{prefixes[call.prefix]}\n{question}", call.answer_tokens, headers)
 
     tasks, begins_s = list[asyncio.Task[tuple[Asked, Answer]]](), time.monotonic()

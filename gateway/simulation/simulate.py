@@ -66,7 +66,7 @@ class CallRecord:
     """A call's result. Times are in seconds since the start. `cached_tokens` is the engine's own count.
 
     `sent_s` is when the engine was sent the call, and `admitted_s` when it first began to compute it. Until then the
-    call has no engine.
+    call has no engine. A call that was refused was told to come again after `retry_after_s`, at its `finished_s`.
     """
 
     prefix: str
@@ -82,6 +82,7 @@ class CallRecord:
     first_token_s: float = 0.0
     finished_s: float = 0.0
     admitted_s: float = 0.0
+    retry_after_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
@@ -196,6 +197,7 @@ class Simulation:
         self._waiting -= 1
         waiting, record = sent.waiting, sent.record
         if waiting.error is not None:
+            record.finished_s, record.retry_after_s = self.now_s, waiting.error.retry_after_s or 0.0
             self.records.remove(record)
             self.refused.append(record)
             return

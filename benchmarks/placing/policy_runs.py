@@ -31,6 +31,10 @@ SESSIONS_AN_ENGINE: Final = {"10 sessions an engine": 10, "15 sessions an engine
 """The agents' loads. A session that ends is followed by another one."""
 
 
+LARGE_FLEET, LARGE_SHARE = 16, 0.25
+"""A larger fleet has fewer calls an engine in a run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """All policies under all loads of a workload, for one seed."""
@@ -48,6 +52,11 @@ class Plan:
     calls_an_engine: int = 150
     admission: bool = True
     warm_up: float = 0.25
+
+    def calls(self, task: Task) -> int:
+        """How many of a run."""
+        share = 1.0 if task.engines <= LARGE_FLEET else LARGE_SHARE
+        return round(share * self.calls_an_engine * task.engines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ class Runner:
                 load: {name: self._agents(name, task, sessions * task.engines) for name in self._plan.policies}
                 for load, sessions in SESSIONS_AN_ENGINE.items()
             }
-        workload, calls = self._workloads[task.workload], self._plan.calls_an_engine * task.engines
+        workload, calls = self._workloads[task.workload], self._plan.calls(task)
         at_once = workload(calls, inf, task.seed)
         runs: Runs = {AT_ONCE: {name: self._open(name, task, at_once) for name in self._plan.policies}}
         completed = {name: figures.completed_per_s for name, figures in runs[AT_ONCE].items()}
@@ -100,7 +109,7 @@ class Runner:
 
     def _agents(self, policy: str, task: Task, sessions: int) -> Figures:
         simulation, coming = self._simulation(policy, task), agents(self._traces, task.seed)
-        left = self._plan.calls_an_engine * task.engines
+        left = self._plan.calls(task)
 
         def go_on(turns: Sequence[Turn], _ended: CallRecord | None = None) -> None:
             nonlocal left

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from plait.policy.placement.delay import Asked, offer
+from plait.policy.placement.delay import Asked
+from plait.policy.placement.least_delay import all_offers
 from plait.policy.placement.situation import Policy, Situation, placed
 from plait.policy.types import Call, DelayCost, Placement, PlacementReason
 
@@ -17,8 +18,8 @@ def without(term: str) -> Policy:
 
     def place(call: Call, situation: Situation) -> Placement:
         asked = Asked.of(call, situation)
-        offers = [offer(asked, situation, engine) for engine in situation.engines]
-        sums = [sum(getattr(one.cost, other) for other in TERMS if other != term) for one in offers]
+        offers = all_offers(asked, situation, situation.engines)
+        sums = [one.cost._replace(**{term: 0.0}).total_s for one in offers]
         best = [number for number, seconds in enumerate(sums) if seconds == min(sums)]
         chosen = offers[best[situation.turn % len(best)]]
         exploits = 2 * chosen.held_blocks * call.block_tokens > call.prompt_tokens

@@ -1,0 +1,122 @@
+"""Placement policies, ours and what others ship, on many workloads in virtual time: `python -m benchmarks policies`.
+
+The router, admission as it ships and the engine cores are the real ones. First all calls come at once; then they come
+at shares of what round robin, or the best policy, completes a second in that case. Agents come in a closed loop. With
+`--results FILE` each finished part is kept there, and a run that was cut off goes on. The seeds from 100 on are those
+that are reported; what is tuned is tuned on others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.mixed_prompts import DEFAULT_TRACES
+from benchmarks.placing.policy_report import claims, markdown, means, plot
+from benchmarks.placing.policy_runs import AGENTS, OURS, POLICIES, Figures, Plan, Runner, Runs, Task
+from benchmarks.placing.workloads import open_loops
+from benchmarks.schedulers.sweep import Progress
+from benchmarks.workers import run_all
+
+REPORTED_SEED: Final = 100
+SEEDS: Final = 5
+ENGINES: Final = 4
+LARGER: Final = {8: ("tools", "documents", "mix"), 64: ("tools", "documents", "mix")}
+"""The workloads that larger fleets are run with, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRunner:
+    """Makes a runner in a worker process."""
+
+    plan: Plan
+
+    def __call__(self, traces: Path) -> Runner:
+        """The runner."""
+        return Runner(self.plan, traces)
+
+
+def main() -> int:
+    """Run, print, write; returns 1 if a claim does not hold."""
+    arguments = _arguments()
+    plan = Plan(tuple(dict.fromkeys((OURS, *arguments.policies))), arguments.calls, not arguments.no_admission)
+    results = _kept(arguments.results)
+    tasks = [task for task in _tasks(arguments) if task not in results]
+    progress = Progress()
+    for done, (task, runs) in enumerate(run_all(NewRunner(plan), arguments.traces, tasks, arguments.jobs), start=1):
+        results[task] = runs
+        if arguments.results is not None:
+            _keep(arguments.results, task, runs)
+        progress(done, len(tasks))
+    found = means(results)
+    made = list(claims(found))
+    print("\n".join(markdown(found)))
+    for claim in made:
+        print(f"- {'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
+    if arguments.json is not None:
+        cells = [{**asdict(cell), "policies": by_policy} for cell, by_policy in found.items()]
+        seeds = sorted({task.seed for task in results})
+        report = {"plan": asdict(plan), "seeds": seeds, "cells": cells, "claims": [asdict(claim) for claim in made]}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if arguments.plots is not None:
+        plot(found, arguments.plots)
+    return int(not all(claim.holds for claim in made))
+
+
+def _tasks(arguments: argparse.Namespace) -> Iterator[Task]:
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    for engines in arguments.engines:
+        for workload in arguments.workloads:
+            if workload in LARGER.get(engines, arguments.workloads) or arguments.full:
+                yield from (Task(workload, engines, seed) for seed in seeds)
+
+
+def _kept(path: Path | None) -> dict[Task, Runs]:
+    """The parts that an earlier run has left."""
+    if path is None or not path.exists():
+        return {}
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {
+        Task(**line["task"]): {
+            load: {policy: Figures(**figures) for policy, figures in by_policy.items()}
+            for load, by_policy in line["runs"].items()
+        }
+        for line in lines
+    }
+
+
+def _keep(path: Path, task: Task, runs: Runs) -> None:
+    line = {
+        "task": asdict(task),
+        "runs": {load: {name: asdict(figures) for name, figures in by.items()} for load, by in runs.items()},
+    }
+    with path.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(line) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    every: Sequence[str] = [*open_loops(DEFAULT_TRACES), AGENTS]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, help="default: ../shared/traces")
+    parser.add_argument("--workloads", nargs="+", choices=every, default=every, help="default: all")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="default: all")
+    parser.add_argument("--engines", nargs="+", type=int, default=[ENGINES, *LARGER], help="default: %(default)s")
+    parser.add_argument("--full", action="store_true", help="all workloads on larger fleets, too")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many (default: %(default)s)")
+    parser.add_argument("--first-seed", type=int, default=REPORTED_SEED, help="default: %(default)s")
+    parser.add_argument("--calls", type=int, default=150, help="of a run, by engine (default: %(default)s)")
+    parser.add_argument("--no-admission", action="store_true", help="each call is placed and sent as it comes")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="keep finished parts there, and go on from them")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw plots there")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

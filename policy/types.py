@@ -110,6 +110,10 @@ class LoadCost:
         return self.window_s + self.eviction_s + self.prefill_s
 
 
+FIRST_TOKEN_WEIGHT: Final = 2.0
+"""A second before a first token is one of TTFT and one of E2E."""
+
+
 class DelayCost(NamedTuple):
     """The delay that a call on an engine causes to itself and to others, in seconds (see `delay`)."""
 
@@ -118,6 +122,9 @@ class DelayCost(NamedTuple):
     decode_s: float
     stall_s: float
     slow_s: float
+    later_s: float = 0.0
+    evicted_s: float = 0.0
+    repaid_s: float = 0.0
 
     @property
     def first_token_s(self) -> float:
@@ -126,8 +133,10 @@ class DelayCost(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """All of it."""
-        return self.queue_s + self.prefill_s + self.decode_s + self.stall_s + self.slow_s
+        """All of it, with a weight of two for what is before first tokens."""
+        before_s = self.queue_s + self.prefill_s + self.later_s
+        rest_s = self.decode_s + self.stall_s + self.slow_s + self.evicted_s - self.repaid_s
+        return FIRST_TOKEN_WEIGHT * before_s + rest_s
 
 
 class Placement(NamedTuple):

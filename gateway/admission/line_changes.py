@@ -11,7 +11,6 @@ from plait.gateway.fleet.router import Router
 from plait.policy.admission.line import Line
 from plait.policy.placement.delay import Asked
 from plait.policy.placement.line_change import change_gain_s
-from plait.policy.placement.situation import Situation
 from plait.policy.types import Placement
 
 LINES = 4
@@ -62,7 +61,7 @@ def _may_go(router: Router, call: Waiting, engine_id: str) -> bool:
 def _gain_s(router: Router, booking: Booking, ahead_s: float, engine_id: str, now_s: float) -> tuple[float, Placement]:
     """What is gained if a call that waits goes to another engine, in seconds, and its placement there."""
     call, there = booking.call, router.engines[booking.placement.engine_id].view
-    path, traffic = router.tree.match(call.block_hashes), router.demand.traffic(call)
-    situation = Situation(path, [router.engines[engine_id].view], 0, now_s, traffic)
+    able, path = router.models.able(call.model), router.tree.match(call.block_hashes)
+    situation = router.demand.situation(call, path, able, now_s)._replace(engines=[router.engines[engine_id].view])
     waits = booking.placement.cached_tokens // call.block_tokens, booking.leaf
     return change_gain_s(Asked.of(call, situation), situation, there, ahead_s, waits)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
-from plait.policy.placement.traffic import Traffic
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.situation import NOTHING_PASSED, Passed, Situation
+from plait.policy.placement.traffic import Arrivals, Traffic
+from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call
 
 
@@ -21,11 +25,15 @@ class Demand:
         self._nothing = Traffic(window_s, prior_output_tokens)
         self._traffic: dict[tuple[str, bool], Traffic] = {}
         self._placed: Counter[str] = Counter()
+        self._arrivals: dict[str, Arrivals] = {}
         self._groups: Counter[str] = Counter()
 
-    def placed(self, call: Call) -> None:
+    def placed(self, call: Call, now_s: float) -> None:
         """The call is on an engine from now on."""
         self._placed[call.model] += 1
+        if call.model not in self._arrivals:
+            self._arrivals[call.model] = Arrivals(now_s)
+        self._arrivals[call.model].came(now_s)
         self._enter(call)
 
     def refined(self, before: Call, after: Call) -> None:
@@ -48,9 +56,26 @@ class Demand:
             self._traffic[kind] = Traffic(self._window_s, self._prior_output_tokens)
         self._traffic[kind].ended(output_tokens, now_s)
 
-    def turn(self, model: str) -> int:
-        """Calls of the model that were placed so far."""
-        return self._placed[model]
+    def situation(
+        self,
+        call: Call,
+        path: Sequence[Segment],
+        engines: Sequence[EngineView],
+        now_s: float,
+        passed: Passed = NOTHING_PASSED,
+    ) -> Situation:
+        """What a policy is told of the call, whose prompt matches `path`. `engines` are all that may take it."""
+        arrivals = self._arrivals.get(call.model)
+        return Situation(
+            path,
+            engines,
+            self._placed[call.model],
+            now_s,
+            self.traffic(call),
+            self.siblings(call),
+            passed,
+            0.0 if arrivals is None else arrivals.rate_s(now_s) / len(engines),
+        )
 
     def traffic(self, call: Call) -> Traffic:
         """The traffic that the call is a part of."""

@@ -33,7 +33,7 @@ from plait.policy.placement.pace import Pace, Ratio
 from plait.policy.placement.policies import POLICIES
 from plait.policy.placement.rebalancing import RebalancedE2
 from plait.policy.placement.routes import Routes
-from plait.policy.placement.situation import NOTHING_PASSED, Passed, Policy, Situation
+from plait.policy.placement.situation import NOTHING_PASSED, Passed, Policy
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
@@ -111,15 +111,13 @@ class Router:
         """
         assert call.block_tokens == self.block_tokens
         engines = self.models.eligible(call.model, route)
-        path, demand = self.tree.match(call.block_hashes), self.demand
-        turn, traffic = demand.turn(call.model), demand.traffic(call)
+        situation = self.demand.situation(call, self.tree.match(call.block_hashes), engines, now_s, passed)
         if prefer is not None and prefer not in avoid:
             view = next((view for view in engines if view.engine_id == prefer), None)
             if view is not None:
-                return continue_on(view, call, Situation(path, engines, turn, now_s, traffic))
-        if avoid:
-            engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
-        return self._select(call, Situation(path, engines, turn, now_s, traffic, demand.siblings(call), passed))
+                return continue_on(view, call, situation)
+        others = [engine for engine in engines if engine.engine_id not in avoid] if avoid else engines
+        return self._select(call, situation._replace(engines=others or engines) if avoid else situation)
 
     def book(self, call: Call, placement: Placement, now_s: float, *, waits: bool = False) -> Booking:
         """Record a placement. The engine is sent the call now, or (if it `waits`) at `send`.
@@ -127,11 +125,12 @@ class Router:
         The engine is expected to hold the prompt's blocks. The call's work counts in the window.
         """
         leaf = self.tree.insert(call.block_hashes)
+        leaf.use(now_s)
         engine = self.engines[placement.engine_id]
         booking = engine.book(call, placement, leaf, now_s, waits=waits)
         self.health.booked(engine, booking)
         self.retries.begin(call.model)
-        self.demand.placed(call)
+        self.demand.placed(call, now_s)
         return booking
 
     def send(self, booking: Booking, now_s: float) -> None:

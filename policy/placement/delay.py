@@ -8,26 +8,40 @@ using it costs more than computing it again. See docs/design/placement.md.
 
 from __future__ import annotations
 
-from math import inf
+from itertools import islice
+from math import ceil, inf
 from typing import NamedTuple
 
 from plait.policy.placement.engine_view import LEFT_SHARE, EngineView
 from plait.policy.placement.situation import NOTHING_PASSED, Passed, Situation, cached_blocks
 from plait.policy.types import Call, DelayCost
 
+STALLED_SHARE = 0.5
+"""Of the calls that are there, so many still decode when a new prompt is computed."""
+
+LATER = 1.5
+"""Work delays all calls that come before the queue is empty: 1 / (1 - utilisation) times, at a third."""
+
+MOST_VICTIMS = 64
+"""So many nodes are looked at for what a call evicts."""
+
 
 class Asked(NamedTuple):
-    """A call to be placed: the length that is expected of its answer, and its TTFT (infinite if it has none)."""
+    """A call to be placed: the length that is expected of its answer, and its TTFT (infinite if it has none).
+
+    `rate_s` is how many calls come to an engine in a second.
+    """
 
     call: Call
     output_tokens: float
     ttft_s: float
+    rate_s: float = 0.0
 
     @classmethod
     def of(cls, call: Call, situation: Situation) -> Asked:
         """`call` in this situation."""
         ttft_s = inf if call.slo is None or call.slo.ttft_s is None else call.slo.ttft_s
-        return cls(call, situation.traffic.expected_output_tokens(call.output_limit), ttft_s)
+        return cls(call, situation.traffic.expected_output_tokens(call.output_limit), ttft_s, situation.rate_s)
 
 
 Rank = tuple[float, float]
@@ -47,8 +61,27 @@ def offer(asked: Asked, situation: Situation, engine: EngineView) -> Offer:
     """What `engine` offers to the call."""
     held_blocks = cached_blocks(asked.call, situation, engine)
     cost = delay_cost(asked, engine, held_blocks, situation.now_s, situation.passed)
+    evicted_s = evicted_cost_s(asked.call, situation, engine, held_blocks)
+    if evicted_s:
+        cost = cost._replace(evicted_s=evicted_s)
     late_s = max(0.0, cost.first_token_s - asked.ttft_s) if asked.ttft_s < inf else 0.0
-    return Offer((late_s, sum(cost)), engine, held_blocks, cost)
+    return Offer((late_s, cost.total_s), engine, held_blocks, cost)
+
+
+def evicted_cost_s(call: Call, situation: Situation, engine: EngineView, held_blocks: int) -> float:
+    """What will be computed again, once, because LRU drops it for the call."""
+    if engine.free_tokens is None:
+        return 0.0
+    missed_tokens = call.prompt_tokens - held_blocks * call.block_tokens
+    short_tokens = missed_tokens + engine.ledger.mean_output_tokens - engine.free_tokens
+    if short_tokens <= 0:
+        return 0.0
+    own, now_s, costs, lost_s = {segment.node for segment in situation.path}, situation.now_s, engine.cost_model, 0.0
+    for node, blocks in islice(engine.residency.victims(ceil(short_tokens / call.block_tokens), own), MOST_VICTIMS):
+        uses = node.uses(now_s)
+        if uses:
+            lost_s += min(1.0, uses) * costs.marginal_s(blocks * call.block_tokens)
+    return engine.slowness * lost_s
 
 
 class Present(NamedTuple):
@@ -99,10 +132,13 @@ def delay_beside(asked: Asked, engine: EngineView, held_blocks: int, present: Pr
     attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
     before_s = costs.decode_iteration_s(calls, context_tokens)
     after_s = costs.decode_iteration_s(calls + 1, context_tokens + call.prompt_tokens + output_tokens / 2)
+    prefill_s = slowness * (engine.drain_s(missed_tokens) + attention_s)
+    work_s = slowness * (costs.marginal_s(missed_tokens) + attention_s)
     return DelayCost(
         queue_s=present.queue_s,
-        prefill_s=slowness * (engine.drain_s(missed_tokens) + attention_s),
+        prefill_s=prefill_s,
         decode_s=slowness * output_tokens * after_s,
-        stall_s=slowness * calls * (costs.marginal_s(missed_tokens) + attention_s),
+        stall_s=STALLED_SHARE * calls * work_s,
         slow_s=slowness * calls * LEFT_SHARE * output_tokens * (after_s - before_s),
+        later_s=LATER * asked.rate_s * work_s * (present.queue_s + prefill_s / 2),
     )

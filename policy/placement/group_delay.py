@@ -70,8 +70,8 @@ def least_sum_s(places: Sequence[Place], calls: float) -> float:
 
 def _place(asked: Asked, offer: Offer, shared_blocks: int) -> Place:
     """An engine's place for calls that share the first `shared_blocks` of their prompts."""
-    own_s = sum(offer.cost)
-    second_s, third_s = (sum(joined_cost(asked, offer, shared_blocks, others)) for others in (1, 2))
+    own_s = offer.cost.total_s
+    second_s, third_s = (joined_cost(asked, offer, shared_blocks, others).total_s for others in (1, 2))
     growth_s = max(third_s - second_s, LEAST_GROWTH * own_s)
     first_s = min(own_s, second_s - growth_s)
     return Place(offer, own_s - first_s, first_s, growth_s)

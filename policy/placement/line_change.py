@@ -6,7 +6,7 @@ from plait.policy.placement.delay import Asked, Present, delay_beside, delay_cos
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.situation import Situation, cached_blocks, placed
 from plait.policy.prefix.node import Node
-from plait.policy.types import Placement, PlacementReason
+from plait.policy.types import FIRST_TOKEN_WEIGHT, Placement, PlacementReason
 
 
 def change_gain_s(
@@ -21,11 +21,11 @@ def change_gain_s(
     call, here = asked.call, situation.engines[0]
     own_tokens = call.prompt_tokens + there.ledger.mean_output_tokens / 2
     present = Present(there.calls - 1, max(0.0, there.context_tokens - own_tokens), ahead_s)
-    there_s = sum(delay_beside(asked, there, held_blocks, present))
+    there_s = delay_beside(asked, there, held_blocks, present).total_s
     blocks = cached_blocks(call, situation, here)
     cost = delay_cost(asked, here, blocks, situation.now_s)
     reason = PlacementReason.EXPLOIT if 2 * blocks * call.block_tokens > call.prompt_tokens else PlacementReason.EXPLORE
-    gain_s = there_s - sum(cost) - _lost_s(call.block_tokens, there, held_blocks, leaf)
+    gain_s = there_s - cost.total_s - _lost_s(call.block_tokens, there, held_blocks, leaf)
     return gain_s, placed(call, here, reason, blocks, cost)
 
 
@@ -40,4 +40,8 @@ def _lost_s(block_tokens: int, there: EngineView, held_blocks: int, leaf: Node) 
             blocks += node.end_blocks - max(held_blocks, node.start_blocks)
     if not blocks:
         return 0.0
-    return there.slowness * there.cost_model.prefill_time_s(blocks * block_tokens, held_blocks * block_tokens)
+    return (
+        FIRST_TOKEN_WEIGHT
+        * there.slowness
+        * there.cost_model.prefill_time_s(blocks * block_tokens, held_blocks * block_tokens)
+    )

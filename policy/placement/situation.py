@@ -35,6 +35,7 @@ class Situation(NamedTuple):
     `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is the number of
     calls placed before this one. `traffic` is that of calls like this one. `siblings` counts the other calls of its
     task group that still have to be placed. `passed` are the calls that wait in the gateway behind this one.
+    `rate_s` is how many calls of its model come to an engine in a second.
     """
 
     path: Sequence[Segment]
@@ -44,6 +45,7 @@ class Situation(NamedTuple):
     traffic: Traffic = NO_TRAFFIC
     siblings: int = 0
     passed: Passed = NOTHING_PASSED
+    rate_s: float = 0.0
 
 
 Policy = Callable[[Call, Situation], Placement]

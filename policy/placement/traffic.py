@@ -1,4 +1,4 @@
-"""The traffic of one model: how long its answers are, over the whole fleet.
+"""The traffic of one model: how long its answers are, over the whole fleet, and how many calls come.
 
 An engine's own mean would make an engine look fast that happened to get calls with short answers.
 """
@@ -9,6 +9,9 @@ from math import exp
 
 PRIOR_CALLS = 4.0
 """The expected output counts as so many calls until calls have ended."""
+
+
+ARRIVALS_S = 60.0
 
 
 class Traffic:
@@ -37,6 +40,26 @@ class Traffic:
         """The mean length of an answer, or the call's output `limit` if that is less."""
         mean_tokens = (self._prior * PRIOR_CALLS + self._output_tokens) / (PRIOR_CALLS + self._ended)
         return mean_tokens if limit is None else min(mean_tokens, limit)
+
+
+class Arrivals:
+    """How many calls come a second: a mean that forgets exponentially over `ARRIVALS_S`. O(1) in time and memory."""
+
+    __slots__ = ("_began_s", "_calls", "_latest_s")
+
+    def __init__(self, now_s: float) -> None:
+        self._began_s = self._latest_s = now_s
+        self._calls = 0.0
+
+    def came(self, now_s: float) -> None:
+        """A call has come."""
+        self._calls = 1.0 + self._calls * exp((self._latest_s - now_s) / ARRIVALS_S)
+        self._latest_s = now_s
+
+    def rate_s(self, now_s: float) -> float:
+        """Calls a second. At least a second is looked at: the first calls are no burst."""
+        known = 1.0 - exp(min(self._began_s - now_s, -1.0) / ARRIVALS_S)
+        return self._calls * exp((self._latest_s - now_s) / ARRIVALS_S) / (ARRIVALS_S * known)
 
 
 NO_TRAFFIC = Traffic(1.0, 0.0)

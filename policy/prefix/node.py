@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from math import exp
 
 from plait.policy.prefix.small_mapping import EMPTY, with_entry, without_entry
+
+USES_S = 60.0
+"""How long a use of a prefix counts: about as long ahead as the next uses can be foreseen."""
 
 
 class Node:
     """A run of blocks; `start_blocks` blocks of the prompt come before it.
 
-    `children` are by their first block, `holdings` by their engine. Most nodes have few of both.
+    `children` are by their first block, `holdings` by their engine. Most nodes have few of both. `use_count` is how
+    often it was used when that was at `used_s`.
     """
 
-    __slots__ = ("children", "hashes", "holdings", "parent", "start_blocks")
+    __slots__ = ("children", "hashes", "holdings", "parent", "start_blocks", "use_count", "used_s")
 
     def __init__(self, parent: Node | None, start_blocks: int, hashes: array[int]) -> None:
         self.parent = parent
@@ -25,6 +30,7 @@ class Node:
         self.hashes = hashes
         self.children: Mapping[int, Node] = EMPTY
         self.holdings: Mapping[str, Holding] = EMPTY
+        self.use_count = self.used_s = 0.0
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -80,6 +86,15 @@ class Node:
             else:
                 high = middle - 1
         return low
+
+    def use(self, now_s: float) -> None:
+        """A call that ends with the node was placed, on any engine."""
+        for node in self.path():
+            node.use_count, node.used_s = 1.0 + node.uses(now_s), now_s
+
+    def uses(self, now_s: float) -> float:
+        """The calls that span the node, each of which counts less with time: those of about the last `USES_S`."""
+        return self.use_count * exp((self.used_s - now_s) / USES_S) if self.use_count else 0.0
 
     def path(self) -> Iterator[Node]:
         """The node itself, then its ancestors up to the root, without the root."""

@@ -107,6 +107,7 @@ class PrefixTree:
         assert node.parent is not None
         assert 0 < blocks < len(node)
         upper = Node(node.parent, node.start_blocks, node.hashes[:blocks])
+        upper.use_count, upper.used_s = node.use_count, node.used_s
         node.parent.children = with_entry(node.parent.children, upper.hashes[0], upper)
         node.hashes = node.hashes[blocks:]
         node.start_blocks += blocks

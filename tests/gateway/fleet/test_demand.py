@@ -44,7 +44,7 @@ def spread(calls: int, *, grouped: bool) -> list[int]:
 
 
 def test_a_group_is_divided_where_single_calls_crowd_one_engine() -> None:
-    assert spread(16, grouped=False)[0] >= 12
+    assert spread(16, grouped=False)[0] >= 10
     assert spread(16, grouped=True)[0] <= 8
 
 
@@ -59,7 +59,7 @@ def test_siblings_are_the_calls_of_the_group_that_are_not_placed() -> None:
     left = []
     for call in calls:
         left.append(demand.siblings(call))
-        demand.placed(call)
+        demand.placed(call, 0.0)
     assert left == [2, 1, 0]
     demand.check(3)
     late = prompt(4, group=TaskGroup("g", 1))  # two have ended
@@ -74,7 +74,7 @@ def test_a_call_on_an_engine_may_change_its_group() -> None:
     demand, group, other = Demand(60.0, 100.0), TaskGroup("g", 3), TaskGroup("h", 2)
     alone, member = prompt(1), prompt(2, group=group)
     for call in (alone, member):
-        demand.placed(call)
+        demand.placed(call, 0.0)
     demand.refined(alone, alone._replace(group=group))
     assert demand.siblings(prompt(3, group=group)) == 0, "both are placed"
     demand.refined(member, member._replace(group=other))

@@ -6,7 +6,7 @@ An iteration takes 10 ms, 1 ms for each new token and 10 us for each token of co
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import e, inf
 from typing import Any
 
 import pytest
@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.delay import Asked, delay_cost, offer
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.least_delay import ROUNDING, _by_floor, best_of_all, best_of_many, least_delay
+from plait.policy.placement.floors import floors
+from plait.policy.placement.least_delay import ROUNDING, best_of_all, best_of_many, least_delay
 from plait.policy.placement.load import LoadLedger
 from plait.policy.placement.prefill_queue import Prefill
-from plait.policy.placement.situation import Passed, Situation
+from plait.policy.placement.situation import Passed, Situation, cached_blocks
 from plait.policy.placement.traffic import Traffic
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
@@ -28,6 +29,7 @@ from plait.policy.types import Call, PlacementReason, Slo
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.000_01, 0.0, LongAttention())
 OUTPUT_TOKENS = 20
+RATE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,12 @@ CASES = [
     (
         "61 tokens wait for 150, in an iteration of 100 and one of 50",
         Engine(waiting=(50, 100), contexts=(50, 100)),
-        (0.110 + 0.060, 0.071, 20 * (0.013 + 0.00221), 2 * 0.061, 2 * 10 * 0.001 + 2 * 10 * 0.00071),
+        (0.110 + 0.060, 0.071, 20 * (0.013 + 0.00221), 2 * 0.061 / 2, 2 * 10 * 0.001 + 2 * 10 * 0.00071),
     ),
     (
         "decodes take their tokens from the iterations",
         Engine(contexts=(10,) * 50, batch_tokens=100),
-        (0, 0.110 + 0.071, 20 * (0.061 + 0.00571), 50 * 0.061, 50 * 10 * (0.001 + 0.00071)),
+        (0, 0.110 + 0.071, 20 * (0.061 + 0.00571), 50 * 0.061 / 2, 50 * 10 * (0.001 + 0.00071)),
     ),
 ]
 
@@ -96,9 +98,51 @@ def test_the_delay_by_hand(name: str, engine: Engine, parts: tuple[float, ...]) 
     held_blocks = 6 if engine.cached else 0
     cost = delay_cost(Asked(call_of("prefix"), OUTPUT_TOKENS, inf), view, held_blocks, 0.0)
     attention_s = 0.00061
-    stalled = len(engine.contexts)
+    stalled = len(engine.contexts) / 2
     got = (cost.queue_s, cost.prefill_s - attention_s, cost.decode_s, cost.stall_s - stalled * attention_s, cost.slow_s)
     assert got == pytest.approx(parts)
+    assert cost.total_s == pytest.approx(
+        2 * (cost.queue_s + cost.prefill_s) + cost.decode_s + cost.stall_s + cost.slow_s
+    )
+
+
+def test_work_delays_the_calls_that_come_later_where_calls_wait() -> None:
+    (view,) = situation(Engine(waiting=(50, 100), contexts=(50, 100))).engines
+    none, some = (delay_cost(Asked(call_of("prefix"), OUTPUT_TOKENS, inf, rate_s), view, 0, 0.0) for rate_s in (0, 2.0))
+    work_s, prefill_s = 0.061 + 0.000_61, 0.071 + 0.000_61
+    assert some.later_s == pytest.approx(1.5 * 2.0 * work_s * (0.170 + prefill_s / 2))
+    assert some.total_s == pytest.approx(none.total_s + 2 * some.later_s)
+
+
+def test_what_is_evicted_counts_as_far_as_it_is_used() -> None:
+    """The call misses 61 tokens and decodes, and 11 are free: it takes the blocks of `other`, used least recently."""
+    fleet = situation(Engine("other"))
+    (view,) = fleet.engines
+    view.residency.resident.store(None, hashes("third"))
+    view.free_tokens = 11 + view.ledger.mean_output_tokens
+    assert offer(Asked.of(call_of("prefix"), fleet), fleet, view).cost.evicted_s == 0.0, "nobody uses it"
+    (node,) = [one for one in view.residency._tree.nodes() if one.hashes[0] == hashes("o")[0]]
+    node.use(0.0)
+    node.use(0.0)
+    now = fleet._replace(now_s=60.0)
+    lost_s = offer(Asked.of(call_of("prefix"), now), now, view).cost.evicted_s
+    assert lost_s == pytest.approx(0.050 * 2 / e), "each use of a minute ago counts 1 / e"
+    view.free_tokens += 50
+    assert offer(Asked.of(call_of("prefix"), now), now, view).cost.evicted_s == 0.0, "it has room"
+
+
+def used(fleet: Situation, uses: int) -> Situation:
+    """The fleet with a prompt of which each part has been used so often just now."""
+    for _ in range(uses if fleet.path else 0):
+        fleet.path[-1].node.use(0.0)
+    return fleet
+
+
+def test_a_copy_of_a_prefix_is_made_earlier_if_it_is_used_often() -> None:
+    engines = [Engine("prefix", contexts=(60,)), Engine()]
+    assert place(*engines) == ("0", PlacementReason.EXPLOIT)
+    chosen = [least_delay(call_of("prefix"), used(situation(*engines), uses)).engine_id for uses in (3, 300)]
+    assert chosen == ["0", "1"]
 
 
 PASSED = [
@@ -121,7 +165,7 @@ def test_a_call_does_not_wait_for_what_it_passes_but_delays_it_wherever_it_goes(
     iteration_s = 0.010 + 0.001 * (calls + 1) + 0.000_01 * (context + 61 + 10)
     assert (cost.queue_s, cost.prefill_s) == pytest.approx((queue_s, 0.071 + 0.000_61))
     assert cost.decode_s == pytest.approx(20 * iteration_s)
-    assert cost.stall_s == pytest.approx(calls * (0.061 + 0.000_61))
+    assert cost.stall_s == pytest.approx(calls * (0.061 + 0.000_61) / 2)
     assert cost.slow_s == pytest.approx(calls * 10 * (0.001 + 0.000_71))
 
 
@@ -206,23 +250,47 @@ def seconds_by_iteration(engine: Engine, tokens: int) -> float:
     return seconds
 
 
-def naive(engine: Engine, prompt: str) -> float:
+def held_blocks(engine: Engine, prompt: str) -> int:
     common = next((n for n, (a, b) in enumerate(zip(engine.cached, prompt, strict=False)) if a != b), None)
-    held = min(len(engine.cached), len(prompt)) if common is None else common
+    return min(len(engine.cached), len(prompt)) if common is None else common
+
+
+def naive(engine: Engine, prompt: str, held: int, rate_s: float = RATE_S) -> tuple[float, float]:
+    """The delay on an engine that holds so many blocks, but for copies; and the part of it until the last token."""
     tokens, calls = 10 * len(prompt) + 1, len(engine.contexts)
     missed = tokens - 10 * held
     attention_s = 0.000_01 * tokens
     before_s = 0.010 + 0.001 * calls + 0.000_01 * sum(engine.contexts)
     after_s = 0.010 + 0.001 * (calls + 1) + 0.000_01 * (sum(engine.contexts) + tokens + OUTPUT_TOKENS / 2)
-    own_s = seconds_by_iteration(engine, sum(engine.waiting)) + seconds_by_iteration(engine, missed) + attention_s
-    others_s = calls * (0.001 * missed + attention_s + OUTPUT_TOKENS / 2 * (after_s - before_s))
-    return own_s + OUTPUT_TOKENS * after_s + others_s
+    queue_s, prefill_s = seconds_by_iteration(engine, sum(engine.waiting)), seconds_by_iteration(engine, missed)
+    prefill_s += attention_s
+    work_s = 0.001 * missed + attention_s
+    others_s = calls * (work_s / 2 + OUTPUT_TOKENS / 2 * (after_s - before_s))
+    others_s += 3 * rate_s * work_s * (queue_s + prefill_s / 2)
+    answered_s = queue_s + prefill_s + OUTPUT_TOKENS * after_s
+    return queue_s + prefill_s + answered_s + others_s, answered_s
 
 
-@given(engines=st.lists(ENGINES, min_size=1, max_size=5), turn=st.integers(0, 4))
-def test_the_least_delay_of_all_engines(engines: list[Engine], turn: int) -> None:
-    costs = [naive(engine, "prefix") for engine in engines]
-    chosen, _ = place(*engines, turn=turn)
+def naive_of_all(engines: list[Engine], prompt: str, uses: int) -> list[float]:
+    held = [held_blocks(engine, prompt) for engine in engines]
+    costs = [naive(engine, prompt, blocks) for engine, blocks in zip(engines, held, strict=True)]
+    most = max(held)
+    holders = [cost for cost, blocks in zip(costs, held, strict=True) if blocks == most]
+    totals = [cost for cost, _ in costs]
+    if most:
+        best_s, answered_s = min(holders)
+        served = uses / 60 * 2 * answered_s / (len(holders) + 1)
+        for number, (engine, blocks) in enumerate(zip(engines, held, strict=True)):
+            if blocks < most:
+                totals[number] -= served * max(0.0, best_s - naive(engine, prompt, most)[0])
+    return totals
+
+
+@given(engines=st.lists(ENGINES, min_size=1, max_size=5), turn=st.integers(0, 4), uses=st.sampled_from((0, 1, 50)))
+def test_the_least_delay_of_all_engines(engines: list[Engine], turn: int, uses: int) -> None:
+    costs = naive_of_all(engines, "prefix", uses)
+    fleet = used(situation(*engines, turn=turn), uses)._replace(rate_s=RATE_S)
+    chosen = least_delay(call_of("prefix"), fleet).engine_id
     assert costs[int(chosen)] == pytest.approx(min(costs))
 
 
@@ -246,27 +314,39 @@ CHOICES = given(
     output_tokens=st.sampled_from((1, OUTPUT_TOKENS)),
     slowness=st.lists(st.sampled_from((0.3, 1.0, 1.2, 4.0)), min_size=15, max_size=15),
     ttft_s=st.sampled_from((inf, inf, 0.2, 0.01)),
+    uses=st.sampled_from((0, 1, 20, 500)),
     prompt=st.sampled_from(("prefix", "preface", "other", "p")),
 )
 
 
 def choice(
-    chosen: tuple[list[Engine], Passed], output_tokens: int, slowness: list[float], ttft_s: float, prompt: str
+    chosen: tuple[list[Engine], Passed],
+    *,
+    output_tokens: int,
+    slowness: list[float],
+    ttft_s: float,
+    uses: int,
+    prompt: str,
 ) -> tuple[Asked, Situation]:
     """The call, and the engines with these paces. The fast ones serve calls with a TTFT first."""
     engines, passed = chosen
-    fleet = situation(*engines, prompt=prompt)._replace(passed=passed)
+    fleet = used(situation(*engines, prompt=prompt), uses)._replace(passed=passed, rate_s=RATE_S)
     for view, slow in zip(fleet.engines, slowness, strict=False):
         view.slowness = slow
         view.use_report(view.batch_tokens, urgent_first=slow == 0.3)
-    return Asked(call_of(prompt), output_tokens, ttft_s), fleet
+    return Asked(call_of(prompt), output_tokens, ttft_s, RATE_S), fleet
 
 
 @CHOICES
 def test_no_engine_costs_less_than_its_floor(**chosen: Any) -> None:
     asked, fleet = choice(**chosen)
-    for floor_s, place in _by_floor(asked, fleet, fleet.engines):
-        assert ROUNDING * floor_s <= sum(offer(asked, fleet, fleet.engines[place]).cost)
+    blocks = max(cached_blocks(asked.call, fleet, view) for view in fleet.engines)
+    for view, floor_s, with_copy_s in zip(
+        fleet.engines, *floors(asked, fleet, fleet.engines, blocks or 1), strict=True
+    ):
+        assert (1 - ROUNDING) * floor_s <= offer(asked, fleet, view).cost.total_s
+        with_copy = delay_cost(asked, view, blocks or 1, fleet.now_s, fleet.passed)
+        assert (1 - ROUNDING) * with_copy_s <= with_copy.total_s
 
 
 AN_IDLE_ENGINE = [Engine("prefix", held=(300, 300), contexts=(300, 300)), Engine()], Passed({"0": 1.0}, 1.0)
@@ -274,8 +354,8 @@ HALF_A_TOKEN = [Engine("prefix", held=(1,), contexts=(1,)), Engine("prefix")], P
 
 
 @CHOICES
-@example(chosen=AN_IDLE_ENGINE, output_tokens=OUTPUT_TOKENS, slowness=[1.0, 1.0], ttft_s=inf, prompt="prefix")
-@example(chosen=HALF_A_TOKEN, output_tokens=1, slowness=[1.0, 1.2], ttft_s=inf, prompt="prefix")
+@example(chosen=AN_IDLE_ENGINE, output_tokens=OUTPUT_TOKENS, slowness=[1.0, 1.0], ttft_s=inf, uses=0, prompt="prefix")
+@example(chosen=HALF_A_TOKEN, output_tokens=1, slowness=[1.0, 1.2], ttft_s=inf, uses=0, prompt="prefix")
 def test_the_search_of_a_large_fleet_finds_what_looking_at_all_does(**chosen: Any) -> None:
     asked, fleet = choice(**chosen)
     every, few = best_of_all(asked, fleet, fleet.engines), best_of_many(asked, fleet, fleet.engines)

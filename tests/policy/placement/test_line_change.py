@@ -26,6 +26,7 @@ from tests.policy.placement.test_delay import (
     Engine,
     call_of,
     hashes,
+    held_blocks,
     naive,
     seconds_by_iteration,
     situation,
@@ -83,23 +84,23 @@ def hold(there: EngineView, tree: PrefixTree, prompt: str) -> Node:
     return leaf
 
 
-def test_between_equal_engines_the_gain_is_the_work_ahead() -> None:
+def test_between_equal_engines_the_gain_is_twice_the_work_ahead() -> None:
     gains = [Change(ahead_s=ahead_s).gain_s() for ahead_s in (0.0, 1.5, 60.0)]
-    assert gains == pytest.approx([0.0, 1.5, 60.0])
+    assert gains == pytest.approx([0.0, 3.0, 120.0]), "it delays the first token"
 
 
 def test_a_prefix_that_is_cached_here_need_not_be_computed() -> None:
     gain_s, placement = Change(here=Engine(PROMPT)).gain()
-    assert gain_s == pytest.approx(MISSED_S)
+    assert gain_s == pytest.approx(2 * MISSED_S)
     assert placement[:4] == ("1", PlacementReason.EXPLOIT, 60, 1)
-    assert Change(here=Engine("pre")).gain_s() == pytest.approx(MISSED_S / 2)
+    assert Change(here=Engine("pre")).gain_s() == pytest.approx(MISSED_S)
 
 
 def test_a_prefix_that_is_cached_there_has_to_be_computed_again() -> None:
     gain_s, placement = Change(there=Engine(PROMPT), ahead_s=1.0).gain()
-    assert gain_s == pytest.approx(1.0 - MISSED_S)
+    assert gain_s == pytest.approx(2.0 - 2 * MISSED_S)
     assert placement[:4] == ("1", PlacementReason.EXPLORE, 0, 61)
-    assert Change(there=Engine(PROMPT), here=Engine(PROMPT), ahead_s=1.0).gain_s() == pytest.approx(1.0)
+    assert Change(there=Engine(PROMPT), here=Engine(PROMPT), ahead_s=1.0).gain_s() == pytest.approx(2.0)
 
 
 def test_the_placement_has_the_delay_that_is_expected_here() -> None:
@@ -111,25 +112,25 @@ def test_the_placement_has_the_delay_that_is_expected_here() -> None:
 
 def test_who_leaves_a_busy_engine_delays_nobody_there_any_more() -> None:
     """There, eight calls stand still while the prompt is computed, and their answers take longer beside it."""
-    stalled_s = 8 * (0.061 + 0.000_61)
+    stalled_s = 8 * (0.061 + 0.000_61) / 2
     slowed_s = 8 * 10 * (0.001 + 0.000_71)
-    own_s = 0.008 + 20 * (0.008 + 8 * 0.001)  # it computes and decodes beside eight calls with 100 tokens each
+    own_s = 2 * 0.008 + 20 * (0.008 + 8 * 0.001)  # it computes and decodes beside eight calls with 100 tokens each
     busy = Change(there=Engine(contexts=(100,) * 8), ahead_s=1.0).gain_s()
-    assert busy == pytest.approx(1.0 + stalled_s + slowed_s + own_s)
+    assert busy == pytest.approx(2.0 + stalled_s + slowed_s + own_s)
 
 
 def test_on_a_slow_engine_more_is_gained() -> None:
-    own_s = 0.071 + 0.000_61 + 20 * (0.011 + 0.000_71)
+    own_s = 2 * (0.071 + 0.000_61) + 20 * (0.011 + 0.000_71)
     assert Change(slowness=3.0).gain_s() == pytest.approx(2 * own_s)
-    assert Change(slowness=3.0, ahead_s=2.0).gain_s() == pytest.approx(2.0 + 2 * own_s), "the work ahead is given"
+    assert Change(slowness=3.0, ahead_s=2.0).gain_s() == pytest.approx(4.0 + 2 * own_s), "the work ahead is given"
 
 
 # What is lost.
 
 
 def lost_s(blocks: int, cached_blocks: int = 0) -> float:
-    """Alone in an iteration after what is cached."""
-    return 0.010 + 0.010 * blocks + 0.000_1 * (blocks + cached_blocks)
+    """Alone in an iteration after what is cached, before first tokens."""
+    return 2 * (0.010 + 0.010 * blocks + 0.000_1 * (blocks + cached_blocks))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def lost_s(blocks: int, cached_blocks: int = 0) -> float:
 )
 def test_what_others_count_on_is_lost(others: tuple[str, ...], blocks: int) -> None:
     gain_s = Change(others=others, ahead_s=2.0).gain_s()
-    assert gain_s == pytest.approx(2.0 - (lost_s(blocks) if blocks else 0.0))
+    assert gain_s == pytest.approx(4.0 - (lost_s(blocks) if blocks else 0.0))
 
 
 def test_what_is_there_already_is_not_lost() -> None:
@@ -175,11 +176,16 @@ def test_a_slow_engine_takes_longer_to_compute_what_is_lost() -> None:
 def test_the_gain_is_the_difference_of_the_two_delays(
     there: Engine, here: Engine, ahead_s: float, others: tuple[str, ...]
 ) -> None:
-    there_s = naive(there, PROMPT) - seconds_by_iteration(there, sum(there.waiting)) + ahead_s
+    there_s = delay_s(there) + 2 * (ahead_s - seconds_by_iteration(there, sum(there.waiting)))
     held, shared = common(PROMPT, there.cached), max((common(PROMPT, other) for other in others), default=0)
     lost = lost_s(shared - held, held) if shared > held else 0.0
     gain_s = Change(there, here, others, ahead_s).gain_s()
-    assert gain_s == pytest.approx(there_s - naive(here, PROMPT) - lost)
+    assert gain_s == pytest.approx(there_s - delay_s(here) - lost)
+
+
+def delay_s(engine: Engine) -> float:
+    """The delay of the prompt on an engine, while no other calls come."""
+    return naive(engine, PROMPT, held_blocks(engine, PROMPT), 0.0)[0]
 
 
 def common(one: str, other: str) -> int:

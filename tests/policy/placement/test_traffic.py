@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.policy.placement.traffic import PRIOR_CALLS, Traffic
+from plait.policy.placement.traffic import PRIOR_CALLS, Arrivals, Traffic
 
 
 def test_the_prior_gives_way_to_what_was_seen() -> None:
@@ -29,3 +29,20 @@ def test_answers_are_forgotten_over_the_window() -> None:
     for _ in range(100):
         traffic.ended(10, 600.0)
     assert traffic.expected_output_tokens(None) == pytest.approx(10 * 100 / (100 + PRIOR_CALLS), rel=0.01)
+
+
+def test_arrivals_are_counted_by_the_second() -> None:
+    arrivals = Arrivals(0.0)
+    for number in range(1, 6001):
+        arrivals.came(number / 10)
+    assert arrivals.rate_s(600.0) == pytest.approx(10.0, rel=0.01)
+    assert arrivals.rate_s(660.0) == pytest.approx(10.0 / 2.718, rel=0.01)
+
+
+@pytest.mark.parametrize(("seconds", "rate_s"), [(1.0, 10.0), (10.0, 10.0), (0.1, 1.0)])
+def test_the_first_arrivals_count_over_their_own_time(seconds: float, rate_s: float) -> None:
+    arrivals = Arrivals(0.0)
+    calls = round(10 * seconds)
+    for number in range(1, calls + 1):
+        arrivals.came(seconds * number / calls)
+    assert arrivals.rate_s(seconds) == pytest.approx(rate_s, rel=0.1)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
+from math import exp
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.policy.prefix.block_hash import chain
-from plait.policy.prefix.node import Node
+from plait.policy.prefix.node import USES_S, Node
 from plait.policy.prefix.prefix_tree import PrefixTree, Segment
 from tests.policy.prefix.block_index import block_index
 
@@ -108,6 +110,21 @@ def test_chains_of_different_models_never_meet() -> None:
     tree = PrefixTree()
     tree.insert(chain([1, 2, 3], 1, 111))
     assert tree.match(chain([1, 2, 3], 1, 222)) == []
+
+
+def test_uses_count_for_all_of_a_prefix_and_fade() -> None:
+    tree = PrefixTree()
+    whole = tree.insert(list(range(10, 16)))
+    whole.use(0.0)
+    other = tree.insert([10, 11, 20])
+    other.use(0.0)
+    shared = other.parent
+    assert shared is not None
+    assert whole.parent is shared
+    assert [node.uses(0.0) for node in (shared, whole, other)] == [2.0, 1.0, 1.0], "before the split one call used it"
+    assert shared.uses(USES_S) == pytest.approx(2.0 * exp(-1))
+    whole.use(USES_S)
+    assert shared.uses(USES_S) == pytest.approx(1.0 + 2.0 * exp(-1))
 
 
 def test_a_split_leaves_holdings_on_both_parts() -> None:

@@ -1,0 +1,71 @@
+"""What a copy of a prefix is worth beyond the call that makes it: the later calls that find it, in seconds.
+
+A call that goes where the prefix is not computes it there. Where a prefix is used often, and by few engines, later
+calls will use the copy while engines are as unequal as now. So the copy repays a part of what it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Self
+
+from plait.policy.placement.delay import Asked, Offer, delay_cost
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.situation import Situation, cached_blocks
+from plait.policy.prefix.node import USES_S
+
+REPAID = 2.0
+"""How much longer than one call the engines stay as unequal as now: the copy serves the uses of this time."""
+
+
+class Longest(NamedTuple):
+    """The longest part of a prompt that an engine has: its blocks, and the places of all engines that have it."""
+
+    blocks: int
+    holders: Collection[int]
+
+
+def longest(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Longest | None:
+    """None if no engine has a part of the prompt, or all have as much. Looks at few engines that have less."""
+    places = {engine.engine_id: place for place, engine in enumerate(engines)}
+    held: dict[int, int] = {}
+    for segment in reversed(situation.path):
+        best = max(held.values(), default=0)
+        if best and best >= min(asked.call.cacheable_blocks, segment.node.start_blocks + segment.blocks):
+            break
+        for engine_id in segment.node.holdings:
+            place = places.get(engine_id)
+            if place is not None and place not in held:
+                held[place] = cached_blocks(asked.call, situation, engines[place])
+    blocks = max(held.values(), default=0)
+    holders = [place for place, found in held.items() if found == blocks]
+    return Longest(blocks, holders) if blocks and len(holders) < len(engines) else None
+
+
+class Copy(NamedTuple):
+    """A copy of `blocks` of a prompt. It will serve so many `uses`, each of which costs `holder_s` without it."""
+
+    blocks: int
+    holder_s: float
+    uses: float
+
+    @classmethod
+    def of(cls, situation: Situation, found: Longest, best: Offer) -> Self:
+        """`best` is the best offer of an engine that has the longest part."""
+        node = next(segment.node for segment in situation.path if segment.node.end_blocks >= found.blocks)
+        lasts_s = REPAID * (best.cost.first_token_s + best.cost.decode_s)
+        uses = node.uses(situation.now_s) / USES_S * lasts_s / (len(found.holders) + 1)
+        return cls(found.blocks, best.cost.total_s, uses)
+
+    def repaid_s(self, with_copy_s: float) -> float:
+        """What the copy repays on an engine where a call with it costs so much."""
+        return self.uses * max(0.0, self.holder_s - with_copy_s)
+
+    def on(self, asked: Asked, situation: Situation, offer: Offer) -> Offer:
+        """The offer of an engine that has not this part of the prompt, with what the copy repays."""
+        cost = delay_cost(asked, offer.engine, self.blocks, situation.now_s, situation.passed)
+        repaid_s = self.repaid_s(cost.total_s)
+        if not repaid_s:
+            return offer
+        cost = offer.cost._replace(repaid_s=repaid_s)
+        return offer._replace(rank=(offer.rank[0], cost.total_s), cost=cost)

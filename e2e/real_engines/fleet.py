@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from e2e.ports import free_port
 from e2e.real_engines.engine import BLOCK_TOKENS, KV_TOKENS, MODEL, RealEngine, started, stored_blocks
@@ -81,16 +81,23 @@ class EngineFleet:
 
 
 def new_gateway(
-    name: str, engines: Mapping[str, RealEngine], model: Path, folder: Path, policy: str = "plait"
+    name: str,
+    engines: Mapping[str, RealEngine],
+    model: Path,
+    folder: Path,
+    policy: str = "plait",
+    *,
+    tenants: Sequence[Mapping[str, Any]] = (),
 ) -> Server:
     """A gateway over these engines that places by `policy`; not started yet."""
     port = free_port()
-    config = {
+    config: dict[str, Any] = {
         "server": {"port": port, "drain_delay_s": 0},  # no load balancer has to notice its end
         "upstream": {"report_wait_ms": 100, "probe_interval_s": 0.05, "probe_max_interval_s": 0.1},
         "placement": {"policy": policy},
         "models": [{"name": MODEL, "tokenizer": str(model)}],
         "engines": [{"name": engine.name, "url": engine.url} for engine in engines.values()],
+        **({"tenants": list(tenants)} if tenants else {}),
     }
     path = folder / f"{name}.toml"
     path.write_text(toml(config))

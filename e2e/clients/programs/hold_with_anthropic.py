@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from anthropic import Anthropic
-from program import ASK, KEY, MODEL, URL, feature, run_at_once
+from program import KEY, MODEL, URL, feature, run_at_once
+
+QUESTION = "Where is the Eiffel Tower?"
 
 client = Anthropic(base_url=URL, api_key=KEY)
-asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": ASK}], "max_tokens": 8}
+asked: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": QUESTION}],
+    "max_tokens": 8,
+}
 
 
 @feature("whole")

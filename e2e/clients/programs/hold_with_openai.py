@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from openai import OpenAI
-from program import ASK, KEY, MODEL, V1, feature, run_at_once
+from program import KEY, MODEL, V1, feature, run_at_once
+
+QUESTION = "Where is the Eiffel Tower?"
 
 client = OpenAI(base_url=V1, api_key=KEY)
-chat: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": ASK}], "max_tokens": 8}
+chat: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": QUESTION}],
+    "max_tokens": 8,
+}
 
 
 @feature("whole")

@@ -20,7 +20,7 @@ from typing import Final
 
 from benchmarks.filling.claims import claims
 from benchmarks.filling.live import run_live
-from benchmarks.filling.refusals import measure
+from benchmarks.filling.refusals import CHAT, measure
 from benchmarks.filling.report import as_json, lines, markdown
 from benchmarks.filling.runs import LOADS, Figures, Plan, Point, Results, Runner, Task
 from benchmarks.filling.systems import NONE, FleetSize, systems
@@ -94,7 +94,7 @@ def _tenants(arguments: argparse.Namespace) -> int:
 def _refusals(arguments: argparse.Namespace) -> int:
     """Run and print one workload after the other; returns 1 if what is said is not true."""
     found = 0
-    for workload in arguments.workloads:
+    for workload in (CHAT, *arguments.workloads):
         truth = measure(workload, arguments.traces, arguments.seconds, arguments.first_seed, arguments.engines)
         print(json.dumps({"workload": workload, **asdict(truth)}), flush=True)
         found |= not truth.holds

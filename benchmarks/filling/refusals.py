@@ -18,8 +18,11 @@ from typing import Final
 from benchmarks.filling.systems import ADMISSION, NONE, FleetSize, systems
 from benchmarks.filling.tenants import WEIGHTS
 from benchmarks.filling.workloads import workloads
+from benchmarks.placing.workloads import chat
 from plait.gateway.simulation.simulate import Simulation
 
+CHAT: Final = "chat"
+"""A workload besides those of full fleets."""
 LOAD: Final = 1.9
 SATURATION_CALLS: Final = 800
 LEAST, MOST = 0.8, 1.25
@@ -44,7 +47,7 @@ class Truth:
 
 def measure(workload: str, traces: Path, seconds: float, seed: int, engines: int) -> Truth:
     """Run a workload with admission as it ships."""
-    make, made = workloads(traces)[workload], systems(FleetSize(engines=engines))
+    make, made = {CHAT: chat, **workloads(traces)}[workload], systems(FleetSize(engines=engines))
     _, saturated = made[NONE](seed)
     records = saturated.run(make(SATURATION_CALLS, inf, seed))
     rate = LOAD * SATURATION_CALLS / max(record.finished_s for record in records)

@@ -88,6 +88,14 @@ def mix(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
     return [replace(next(drawn[kind]), arrives_s=at_s) for kind, at_s in zip(kinds, arrivals_s, strict=True)]
 
 
+def chat(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
+    """Chats that share a system prompt of 100 tokens, with questions of 50 to 1,500 and answers of about 180."""
+    drawn = islice(_chats(random.Random(f"chat {seed}")), calls)
+    return [
+        replace(call, arrives_s=at_s) for call, at_s in zip(drawn, poisson_arrivals(calls, rate, seed), strict=True)
+    ]
+
+
 def _chats(dice: random.Random) -> Iterator[SimulatedCall]:
     system, number = extended(EMPTY, 999, 100), 1 << 28
     while True:

@@ -53,7 +53,7 @@ class LoopTurns:
         self._active = ActiveTenants(lambda _tenant: 1.0)
         self._begun: list[str] = []  # the tenants of those that began in this pass
         self._began_s = 0.0
-        self._free_s = time.monotonic()  # when nobody waited
+        self._free_s = 0.0  # when a request came and nobody waited
 
     def __repr__(self) -> str:
         return f"LoopTurns({self._turns!r})"
@@ -64,6 +64,8 @@ class LoopTurns:
         self._active.came(tenant, now_s)
         if self._turns.length:
             self._check(tenant, now_s)
+        else:
+            self._free_s = now_s
         request = _Request(now_s)
         self._turns.add(tenant, request)
         self._let_begin()
@@ -101,9 +103,7 @@ class LoopTurns:
         elif took_s < LONG_PASS_S / 2:
             seats = min(MOST, seats + 1)
         self._turns.seats = seats
-        if not self._turns.length:
-            self._free_s = now_s
-        elif now_s - self._free_s > STANDING_S:
+        if self._turns.length and now_s - self._free_s > STANDING_S:
             self._refuse_late(now_s, REFUSED * seats)
         self._let_begin()
 

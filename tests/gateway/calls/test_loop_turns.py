@@ -71,7 +71,11 @@ async def _burst(turns: LoopTurns, requests: int, work_s: float, tenant: str = "
 async def test_a_burst_waits_and_a_standing_queue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_turns, "MOST_WAIT_S", 0.01)
     monkeypatch.setattr(loop_turns, "LONG_PASS_S", 0.01)
-    assert await _burst(LoopTurns(), MOST * 3, 0.001) == (MOST * 3, [])
+    turns = LoopTurns()
+    await turns.begin("a")
+    monkeypatch.setattr(loop_turns, "STANDING_S", 1.0)
+    await asyncio.sleep(1.1)
+    assert await _burst(turns, MOST * 3, 0.001) == (MOST * 3, []), "nobody waited meanwhile"
     monkeypatch.setattr(loop_turns, "STANDING_S", 0.05)
     begun, refused = await _burst(LoopTurns(), MOST * 3, 0.01)
     assert begun + len(refused) == MOST * 3

@@ -10,6 +10,9 @@ SOAK   ?= 5
 SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictions.py eviction_news.py greedy_output.py \
 	levers.py slo_order.py other_engines.py wrong_tokenizer.py)
 
+# Two processes, one file to one process: servers of a file's fixtures are shared by its tests.
+E2E := -n 2 --dist loadfile --ignore e2e/faults --ignore e2e/clients
+
 .PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients soak e2e-vllm e2e-sglang \
 	e2e-sglang-adapter environments nightly clean
 
@@ -42,7 +45,7 @@ check: setup
 	$(MAKE) --jobs 2 --output-sync=target lint types unit
 
 e2e: setup
-	$(BIN)/python -m pytest e2e --ignore e2e/faults --ignore e2e/clients
+	$(BIN)/python -m pytest e2e $(E2E)
 
 # Engines that fail, and clients that misbehave, in every known way: some minutes, because hangs take their time.
 e2e-faults: setup
@@ -89,8 +92,8 @@ coverage: setup
 imports: setup
 	$(BIN)/python -m tests.import_all
 
-test: lint types unit
-	$(BIN)/python -m pytest benchmarks e2e --ignore e2e/faults --ignore e2e/clients
+test: check
+	$(BIN)/python -m pytest benchmarks e2e $(E2E)
 
 # Everything, the comparisons and the clients included that `.ci/run` leaves out; new examples for property tests.
 nightly: export PLAIT_NIGHTLY = 1

@@ -28,12 +28,13 @@ PROMPT_TOKENS, ANSWER_TOKENS = 64, 24
 
 @dataclass(frozen=True)
 class Ended:
-    """A call: whose it was, and what came of it."""
+    """A call: whose it was, and what came of it. `text` has its end."""
 
     tenant: str
     status: int
     is_whole: bool
     ttft_s: float
+    text: str
 
 
 @pytest.fixture
@@ -62,8 +63,8 @@ async def ask(http: httpx.AsyncClient, tenant: str, number: int) -> Ended:
             if first_s is None and "data: " in part:
                 first_s = time.monotonic()
             text += part
-    is_whole = text.rstrip().endswith("data: [DONE]") and '"error"' not in text
-    return Ended(tenant, response.status_code, is_whole, (first_s or time.monotonic()) - began_s)
+    is_whole = text.rstrip().endswith("data: [DONE]") and '"error":' not in text  # a token may be "error"
+    return Ended(tenant, response.status_code, is_whole, (first_s or time.monotonic()) - began_s, text[-600:])
 
 
 async def capacity_s(http: httpx.AsyncClient) -> float:
@@ -75,7 +76,8 @@ async def capacity_s(http: httpx.AsyncClient) -> float:
         for number in range(first, 5_000, CLIENTS):
             if time.monotonic() - began_s >= CLOSED_S:
                 return
-            assert (await ask(http, HEAVY, number)).is_whole
+            ended = await ask(http, HEAVY, number)
+            assert ended.is_whole, ended
             done += 1
 
     await asyncio.gather(*(go_on(1 + client) for client in range(CLIENTS)))

@@ -162,6 +162,8 @@ class Exchange:
             raise
         finally:
             self.usage, self.usage_corrected = stream.usage, stream.usage_corrected
+            if stream.problem is None:  # also if the client, which has the last event, goes before the engine's end
+                self.ended = "ok"
         if isinstance(problem, EngineError):  # the engine's own error event has been passed on
             await send({"type": "http.response.body", "body": last})
             raise problem

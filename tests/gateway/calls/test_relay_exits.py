@@ -85,6 +85,20 @@ async def test_a_client_that_goes_away_when_the_engine_has_said_all_changes_no_b
         assert made.seconds_booked("a") == pytest.approx((0.010 + 0.193) + 9 * 0.011)
 
 
+async def test_a_client_that_goes_once_it_has_the_last_event_got_its_answer() -> None:
+    """The engine has not ended its stream yet: SDKs close the connection at the last event."""
+    exchange = Exchange(200, STREAM, [FINISH, USAGE_EVENT, DONE, None])
+    async with gateway(FakeHttp(exchange)) as made:
+        client = Client()
+        task = asyncio.create_task(made.deliver(client))
+        await until_stuck()
+        client.gone.set()
+        with pytest.raises(ClientGoneError):
+            await task
+        assert made.outcomes() == {("a", "ok"): 1}
+        assert made.router.engines["a"].view.outstanding == 0
+
+
 async def test_a_gateway_that_stops_while_it_gives_a_call_up() -> None:
     async with gateway(FakeHttp(None), FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
         task = asyncio.create_task(made.deliver(Client()))

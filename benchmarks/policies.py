@@ -12,7 +12,8 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,17 +31,6 @@ LARGER: Final = {8: ("tools", "documents", "mix"), 64: ("tools", "documents", "m
 """The workloads that larger fleets are run with, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewRunner:
-    """Makes a runner in a worker process."""
-
-    plan: Plan
-
-    def __call__(self, traces: Path) -> Runner:
-        """The runner."""
-        return Runner(self.plan, traces)
-
-
 def main() -> int:
     """Run, print, write; returns 1 if a claim does not hold."""
     arguments = _arguments()
@@ -48,7 +38,9 @@ def main() -> int:
     results = _kept(arguments.results)
     tasks = [task for task in _tasks(arguments) if task not in results]
     progress = Progress()
-    for done, (task, runs) in enumerate(run_all(NewRunner(plan), arguments.traces, tasks, arguments.jobs), start=1):
+    for done, (task, runs) in enumerate(
+        run_all(partial(Runner, plan), arguments.traces, tasks, arguments.jobs), start=1
+    ):
         results[task] = runs
         if arguments.results is not None:
             _keep(arguments.results, task, runs)

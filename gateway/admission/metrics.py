@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -24,9 +24,7 @@ class AdmissionCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Waiting calls and their predicted wait, by model, and by tenant for those that have some."""
         of_all = _families("plait_waiting", "Calls that wait to be sent to their engine", ["model"])
-        of_one = _families(
-            "plait_tenant_waiting", "A tenant's calls that wait, the latest one's place", ["tenant", "model"]
-        )
+        of_one = _families("plait_tenant_waiting", "Calls of a tenant that wait", ["tenant", "model"])
         for model, backlog in list(self._admission.backlogs.items()):
             _add(of_all, [model], backlog.length, backlog.wait_s)
             for tenant in backlog.tenants():
@@ -41,8 +39,6 @@ def _families(name: str, what: str, labels: Sequence[str]) -> tuple[GaugeMetricF
     return calls, GaugeMetricFamily(f"{name}_seconds", "Predicted time until all of them are sent", labels=labels)
 
 
-def _add(
-    families: tuple[GaugeMetricFamily, GaugeMetricFamily], labels: Sequence[str], calls: int, wait_s: float
-) -> None:
-    families[0].add_metric(labels, calls)
-    families[1].add_metric(labels, wait_s)
+def _add(families: Iterable[GaugeMetricFamily], labels: Sequence[str], *values: float) -> None:
+    for family, value in zip(families, values, strict=True):
+        family.add_metric(labels, value)

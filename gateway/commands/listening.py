@@ -13,8 +13,8 @@ import uvicorn
 from plait.gateway.log.background_stderr import wait_until_written
 
 ACCEPTS = 32
-"""Connections that are accepted in one pass of the event loop. uvloop accepts one for each of its handles. Under load a
-pass takes milliseconds, and a health check would wait behind all connections that came before it."""
+"""Connections that are accepted in one pass of the event loop, over all sockets. uvloop accepts one for each handle.
+Under load a pass takes milliseconds, and a health check would wait behind all connections that came before it."""
 
 log = structlog.get_logger(__name__)
 
@@ -57,9 +57,10 @@ class ListeningServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, with several handles on each socket. Each is closed with the event loop's server that it is for."""
-        handles = [bound.dup() for bound in sockets or () for _ in range(ACCEPTS - 1)]
-        await super().startup([*(sockets or ()), *handles])
-        log.info("listening", urls=[url_of(bound) for bound in sockets or ()])
+        bound = sockets or []
+        handles = [one.dup() for one in bound for _ in range(ACCEPTS // len(bound) - 1)]
+        await super().startup([*bound, *handles])
+        log.info("listening", urls=[url_of(one) for one in bound])
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,9 +1,12 @@
 """The delay that a call causes on an engine, to itself and to all others, in seconds.
 
-The delay on an engine has five parts. The call waits for the prefills before its own (queue), for its own prefill and
-for its decode. The calls that are there wait while its prompt is computed (stall). Their decodes take longer beside its
-own (slow). So exploiting a cached prefix and exploring are one comparison: a prefix is copied to another engine once
-using it costs more than computing it again. See docs/design/placement.md.
+The call waits for the prefills before its own (queue), for its own prefill and for its decode. Of the calls that are
+there, those that decode wait while its prompt is computed (stall). Their decodes take longer beside its own (slow).
+Prompts that come later begin later (later). What the engine drops for it is computed again (evicted). A copy of a
+prefix saves later calls some of that (repaid, see `copies`).
+
+So exploiting a cached prefix and exploring are one comparison: a prefix is copied to another engine once using it costs
+more than computing it again. See docs/design/placement.md.
 """
 
 from __future__ import annotations
@@ -61,14 +64,14 @@ def offer(asked: Asked, situation: Situation, engine: EngineView) -> Offer:
     """What `engine` offers to the call."""
     held_blocks = cached_blocks(asked.call, situation, engine)
     cost = delay_cost(asked, engine, held_blocks, situation.now_s, situation.passed)
-    evicted_s = evicted_cost_s(asked.call, situation, engine, held_blocks)
+    evicted_s = _evicted_s(asked.call, situation, engine, held_blocks)
     if evicted_s:
         cost = cost._replace(evicted_s=evicted_s)
     late_s = max(0.0, cost.first_token_s - asked.ttft_s) if asked.ttft_s < inf else 0.0
     return Offer((late_s, cost.total_s), engine, held_blocks, cost)
 
 
-def evicted_cost_s(call: Call, situation: Situation, engine: EngineView, held_blocks: int) -> float:
+def _evicted_s(call: Call, situation: Situation, engine: EngineView, held_blocks: int) -> float:
     """What will be computed again, once, because LRU drops it for the call."""
     if engine.free_tokens is None:
         return 0.0

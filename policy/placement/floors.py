@@ -6,6 +6,7 @@ A floor leaves out what may be nothing, as evictions, and takes the best cost mo
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import inf
 from typing import NamedTuple
 
 from plait.policy.cost_model import CostModel
@@ -38,7 +39,7 @@ def floors(asked: Asked, situation: Situation, engines: Sequence[EngineView], co
     token_s = min(costs.context_s / costs.efficiency for costs in models)
     deeper_s = output_tokens * token_s * (call.prompt_tokens + output_tokens / 2)
     later = FIRST_TOKEN_WEIGHT * LATER * asked.rate_s
-    waits = asked.ttft_s == float("inf")  # an engine may serve an urgent call before all that wait
+    waits = asked.ttft_s == inf  # an engine may serve an urgent call before all that wait
     costs_s, with_copy_s = list[float](), list[float]()
     for place, engine in enumerate(engines):
         floor = engine.floor or engine.find_floor()

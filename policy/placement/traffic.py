@@ -10,8 +10,8 @@ from math import exp
 PRIOR_CALLS = 4.0
 """The expected output counts as so many calls until calls have ended."""
 
-
 ARRIVALS_S = 60.0
+"""Calls of about the last minute say how many come a second."""
 
 
 class Traffic:

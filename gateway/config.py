@@ -35,13 +35,15 @@ class PlacementConfig(Section, frozen=True, kw_only=True):
     policy: plait (least delay, default), e2, round_robin or least_outstanding. rebalance: what is added to e2, any of
     decode_balance, shift and replicate; replicate needs shift (default: nothing). window_s: seconds of history that
     count as an engine's load, H in the paper (default 180). prior_output_tokens: output length expected of a call
-    before any has been observed (default 128).
+    before any has been observed (default 128). hand_over_s: for so long a draining engine may still get calls for
+    prefixes that only it has, while the others compute them one by one (default 60; 0: it gets no calls at once).
     """
 
     policy: Literal["plait", "e2", "round_robin", "least_outstanding"] = "plait"
     rebalance: tuple[Literal["decode_balance", "shift", "replicate"], ...] = ()
     window_s: Seconds = 180.0
     prior_output_tokens: Positive = 128
+    hand_over_s: SecondsOrZero = 60.0
 
     def __post_init__(self) -> None:
         if self.rebalance and self.policy != "e2":

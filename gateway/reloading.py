@@ -107,7 +107,7 @@ class Reloading:
         successors = [engine.name for engine in change.added]
         for name in change.removed:
             if name in self._engines:
-                self._engines.leave(name, successors)
+                self._engines.leave(name, successors, hands_over=True)
         for engine in (*change.changed, *change.added):
             self._put(engine)
 

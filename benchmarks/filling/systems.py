@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import Final
@@ -29,11 +29,16 @@ NewSystem = Callable[[int], tuple[Router, Simulation]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSize:
-    """Equal engines. Their KV cache is the profile's. `scheduler` names their local scheduler."""
+    """Equal engines. Their KV cache is the profile's. `scheduler` names their local scheduler.
+
+    The first engine may be so many times `faster`; the router may not have been `told`.
+    """
 
     engines: int = 4
     profile: str = "a6000-mistral-7b"
     scheduler: str = "slo"
+    faster: float = 1.0
+    told: bool = True
 
 
 def systems(fleet: FleetSize) -> dict[str, NewSystem]:
@@ -61,11 +66,13 @@ def simulated(fleet: FleetSize, policy: str | Policy, ahead_s: float, max_wait_s
 def _fleet(fleet: FleetSize, policy: str | Policy) -> tuple[Router, dict[str, Engine]]:
     """A router, and its engines by id."""
     profile = load_profile(fleet.profile)
+    costs = profile.cost_model()
     router = Router(policy, block_tokens=TREE_BLOCK_TOKENS)
     engines = {}
     for number in range(fleet.engines):
         engine_id = f"engine-{number}"
-        router.add_engine(engine_id, profile.cost_model(), kv_tokens=profile.kv.tokens)
+        real = costs if number else replace(costs, efficiency=costs.efficiency * fleet.faster)
+        router.add_engine(engine_id, real if fleet.told else costs, kv_tokens=profile.kv.tokens)
         settings = EngineSettings(
             name=engine_id,
             model=MODEL,
@@ -73,5 +80,5 @@ def _fleet(fleet: FleetSize, policy: str | Policy) -> tuple[Router, dict[str, En
             block_tokens=BLOCK_TOKENS,
             scheduler=fleet.scheduler,
         )
-        engines[engine_id] = Engine(settings, profile.cost_model())
+        engines[engine_id] = Engine(settings, real)
     return router, engines

@@ -51,7 +51,7 @@ def _candidates(router: Router, engine_id: str, line: Line[Waiting], now_s: floa
 
 def _may_go(router: Router, call: Waiting, engine_id: str) -> bool:
     """Whether a call may change to an engine. One that continues another stays where that ran."""
-    if call.prefer is not None or engine_id in call.avoid:
+    if call.prefer is not None or engine_id in call.avoid or engine_id in router.hand_over:
         return False
     if all(view.engine_id != engine_id for view in router.models.able(call.call.model)):
         return False

@@ -142,14 +142,14 @@ class Lines:
             self._on_room(engine_id)
 
     def _stranded(self) -> list[Waiting]:
-        """The calls that wait for an engine that takes them no more."""
+        """The calls that wait for an engine that takes them no more, or may not take all of them."""
         self._lines = {engine_id: line for engine_id, line in self._lines.items() if line}
         eligible = self._router.models.eligible_ids() if self._lines else {}
         return [
             call
             for engine_id, line in self._lines.items()
             for call in line
-            if engine_id not in eligible.get(call.call.model, ())
+            if engine_id not in eligible.get(call.call.model, ()) or engine_id in self._router.hand_over
         ]
 
     def _move(self, call: Waiting, now_s: float) -> None:

@@ -17,6 +17,7 @@ import structlog
 from plait.backends.errors import ConflictError, NotFoundError
 from plait.backends.http.client import HttpClient, Timeouts
 from plait.backends.profiles import load_profile
+from plait.gateway.calls.drains import Drains
 from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.passed_headers import PassedHeaders
 from plait.gateway.calls.recovery import Recovery
@@ -61,6 +62,7 @@ class EngineSet:
         self._monitor = monitor
         self._recovery = recovery
         self._supervisor = supervisor
+        self._drains = Drains(router, supervisor, config.placement.hand_over_s)
         self._members = {engine.name: _Member(engine) for engine in config.engines}
         self._retired: list[HttpClient] = []
 
@@ -95,18 +97,20 @@ class EngineSet:
         self.change(engine)
 
     def drain(self, name: str, *, draining: bool) -> None:
-        """Give an engine no new calls, or give it calls again. One that was leaving stays then.
+        """Drain an engine, or give it calls again. One that was leaving stays then.
 
-        Raises `NotFoundError`; `ConflictError` if its connections are closed already.
+        A draining engine gets no new calls once it has handed over its prefixes. Raises `NotFoundError`;
+        `ConflictError` if its connections are closed already.
         """
         member = self._member(name)
         if member.is_cut:
             raise ConflictError(f"Engine '{name}' is being removed; add it again.", code="engine_busy")
-        if not draining:
+        if draining:
+            self._drains.begin(name)
+        else:
             self._supervisor.cancel(f"leave:{name}")
             member.leaves = False
-        self._router.health.drain(name, draining=draining)
-        log.info("engine draining" if draining else "engine active", engine=name)
+            self._drains.cancel(name)
 
     def change(self, engine: EngineConfig) -> None:
         """Take over an engine's new url, models and API key. Running calls end on the connections that they have.
@@ -130,21 +134,26 @@ class EngineSet:
         log.info("engine changed", engine=engine.name, url=engine.url)
 
     def remove(self, name: str) -> None:
-        """Remove a draining engine that has no calls. Raises `NotFoundError` or `EngineBusyError`."""
+        """Remove a draining engine that has no calls. One that hands over gets no more.
+
+        Raises `NotFoundError` or `EngineBusyError`.
+        """
         self._member(name)
+        if self._drains.hands_over(name):
+            self._drains.at_once(name)
         self._router.remove_engine(name)
         self._supervisor.cancel(f"leave:{name}")
         self._forget(name)
 
-    def leave(self, name: str, successors: Collection[str] = ()) -> None:
+    def leave(self, name: str, successors: Collection[str] = (), *, hands_over: bool = False) -> None:
         """Remove an engine once it has no calls. It gets calls until each of `successors` has been tried.
 
-        Raises `NotFoundError`.
+        Then it may hand over its prefixes. Raises `NotFoundError`.
         """
         member = self._member(name)
         if not member.leaves:
             member.leaves = True
-            self._supervisor.start(f"leave:{name}", partial(self._leave, name, tuple(successors)))
+            self._supervisor.start(f"leave:{name}", partial(self._leave, name, tuple(successors), hands_over))
 
     async def cut(self, name: str) -> None:
         """Remove an engine now. Its calls are aborted and move, except for streams that have begun.
@@ -152,7 +161,7 @@ class EngineSet:
         Raises `NotFoundError`.
         """
         member, client = self._member(name), self._links[name].client
-        self._router.health.drain(name)
+        self._drains.at_once(name)
         member.is_cut = True
         client.lose("removed", waiting_only=False)
         client.close()
@@ -166,7 +175,8 @@ class EngineSet:
             "object": "engine",
             "name": name,
             "url": member.config.url,
-            "state": "draining" if engine.draining else "active",
+            "state": "draining" if name in self._drains else "active",
+            "hands_over": self._drains.hands_over(name),
             "leaves": member.leaves,
             "health": engine.health.state.value,
             "outstanding_calls": engine.view.outstanding,
@@ -183,13 +193,15 @@ class EngineSet:
         for client in (*(link.client for link in self._links.values()), *self._retired):
             await client.aclose()
 
-    async def _leave(self, name: str, successors: Collection[str]) -> None:
+    async def _leave(self, name: str, successors: Collection[str], hands_over: bool) -> None:
         engines = self._router.engines
         await _until(lambda: not any(_is_untried(engines.get(other)) for other in successors))
-        if not engines[name].draining:
-            self._router.health.drain(name)
+        if hands_over:
+            self._drains.begin(name)
+        elif not engines[name].draining:
+            self._drains.at_once(name)
             log.info("engine draining", engine=name)
-        await _until(lambda: engines[name].view.outstanding == 0)
+        await _until(lambda: engines[name].draining and engines[name].view.outstanding == 0)
         self._router.remove_engine(name)
         self._forget(name)
 

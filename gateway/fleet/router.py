@@ -8,6 +8,7 @@ in virtual time. `select` changes nothing. Each `book` is ended by exactly one `
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from math import inf
 
 from plait.backends.errors import ConflictError
@@ -26,8 +27,9 @@ from plait.gateway.fleet.retry_budget import RetryBudgets
 from plait.gateway.fleet.served_models import ServedModels
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.cost_model import CostModel
-from plait.policy.placement.continuation import continue_on
+from plait.policy.placement.continuation import continued
 from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.hand_over import HandOver
 from plait.policy.placement.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
 from plait.policy.placement.pace import Pace, Ratio
 from plait.policy.placement.policies import POLICIES
@@ -88,8 +90,8 @@ class Router:
         self._fleet_pace = Ratio()
         self._cost_models: dict[CostModel, CostModel] = {}
         self.demand = Demand(window_s, prior_output_tokens)
-        self._window_s = window_s
-        self._prior_output_tokens = prior_output_tokens
+        self.hand_over = HandOver()
+        self._new_ledger = partial(LoadLedger, window_s=window_s, prior_output_tokens=prior_output_tokens)
 
     # A call's way through the fleet.
 
@@ -105,25 +107,24 @@ class Router:
     ) -> Placement:
         """Choose an engine that has `route`; raises `NotFoundError` or `NoEngineError`. Changes nothing.
 
-        `prefer` is the engine that ran the call which this one continues. The call goes there if that
-        engine takes calls. The call goes to an engine to `avoid` only if there is no other. `passed` are
-        the waiting calls that it goes before.
+        `prefer` is the engine that ran the call which this one continues. The call goes there if that engine takes
+        calls. It goes to an engine to `avoid` only if there is no other, and before the waiting calls `passed`.
         """
         assert call.block_tokens == self.block_tokens
         engines = self.models.eligible(call.model, route)
+        if avoid:
+            engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
         situation = self.demand.situation(call, self.tree.match(call.block_hashes), engines, now_s, passed)
-        if prefer is not None and prefer not in avoid:
-            view = next((view for view in engines if view.engine_id == prefer), None)
-            if view is not None:
-                return continue_on(view, call, situation)
-        others = [engine for engine in engines if engine.engine_id not in avoid] if avoid else engines
-        return self._select(call, situation._replace(engines=others or engines) if avoid else situation)
+        situation = self.hand_over.narrow(call, situation)
+        there = None if prefer is None or prefer in avoid else continued(prefer, call, situation)
+        return there or self._select(call, situation)
 
     def book(self, call: Call, placement: Placement, now_s: float, *, waits: bool = False) -> Booking:
         """Record a placement. The engine is sent the call now, or (if it `waits`) at `send`.
 
         The engine is expected to hold the prompt's blocks. The call's work counts in the window.
         """
+        self.hand_over.placed(call, self.tree, placement, now_s)
         leaf = self.tree.insert(call.block_hashes)
         leaf.use(now_s)
         engine = self.engines[placement.engine_id]
@@ -193,9 +194,8 @@ class Router:
         `hang_s` is the shortest silence that counts as a hang.
         """
         cost_model = self._cost_models.setdefault(cost_model, cost_model)  # equal ones are recognised by identity
-        ledger = LoadLedger(cost_model, self._window_s, self._prior_output_tokens)
         residency, pace = Residency(engine_id, self.tree), Pace(self._fleet_pace)
-        view = EngineView(engine_id, cost_model, ledger, residency, pace=pace)
+        view = EngineView(engine_id, cost_model, self._new_ledger(cost_model), residency, pace=pace)
         self.engines[engine_id] = FleetEngine(
             view, health or Health(), EngineCache(view, self.block_tokens, kv_tokens), progress=Progress(hang_s)
         )
@@ -211,6 +211,7 @@ class Router:
         engine.age(inf)
         engine.cache.forget()
         self.answers.forget(engine_id)
+        self.hand_over.end(engine_id)
         del self.engines[engine_id], self.tree.ends[engine_id]
         self.models.refresh()
 

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from plait.backends.errors import ConflictError, NotFoundError
 from plait.gateway.app import Gateway
+from plait.gateway.calls import drains
 from plait.gateway.config import Config, EngineConfig
 from plait.gateway.config_file import parse_config
 from plait.gateway.fleet.booking import Booking
@@ -56,7 +57,8 @@ class Running:
 
 
 @pytest.fixture
-async def running() -> AsyncIterator[Running]:
+async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+    monkeypatch.setattr(drains, "IDLE_S", 0.0)
     running = Running(config())
     yield running
     await running.http.aclose()

@@ -1,0 +1,77 @@
+"""How an engine that drains hands its prefixes over to the others, one by one, while it still answers.
+
+It keeps the calls for prefixes of which it has most, until another engine has time to compute them. An engine spends at
+most `SHARE` of its time on that. So no burst of prefills follows a drain, and what is asked for most often moves first.
+"""
+
+from __future__ import annotations
+
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.situation import Situation, cached_blocks
+from plait.policy.prefix.prefix_tree import PrefixTree
+from plait.policy.types import Call, Placement
+
+SHARE = 0.1
+"""The part of its time that an engine spends on prefills of prefixes that it takes over."""
+
+
+class HandOver:
+    """The engines that hand over, and until when the others have spent their time on what they took."""
+
+    def __init__(self) -> None:
+        self._leaving: dict[str, EngineView] = {}
+        self._spent_until_s: dict[str, float] = {}
+        self._latest_s: dict[str, float] = {}
+
+    def __contains__(self, engine_id: object) -> bool:
+        return engine_id in self._leaving
+
+    def begin(self, engine: EngineView, now_s: float) -> None:
+        """From now on the engine takes only calls for what no other engine has."""
+        self._leaving[engine.engine_id] = engine
+        self._latest_s[engine.engine_id] = now_s
+
+    def end(self, engine_id: str) -> None:
+        """The engine hands over no more. Nothing happens if it did not."""
+        self._leaving.pop(engine_id, None)
+        self._latest_s.pop(engine_id, None)
+        if not self._leaving:
+            self._spent_until_s.clear()
+
+    def latest_s(self, engine_id: str) -> float:
+        """When an engine that hands over got its latest call, or began."""
+        return self._latest_s[engine_id]
+
+    def narrow(self, call: Call, situation: Situation) -> Situation:
+        """The situation with the engines that may take the call: all, if there are none but those that hand over."""
+        if not self._leaving:
+            return situation
+        others = [engine for engine in situation.engines if engine.engine_id not in self._leaving]
+        if not others:
+            return situation
+        most = max(cached_blocks(call, situation, engine) for engine in others)
+        keepers = [
+            engine
+            for engine in situation.engines
+            if engine.engine_id in self._leaving and cached_blocks(call, situation, engine) > most
+        ]
+        if not keepers:
+            return situation._replace(engines=others)
+        now_s = situation.now_s
+        takers = [one for one in others if self._spent_until_s.get(one.engine_id, now_s) <= now_s]
+        return situation._replace(engines=takers or keepers)
+
+    def placed(self, call: Call, tree: PrefixTree, placement: Placement, now_s: float) -> None:
+        """The call goes to an engine. Count what that computes of what others hand over."""
+        if placement.engine_id in self._leaving:
+            self._latest_s[placement.engine_id] = now_s
+        if not self._leaving or placement.engine_id in self._leaving:
+            return
+        path, engine_id, cached_tokens = tree.match(call.block_hashes), placement.engine_id, placement.cached_tokens
+        for leaving in self._leaving.values():
+            held_tokens = min(call.cacheable_blocks, leaving.residency.held_blocks(path)) * call.block_tokens
+            if held_tokens > cached_tokens:
+                took_s = leaving.cost_model.prefill_time_s(held_tokens - cached_tokens, cached_tokens)
+                begins_s = max(now_s, self._spent_until_s.get(engine_id, now_s))
+                self._spent_until_s[engine_id] = begins_s + took_s / SHARE
+                cached_tokens = held_tokens

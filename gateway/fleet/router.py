@@ -31,7 +31,7 @@ from plait.policy.placement.continuation import continued
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.hand_over import HandOver
 from plait.policy.placement.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
-from plait.policy.placement.pace import Pace, Ratio
+from plait.policy.placement.pace import FleetPace, Pace
 from plait.policy.placement.policies import POLICIES
 from plait.policy.placement.rebalancing import RebalancedE2
 from plait.policy.placement.routes import Routes
@@ -87,7 +87,7 @@ class Router:
         self.is_ours = policy == "plait"
         self._select = POLICIES[policy] if isinstance(policy, str) else policy
         self.routes = self._select.routes if isinstance(self._select, RebalancedE2) else Routes()
-        self._fleet_pace = Ratio()
+        self._fleet_pace = FleetPace()
         self._cost_models: dict[CostModel, CostModel] = {}
         self.demand = Demand(window_s, prior_output_tokens)
         self.hand_over = HandOver()
@@ -212,6 +212,7 @@ class Router:
         engine.cache.forget()
         self.answers.forget(engine_id)
         self.hand_over.end(engine_id)
+        engine.view.pace.leave()
         del self.engines[engine_id], self.tree.ends[engine_id]
         self.models.refresh()
 

@@ -1,4 +1,4 @@
-"""How fast an engine really is: its observed times over those that its cost model predicts, against the whole fleet.
+"""How fast an engine is: observed times over those that its cost model predicts, against what is usual in its fleet.
 
 A profile that is wrong for every engine alike changes no comparison, so only the difference to the fleet counts. An
 engine of which nothing is known is taken to be like the others.
@@ -6,7 +6,8 @@ engine of which nothing is known is taken to be like the others.
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
+from statistics import median
 
 MEMORY_S = 20.0
 """Observations are forgotten over about so long. A slow engine is seen within seconds and tried again in a minute."""
@@ -43,35 +44,58 @@ class Ratio:
         self._predicted_s = self._predicted_s * kept + predicted_s
         self._at_s = now_s
 
-    @property
-    def latest(self) -> float:
-        """The ratio when something was last observed; 1 before that."""
-        return self._observed_s / self._predicted_s if self._predicted_s else 1.0
-
     def at(self, now_s: float, prior: float) -> float:
         """The ratio; `prior` counts as `PRIOR_S` seconds of it, to which it goes back if nothing is observed."""
         kept = exp((self._at_s - now_s) / MEMORY_S) if self._predicted_s else 0.0
         return (PRIOR_S * prior + self._observed_s * kept) / (PRIOR_S + self._predicted_s * kept)
 
+    def known(self, now_s: float) -> float | None:
+        """The ratio; None if less than `PRIOR_S` was predicted, or that is forgotten."""
+        if self._predicted_s * exp((self._at_s - now_s) / MEMORY_S) < PRIOR_S:
+            return None
+        return self._observed_s / self._predicted_s
+
+
+class FleetPace:
+    """What is usual in a fleet: the median of its engines' ratios.
+
+    A mean would be that of the engines with most calls, so a fast engine would soon be the measure of itself.
+    """
+
+    def __init__(self) -> None:
+        self.ratios: list[Ratio] = []
+        self._usual = (-inf, 0.0)
+
+    def usual(self, now_s: float) -> float:
+        """The median; 0 if nothing is known."""
+        if self._usual[0] != now_s:
+            known = [ratio for one in self.ratios if (ratio := one.known(now_s)) is not None]
+            self._usual = now_s, median(known) if known else 0.0
+        return self._usual[1]
+
 
 class Pace:
-    """One engine's pace. `fleet` is the ratio of all engines, which they share."""
+    """One engine's pace in its `fleet`."""
 
     __slots__ = ("_fleet", "_own")
 
-    def __init__(self, fleet: Ratio | None = None) -> None:
-        self._fleet = Ratio() if fleet is None else fleet
+    def __init__(self, fleet: FleetPace | None = None) -> None:
+        self._fleet = FleetPace() if fleet is None else fleet
         self._own = Ratio()
+        self._fleet.ratios.append(self._own)
 
     def observe(self, observed_s: float, predicted_s: float, now_s: float) -> None:
         """Something took `observed_s` here that was predicted to take `predicted_s`."""
         self._own.observe(observed_s, predicted_s, now_s)
-        self._fleet.observe(observed_s, predicted_s, now_s)
 
     def slowness(self, now_s: float) -> float:
-        """How many times slower the engine is than the fleet: 1, or at least `TRUSTED`, or the inverse of that."""
-        fleet = self._fleet.latest
-        if fleet == 0.0:
+        """How many times slower the engine is than is usual: 1, or at least `TRUSTED`, or the inverse of that."""
+        usual = self._fleet.usual(now_s)
+        if usual == 0.0:
             return 1.0
-        ratio = self._own.at(now_s, fleet) / fleet
+        ratio = self._own.at(now_s, usual) / usual
         return 1.0 if 1 / TRUSTED <= ratio <= TRUSTED else min(MOST, max(1 / MOST, ratio))
+
+    def leave(self) -> None:
+        """The engine is in the fleet no more."""
+        self._fleet.ratios.remove(self._own)

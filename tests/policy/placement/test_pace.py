@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.placement.pace import MOST, TRUSTED, Pace, Ratio
+from plait.policy.placement.pace import MOST, TRUSTED, FleetPace, Pace
 
 
 def fleet(engines: int) -> list[Pace]:
-    shared = Ratio()
+    shared = FleetPace()
     return [Pace(shared) for _ in range(engines)]
 
 
@@ -24,7 +24,7 @@ def test_an_engine_that_takes_three_times_as_long_is_seen_within_seconds() -> No
     paces = fleet(4)
     run(paces, [3.0, 1.0, 1.0, 1.0], 5)
     slow, *others = [pace.slowness(5.0) for pace in paces]
-    assert slow == pytest.approx(2.0, rel=0.2), "the fleet's mean is 1.5"
+    assert slow == pytest.approx(2.6, rel=0.05), "one predicted second of five counts as usual"
     assert others == [1.0] * 3
 
 
@@ -54,6 +54,24 @@ def test_one_short_call_is_no_evidence() -> None:
     pace = Pace()
     pace.observe(0.5, 0.1, 0.0)
     assert pace.slowness(0.0) == 1.0
+
+
+def test_a_fast_engine_with_most_calls_is_not_the_measure_of_itself() -> None:
+    paces = fleet(4)
+    for second in range(30):
+        paces[0].observe(4.0, 8.0, float(second))
+        for pace in paces[1:]:
+            pace.observe(1.0, 1.0, float(second))
+    assert [pace.slowness(30.0) for pace in paces] == [pytest.approx(0.5, rel=0.05), 1.0, 1.0, 1.0]
+
+
+def test_an_engine_that_leaves_is_no_measure() -> None:
+    paces = fleet(3)
+    run(paces, [9.0, 9.0, 1.0], 20)
+    assert paces[2].slowness(20.0) < 1
+    for pace in paces[:2]:
+        pace.leave()
+    assert paces[2].slowness(20.1) == 1.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 100), st.floats(0, 100), st.floats(0, 50)), max_size=30))

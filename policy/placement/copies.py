@@ -14,7 +14,7 @@ from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.situation import Situation, cached_blocks
 from plait.policy.prefix.node import USES_S
 
-REPAID = 2.0
+REPAID = 4.0
 """How much longer than one call the engines stay as unequal as now: the copy serves the uses of this time."""
 
 

@@ -126,7 +126,7 @@ def test_what_is_evicted_counts_as_far_as_it_is_used() -> None:
     node.use(0.0)
     now = fleet._replace(now_s=60.0)
     lost_s = offer(Asked.of(call_of("prefix"), now), now, view).cost.evicted_s
-    assert lost_s == pytest.approx(0.050 * 2 / e), "each use of a minute ago counts 1 / e"
+    assert lost_s == pytest.approx(8 * 0.050 * 2 / e), "each use of a minute ago counts 1 / e"
     view.free_tokens += 50
     assert offer(Asked.of(call_of("prefix"), now), now, view).cost.evicted_s == 0.0, "it has room"
 
@@ -279,7 +279,7 @@ def naive_of_all(engines: list[Engine], prompt: str, uses: int) -> list[float]:
     totals = [cost for cost, _ in costs]
     if most:
         best_s, answered_s = min(holders)
-        served = uses / 60 * 2 * answered_s / (len(holders) + 1)
+        served = uses / 60 * 4 * answered_s / (len(holders) + 1)
         for number, (engine, blocks) in enumerate(zip(engines, held, strict=True)):
             if blocks < most:
                 totals[number] -= served * max(0.0, best_s - naive(engine, prompt, most)[0])

@@ -27,19 +27,18 @@ class Longest(NamedTuple):
 
 def longest(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Longest | None:
     """None if no engine has a part of the prompt, or all have as much. Looks at few engines that have less."""
-    places = {engine.engine_id: place for place, engine in enumerate(engines)}
     held: dict[int, int] = {}
+    best = 0
     for segment in reversed(situation.path):
-        best = max(held.values(), default=0)
         if best and best >= min(asked.call.cacheable_blocks, segment.node.start_blocks + segment.blocks):
             break
-        for engine_id in segment.node.holdings:
-            place = places.get(engine_id)
-            if place is not None and place not in held:
+        holdings = segment.node.holdings
+        for place in [place for place, engine in enumerate(engines) if engine.engine_id in holdings]:
+            if place not in held:
                 held[place] = cached_blocks(asked.call, situation, engines[place])
-    blocks = max(held.values(), default=0)
-    holders = [place for place, found in held.items() if found == blocks]
-    return Longest(blocks, holders) if blocks and len(holders) < len(engines) else None
+                best = max(best, held[place])
+    holders = [place for place, found in held.items() if found == best]
+    return Longest(best, holders) if best and len(holders) < len(engines) else None
 
 
 class Copy(NamedTuple):

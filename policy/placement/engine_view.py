@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 from plait.policy.cost_model import CostModel
@@ -22,17 +23,16 @@ LEFT_SHARE = 0.5
 
 
 class Floor(NamedTuple):
-    """What a new call costs on an engine at least, whatever the call is. All times are to be multiplied by `slowness`.
+    """What a new call costs on an engine at least, whatever the call is. Seconds are to be multiplied by `slowness`.
 
-    `queue_s`: the wait for the prompts that are there, less the progress since `head_s`, which is at most
-    `most_progress_s`. `iteration_s`: each output token. `deepening`: for each second by which the call's context makes
-    an iteration longer, the seconds of that call (1) and of the others (half an answer each is left). `calls`: for each
-    second of the call's prefill, the seconds of others that it holds up.
+    The prompts that are there take until `until_s`, and at least `least_s` more. `iteration_s`: each output token.
+    `deepening`: for each second by which the call's context makes an iteration longer, the seconds of that call (1) and
+    of the others (half an answer each is left). `calls`: for each second of the call's prefill, the seconds of others
+    that it holds up.
     """
 
-    queue_s: float
-    head_s: float
-    most_progress_s: float
+    until_s: float
+    least_s: float
     iteration_s: float
     deepening: float
     calls: int
@@ -148,11 +148,13 @@ class EngineView:
     def find_floor(self) -> Floor:
         """What a new call costs here at least. It is computed when it is needed: a small fleet needs none."""
         queue = self.queue
-        waits = not queue.is_empty and not queue.may_expire
+        until_s, least_s = -inf, 0.0
+        if not queue.is_empty and not queue.may_expire:
+            drain_s = self.drain_s(queue.tokens) + queue.attention_s
+            until_s, least_s = queue.head_s + drain_s, max(0.0, drain_s - queue.most_progress_s)
         self.floor = Floor(
-            self.drain_s(queue.tokens) + queue.attention_s if waits else 0.0,
-            queue.head_s,
-            queue.most_progress_s if waits else 0.0,
+            until_s,
+            least_s,
             self.iteration_s,
             1 + LEFT_SHARE * self.calls if self.cost_model.deepens(self.context_tokens) else 0.0,
             self.calls,

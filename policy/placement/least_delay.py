@@ -69,15 +69,18 @@ def best_of_many(asked: Asked, situation: Situation, engines: Sequence[EngineVie
     """As `best_of_all`, without looking at every engine. An offer that misses the TTFT is compared with all."""
     search, found = _Search(asked, situation, engines), longest(asked, situation, engines)
     if found is None:
-        return search.over(enumerate(floors(asked, situation, engines).costs_s))
-    least, holders = floors(asked, situation, engines, found.blocks), set(found.holders)
-    copy = Copy.of(situation, found, search.over((place, least.costs_s[place]) for place in holders))
+        return search.over(zip(floors(asked, situation, engines).costs_s, range(len(engines)), strict=True))
+    least = floors(asked, situation, engines, found.blocks)
+    copy = Copy.of(situation, found, search.over((least.costs_s[place], place) for place in found.holders))
     search.copy = copy
-    return search.over(
-        (place, cost_s - copy.repaid_s(with_copy_s))
-        for place, (cost_s, with_copy_s) in enumerate(zip(*least, strict=True))
-        if place not in holders
-    )
+    holder_s, uses = copy.holder_s, copy.uses
+    reduced_s = [
+        cost_s - uses * (holder_s - with_copy_s) if with_copy_s < holder_s else cost_s
+        for cost_s, with_copy_s in zip(*least, strict=True)
+    ]
+    for place in found.holders:
+        reduced_s[place] = inf
+    return search.over(zip(reduced_s, range(len(engines)), strict=True))
 
 
 @dataclass(slots=True)
@@ -90,14 +93,16 @@ class _Search:
     best: tuple[int, Offer] | None = None
     copy: Copy | None = None
 
-    def over(self, least: Iterable[tuple[int, float]]) -> Offer:
-        """The best offer so far or of the engines at these places, which cost so many seconds at least."""
-        heap = [(floor_s, place) for place, floor_s in least]
+    def over(self, least: Iterable[tuple[float, int]]) -> Offer:
+        """The best offer so far or of some engines: the seconds that each costs at least (infinite: out), its place."""
+        heap = list(least)
         heapify(heap)
         best = self.best
         while heap:
             floor_s, place = heappop(heap)
             if best is not None and best[1].rank[0] == 0.0 and floor_s >= _rounded(best[1].rank[1]):
+                break
+            if floor_s == inf:
                 break
             found = offer(self.asked, self.situation, self.engines[place])
             if self.copy is not None:

@@ -21,8 +21,8 @@ from typing import Final
 from benchmarks.filling.systems import FleetSize, simulated
 from benchmarks.filling.workloads import Workload, documents, tools
 from benchmarks.placing.workloads import chat
-from plait.gateway.admission.room import AHEAD_S as ROOM_AHEAD_S
-from plait.gateway.config import AdmissionConfig
+from plait.gateway.admission.room import AHEAD_S
+from plait.gateway.config import AdmissionConfig, PlacementConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.comparison_report import Claim
 from plait.gateway.simulation.simulate import CallRecord, SimulatedCall
@@ -36,7 +36,6 @@ AT_ONCE: Final = 400
 CHANGE_S: Final = 180.0
 MINUTE_S: Final = 60.0
 FASTER: Final = 2.0
-AHEAD_S: Final = 60.0
 
 DRAINED_MOST: Final = 1.15
 """Mean E2E in the minutes after a drain, over the fleet that never had the engine."""
@@ -94,8 +93,12 @@ def _rows(name: str, seed: int) -> Iterator[Row]:
         calls = workload(round(per_s * (CHANGE_S + 3 * MINUTE_S)), per_s, seed)
         row = partial(Row, workload=name, rate=rate, seed=seed)
         without = _run(fewer, calls)
-        for change, ahead_s in (("drained at once", 0.0), ("drained ahead", AHEAD_S)):
-            drained = _run(all_of_them, calls, (CHANGE_S, _begin_to_drain), (CHANGE_S + ahead_s, _drain))
+        drains: dict[str, list[tuple[float, Change]]] = {
+            "drained at once": [(CHANGE_S, _drain)],
+            "drained ahead": [(CHANGE_S, _hand_over), (CHANGE_S + PlacementConfig().hand_over_s, _drain)],
+        }
+        for change, events in drains.items():
+            drained = _run(all_of_them, calls, *events)
             for minute in (0, 1):
                 ratio = _e2e_s(drained, minute, minute + 1) / _e2e_s(without, minute, minute + 1)
                 yield row(f"{change}, minute {minute + 1}", ratio=ratio)
@@ -107,7 +110,7 @@ def _rows(name: str, seed: int) -> Iterator[Row]:
         yield row("faster engine", ratio=_e2e_s(untold, -2, 3) / _e2e_s(told, -2, 3))
 
 
-def _begin_to_drain(router: Router, now_s: float) -> None:
+def _hand_over(router: Router, now_s: float) -> None:
     router.hand_over.begin(router.engines[CHANGED].view, now_s)
     router.models.refresh()
 
@@ -122,7 +125,7 @@ def _come(router: Router, _now_s: float) -> None:
 
 
 def _run(fleet: FleetSize, calls: Sequence[SimulatedCall], *changes: tuple[float, Change]) -> list[CallRecord]:
-    router, simulation = simulated(fleet, "plait", ROOM_AHEAD_S, AdmissionConfig().max_wait_s)
+    router, simulation = simulated(fleet, "plait", AHEAD_S, AdmissionConfig().max_wait_s)
     for when_s, change in changes:
         simulation.at(when_s, partial(change, router))
     return simulation.run(calls)

@@ -60,6 +60,14 @@ class Copy(NamedTuple):
         """What the copy repays on an engine where a call with it costs so much."""
         return self.uses * max(0.0, self.holder_s - with_copy_s)
 
+    def least_with(self, costs_s: Sequence[float], with_copy_s: Sequence[float]) -> list[float]:
+        """The floors of engines less what the copy repays there. This calls nothing for each engine."""
+        holder_s, uses = self.holder_s, self.uses
+        return [
+            cost_s - uses * (holder_s - copy_s) if copy_s < holder_s else cost_s
+            for cost_s, copy_s in zip(costs_s, with_copy_s, strict=True)
+        ]
+
     def on(self, asked: Asked, situation: Situation, offer: Offer) -> Offer:
         """The offer of an engine that has not this part of the prompt, with what the copy repays."""
         cost = delay_cost(asked, offer.engine, self.blocks, situation.now_s, situation.passed)

@@ -26,9 +26,9 @@ LATER = 1.5
 """Work delays all calls that come before the queue is empty: 1 / (1 - utilisation) times, at a third."""
 
 EVICTED = 8.0
-"""So many times its own seconds is what a prefill delays: its call twice, half of the calls that are there, later ones.
+"""A prefill delays its own call, which counts twice, the calls that are there, and later ones.
 
-Where a copy could be made without an eviction, it is. Between 5 and 16 little changes.
+So the seconds that are computed again count so many times. Between 5 and 16 little changes.
 """
 
 MOST_VICTIMS = 64

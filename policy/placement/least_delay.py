@@ -73,14 +73,10 @@ def best_of_many(asked: Asked, situation: Situation, engines: Sequence[EngineVie
     least = floors(asked, situation, engines, found.blocks)
     copy = Copy.of(situation, found, search.over((least.costs_s[place], place) for place in found.holders))
     search.copy = copy
-    holder_s, uses = copy.holder_s, copy.uses
-    reduced_s = [
-        cost_s - uses * (holder_s - with_copy_s) if with_copy_s < holder_s else cost_s
-        for cost_s, with_copy_s in zip(*least, strict=True)
-    ]
+    least_s = copy.least_with(*least)
     for place in found.holders:
-        reduced_s[place] = inf
-    return search.over(zip(reduced_s, range(len(engines)), strict=True))
+        least_s[place] = inf  # looked at before
+    return search.over(zip(least_s, range(len(engines)), strict=True))
 
 
 @dataclass(slots=True)
@@ -94,7 +90,10 @@ class _Search:
     copy: Copy | None = None
 
     def over(self, least: Iterable[tuple[float, int]]) -> Offer:
-        """The best offer so far or of some engines: the seconds that each costs at least (infinite: out), its place."""
+        """The best offer so far or of these engines, each given as the least cost in seconds and the place.
+
+        An engine whose least cost is infinite is left out.
+        """
         heap = list(least)
         heapify(heap)
         best = self.best

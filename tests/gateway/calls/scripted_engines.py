@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import pytest
+
 from plait.backends.errors import EngineError, PlaitError
 from plait.backends.http.client import HttpClient
 from plait.backends.http.response import Response
 from plait.backends.protocol.openai import CompletionRequest, parse_request
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.tenant_limits import UNLIMITED
-from plait.gateway.asgi import Headers
+from plait.gateway.asgi import ClientGoneError, Headers
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.engine_link import EngineLink
@@ -201,3 +203,12 @@ async def until_stuck() -> None:
     """Until everything waits for something that this test has to do."""
     for _ in range(10):
         await asyncio.sleep(0)
+
+
+async def leaves(made: Gateway, client: Client) -> None:
+    """A client sends its call, and goes once nothing happens any more."""
+    task = asyncio.create_task(made.deliver(client))
+    await until_stuck()
+    client.gone.set()
+    with pytest.raises(ClientGoneError):
+        await task

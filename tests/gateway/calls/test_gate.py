@@ -20,6 +20,7 @@ from tests.gateway.calls.scripted_engines import (
     FakeHttp,
     Gateway,
     gateway,
+    leaves,
     until_stuck,
 )
 
@@ -62,12 +63,7 @@ async def test_calls_wait_while_their_engine_is_full_and_go_in_turn() -> None:
 async def test_a_call_whose_client_goes_while_it_waits_is_never_sent() -> None:
     async with gateway(FakeHttp()) as made:
         close_gate(made)
-        client = Client()
-        task = asyncio.create_task(made.deliver(client))
-        await until_stuck()
-        client.gone.set()
-        with pytest.raises(ClientGoneError):
-            await task
+        await leaves(made, Client())
         assert made.gate.admission.waiting("m") == 0
         made.gate.admission.check([])
 

@@ -21,6 +21,7 @@ from tests.gateway.calls.scripted_engines import (
     Exchange,
     FakeHttp,
     gateway,
+    leaves,
     until_stuck,
 )
 
@@ -76,11 +77,7 @@ async def test_a_client_that_goes_away_when_the_engine_has_said_all_changes_no_b
     exchange = Exchange(pieces=[FINISH + USAGE_EVENT + DONE]) if streamed else Exchange(headers=JSON, pieces=[WHOLE])
     client = Client(stuck_at=1)
     async with gateway(FakeHttp(exchange)) as made:
-        task = asyncio.create_task(made.deliver(client))
-        await until_stuck()
-        client.gone.set()
-        with pytest.raises(ClientGoneError):
-            await task
+        await leaves(made, client)
         assert made.outcomes() == {("a", "ok"): 1}
         assert made.seconds_booked("a") == pytest.approx((0.010 + 0.193) + 9 * 0.011)
 
@@ -89,12 +86,7 @@ async def test_a_client_that_goes_once_it_has_the_last_event_got_its_answer() ->
     """The engine has not ended its stream yet: SDKs close the connection at the last event."""
     exchange = Exchange(200, STREAM, [FINISH, USAGE_EVENT, DONE, None])
     async with gateway(FakeHttp(exchange)) as made:
-        client = Client()
-        task = asyncio.create_task(made.deliver(client))
-        await until_stuck()
-        client.gone.set()
-        with pytest.raises(ClientGoneError):
-            await task
+        await leaves(made, Client())
         assert made.outcomes() == {("a", "ok"): 1}
         assert made.router.engines["a"].view.outstanding == 0
 

@@ -26,7 +26,7 @@ def where(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def fleet(launch: Launcher, where: str) -> Fleet:
     """One engine that runs two calls at a time, behind a gateway."""
-    engine = launch.engine("demo-1", time_scale=10, options=WHERE[where])
+    engine = launch.engine("demo-1", time_scale=5, options=WHERE[where])
     fleet = Fleet(launch.gateway([engine]), {engine.name: engine})
     fleet.start()
     return fleet

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.situation import NOTHING_PASSED, Passed, Situation
-from plait.policy.placement.traffic import Arrivals, Traffic
+from plait.policy.placement.traffic import NOTHING_COMES, Arrivals, Traffic
 from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call
 
@@ -33,7 +33,7 @@ class Demand:
         self._placed[call.model] += 1
         if call.model not in self._arrivals:
             self._arrivals[call.model] = Arrivals(now_s)
-        self._arrivals[call.model].came(now_s)
+        self._arrivals[call.model].came(call.prompt_tokens, now_s)
         self._enter(call)
 
     def refined(self, before: Call, after: Call) -> None:
@@ -74,7 +74,7 @@ class Demand:
             self.traffic(call),
             self.siblings(call),
             passed,
-            0.0 if arrivals is None else arrivals.rate_s(now_s) / len(engines),
+            NOTHING_COMES if arrivals is None else arrivals.coming(len(engines), now_s),
         )
 
     def traffic(self, call: Call) -> Traffic:

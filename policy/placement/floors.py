@@ -47,6 +47,7 @@ def floors(asked: Asked, situation: Situation, engines: Sequence[EngineView], co
     token_s = min(costs.context_s / costs.efficiency for costs in models)
     deeper_s = output_tokens * token_s * (call.prompt_tokens + output_tokens / 2)
     weight, later, stalled = FIRST_TOKEN_WEIGHT, FIRST_TOKEN_WEIGHT * LATER * asked.rate_s, STALLED_SHARE
+    most_wait_s = asked.most_wait_s
     waits = asked.ttft_s == inf  # an engine may serve an urgent call before all that wait
     costs_s, with_copy_s = list[float](), list[float]()
     for engine in engines:
@@ -59,13 +60,17 @@ def floors(asked: Asked, situation: Situation, engines: Sequence[EngineView], co
             iteration_s, deepening = engine.cost_model.decode_iteration_s(1, 0.0), 0.0
         if not waits:
             queue_s = 0.0
-        behind = slowness * later
-        held_up = stalled * calls + behind * queue_s
         fixed_s = weight * queue_s + output_tokens * iteration_s + deeper_s * deepening
         own_s, half_s, added_s = prefills[levels.get(engine.engine_id, 0)]
-        costs_s.append(slowness * (fixed_s + own_s + added_s * (held_up + behind * half_s)))
+        wait_s = slowness * (queue_s + half_s)
+        if wait_s > most_wait_s:  # noqa: PLR1730
+            wait_s = most_wait_s
+        costs_s.append(slowness * (fixed_s + own_s + added_s * (stalled * calls + later * wait_s)))
         if copy_blocks:
-            delays_s = copy_own_s + copy_added_s * (held_up + behind * copy_half_s)
+            wait_s = slowness * (queue_s + copy_half_s)
+            if wait_s > most_wait_s:  # noqa: PLR1730
+                wait_s = most_wait_s
+            delays_s = copy_own_s + copy_added_s * (stalled * calls + later * wait_s)
             with_copy_s.append(slowness * (fixed_s + delays_s))
     return Floors(costs_s, with_copy_s)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.traffic import NO_TRAFFIC, Traffic
+from plait.policy.placement.traffic import NO_TRAFFIC, NOTHING_COMES, Coming, Traffic
 from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call, DelayCost, LoadCost, Placement, PlacementReason
 
@@ -35,7 +35,7 @@ class Situation(NamedTuple):
     `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is the number of
     calls placed before this one. `traffic` is that of calls like this one. `siblings` counts the other calls of its
     task group that still have to be placed. `passed` are the calls that wait in the gateway behind this one.
-    `rate_s` is how many calls of its model come to an engine in a second.
+    `coming` are the calls of its model that each engine has to expect.
     """
 
     path: Sequence[Segment]
@@ -45,7 +45,7 @@ class Situation(NamedTuple):
     traffic: Traffic = NO_TRAFFIC
     siblings: int = 0
     passed: Passed = NOTHING_PASSED
-    rate_s: float = 0.0
+    coming: Coming = NOTHING_COMES
 
 
 Policy = Callable[[Call, Situation], Placement]

@@ -6,12 +6,23 @@ An engine's own mean would make an engine look fast that happened to get calls w
 from __future__ import annotations
 
 from math import exp
+from typing import NamedTuple
 
 PRIOR_CALLS = 4.0
 """The expected output counts as so many calls until calls have ended."""
 
 ARRIVALS_S = 60.0
 """Calls of about the last minute say how many come a second."""
+
+
+class Coming(NamedTuple):
+    """What is expected to come: calls a second to each engine, and the mean length of their prompts."""
+
+    rate_s: float
+    prompt_tokens: float
+
+
+NOTHING_COMES = Coming(0.0, 0.0)
 
 
 class Traffic:
@@ -43,18 +54,27 @@ class Traffic:
 
 
 class Arrivals:
-    """How many calls come a second: a mean that forgets exponentially over `ARRIVALS_S`. O(1) in time and memory."""
+    """How many calls come a second, and how long their prompts are.
 
-    __slots__ = ("_began_s", "_calls", "_latest_s")
+    Means that forget exponentially over `ARRIVALS_S`: O(1) in time and memory.
+    """
+
+    __slots__ = ("_began_s", "_calls", "_latest_s", "_prompt_tokens")
 
     def __init__(self, now_s: float) -> None:
         self._began_s = self._latest_s = now_s
-        self._calls = 0.0
+        self._calls = self._prompt_tokens = 0.0
 
-    def came(self, now_s: float) -> None:
+    def came(self, prompt_tokens: int, now_s: float) -> None:
         """A call has come."""
-        self._calls = 1.0 + self._calls * exp((self._latest_s - now_s) / ARRIVALS_S)
+        kept = exp((self._latest_s - now_s) / ARRIVALS_S)
+        self._calls = 1.0 + self._calls * kept
+        self._prompt_tokens = prompt_tokens + self._prompt_tokens * kept
         self._latest_s = now_s
+
+    def coming(self, engines: int, now_s: float) -> Coming:
+        """What each of so many `engines` has to expect."""
+        return Coming(self.rate_s(now_s) / engines, self._prompt_tokens / self._calls)
 
     def rate_s(self, now_s: float) -> float:
         """Calls a second. At least a second is looked at: the first calls are no burst."""

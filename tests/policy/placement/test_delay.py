@@ -21,7 +21,7 @@ from plait.policy.placement.least_delay import ROUNDING, best_of_all, best_of_ma
 from plait.policy.placement.load import LoadLedger
 from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.placement.situation import Passed, Situation, cached_blocks
-from plait.policy.placement.traffic import Traffic
+from plait.policy.placement.traffic import Coming, Traffic
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
@@ -29,7 +29,8 @@ from plait.policy.types import Call, PlacementReason, Slo
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.000_01, 0.0, LongAttention())
 OUTPUT_TOKENS = 20
-RATE_S = 0.5
+COMING = Coming(0.5, 20.0)
+MOST_WAIT_S = 2.5 * (0.010 + 0.001 * 20 + 0.000_01 * 20)
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,14 @@ def test_the_delay_by_hand(name: str, engine: Engine, parts: tuple[float, ...]) 
     )
 
 
-def test_work_delays_the_calls_that_come_later_where_calls_wait() -> None:
+@pytest.mark.parametrize(("most_wait_s", "wait_s"), [(inf, 0.170 + 0.071_61 / 2), (0.2, 0.2)])
+def test_work_delays_the_calls_that_come_later_where_calls_wait(most_wait_s: float, wait_s: float) -> None:
     (view,) = situation(Engine(waiting=(50, 100), contexts=(50, 100))).engines
-    none, some = (delay_cost(Asked(call_of("prefix"), OUTPUT_TOKENS, inf, rate_s), view, 0, 0.0) for rate_s in (0, 2.0))
-    work_s, prefill_s = 0.061 + 0.000_61, 0.071 + 0.000_61
-    assert some.later_s == pytest.approx(1.5 * 2.0 * work_s * (0.170 + prefill_s / 2))
+    none, some = (
+        delay_cost(Asked(call_of("prefix"), OUTPUT_TOKENS, inf, rate_s, most_wait_s), view, 0, 0.0)
+        for rate_s in (0, 2.0)
+    )
+    assert some.later_s == pytest.approx(1.5 * 2.0 * (0.061 + 0.000_61) * wait_s)
     assert some.total_s == pytest.approx(none.total_s + 2 * some.later_s)
 
 
@@ -255,7 +259,7 @@ def held_blocks(engine: Engine, prompt: str) -> int:
     return min(len(engine.cached), len(prompt)) if common is None else common
 
 
-def naive(engine: Engine, prompt: str, held: int, rate_s: float = RATE_S) -> tuple[float, float]:
+def naive(engine: Engine, prompt: str, held: int, rate_s: float = COMING.rate_s) -> tuple[float, float]:
     """The delay on an engine that holds so many blocks, but for copies; and the part of it until the last token."""
     tokens, calls = 10 * len(prompt) + 1, len(engine.contexts)
     missed = tokens - 10 * held
@@ -266,7 +270,7 @@ def naive(engine: Engine, prompt: str, held: int, rate_s: float = RATE_S) -> tup
     prefill_s += attention_s
     work_s = 0.001 * missed + attention_s
     others_s = calls * (work_s / 2 + OUTPUT_TOKENS / 2 * (after_s - before_s))
-    others_s += 3 * rate_s * work_s * (queue_s + prefill_s / 2)
+    others_s += 3 * rate_s * work_s * min(MOST_WAIT_S, queue_s + prefill_s / 2)
     answered_s = queue_s + prefill_s + OUTPUT_TOKENS * after_s
     return queue_s + prefill_s + answered_s + others_s, answered_s
 
@@ -289,7 +293,7 @@ def naive_of_all(engines: list[Engine], prompt: str, uses: int) -> list[float]:
 @given(engines=st.lists(ENGINES, min_size=1, max_size=5), turn=st.integers(0, 4), uses=st.sampled_from((0, 1, 50)))
 def test_the_least_delay_of_all_engines(engines: list[Engine], turn: int, uses: int) -> None:
     costs = naive_of_all(engines, "prefix", uses)
-    fleet = used(situation(*engines, turn=turn), uses)._replace(rate_s=RATE_S)
+    fleet = used(situation(*engines, turn=turn), uses)._replace(coming=COMING)
     chosen = least_delay(call_of("prefix"), fleet).engine_id
     assert costs[int(chosen)] == pytest.approx(min(costs))
 
@@ -315,6 +319,7 @@ CHOICES = given(
     slowness=st.lists(st.sampled_from((0.3, 1.0, 1.2, 4.0)), min_size=15, max_size=15),
     ttft_s=st.sampled_from((inf, inf, 0.2, 0.01)),
     uses=st.sampled_from((0, 1, 20, 500)),
+    most_wait_s=st.sampled_from((inf, MOST_WAIT_S, 0.01)),
     prompt=st.sampled_from(("prefix", "preface", "other", "p")),
 )
 
@@ -326,15 +331,16 @@ def choice(
     slowness: list[float],
     ttft_s: float,
     uses: int,
+    most_wait_s: float,
     prompt: str,
 ) -> tuple[Asked, Situation]:
     """The call, and the engines with these paces. The fast ones serve calls with a TTFT first."""
     engines, passed = chosen
-    fleet = used(situation(*engines, prompt=prompt), uses)._replace(passed=passed, rate_s=RATE_S)
+    fleet = used(situation(*engines, prompt=prompt), uses)._replace(passed=passed, coming=COMING)
     for view, slow in zip(fleet.engines, slowness, strict=False):
         view.slowness = slow
         view.use_report(view.batch_tokens, urgent_first=slow == 0.3)
-    return Asked(call_of(prompt), output_tokens, ttft_s, RATE_S), fleet
+    return Asked(call_of(prompt), output_tokens, ttft_s, COMING.rate_s, most_wait_s), fleet
 
 
 @CHOICES
@@ -354,8 +360,12 @@ HALF_A_TOKEN = [Engine("prefix", held=(1,), contexts=(1,)), Engine("prefix")], P
 
 
 @CHOICES
-@example(chosen=AN_IDLE_ENGINE, output_tokens=OUTPUT_TOKENS, slowness=[1.0, 1.0], ttft_s=inf, uses=0, prompt="prefix")
-@example(chosen=HALF_A_TOKEN, output_tokens=1, slowness=[1.0, 1.2], ttft_s=inf, uses=0, prompt="prefix")
+@example(
+    chosen=AN_IDLE_ENGINE, output_tokens=20, slowness=[1.0, 1.0], ttft_s=inf, uses=0, most_wait_s=inf, prompt="prefix"
+)
+@example(
+    chosen=HALF_A_TOKEN, output_tokens=1, slowness=[1.0, 1.2], ttft_s=inf, uses=0, most_wait_s=inf, prompt="prefix"
+)
 def test_the_search_of_a_large_fleet_finds_what_looking_at_all_does(**chosen: Any) -> None:
     asked, fleet = choice(**chosen)
     every, few = best_of_all(asked, fleet, fleet.engines), best_of_many(asked, fleet, fleet.engines)

@@ -34,9 +34,10 @@ def test_answers_are_forgotten_over_the_window() -> None:
 def test_arrivals_are_counted_by_the_second() -> None:
     arrivals = Arrivals(0.0)
     for number in range(1, 6001):
-        arrivals.came(number / 10)
+        arrivals.came(100 + number % 2, number / 10)
     assert arrivals.rate_s(600.0) == pytest.approx(10.0, rel=0.01)
     assert arrivals.rate_s(660.0) == pytest.approx(10.0 / 2.718, rel=0.01)
+    assert arrivals.coming(4, 600.0) == pytest.approx((2.5, 100.5), rel=0.01)
 
 
 @pytest.mark.parametrize(("seconds", "rate_s"), [(1.0, 10.0), (10.0, 10.0), (0.1, 1.0)])
@@ -44,5 +45,5 @@ def test_the_first_arrivals_count_over_their_own_time(seconds: float, rate_s: fl
     arrivals = Arrivals(0.0)
     calls = round(10 * seconds)
     for number in range(1, calls + 1):
-        arrivals.came(seconds * number / calls)
+        arrivals.came(1, seconds * number / calls)
     assert arrivals.rate_s(seconds) == pytest.approx(rate_s, rel=0.1)

@@ -12,7 +12,7 @@ from tests.source_tree import SHIPPED, imports, module_file, path_of, sources
 ROOMS = {
     "policy": (
         {"admission"},
-        {"placement", "scheduling", "programs"},
+        {"placement", "scheduling", "programs", "sessions"},
         {"prefix"},
         {"types", "cost_model"},
     ),

@@ -1,0 +1,227 @@
+"""The gate of one model: it holds sessions so that the contexts of those that are live fit into the engines' caches.
+
+A synchronous core; each event carries its time. A call that comes is a `Turn`. It is of a session, or it is chat: a
+short prompt that extends nothing. Chat is never held; while it is in an engine its tokens count.
+
+- `arrive`: a call has come. A live session's passes, unless the live contexts have outgrown the caches: then the
+  youngest session without a call is paused, which may be this one. Another session's passes if there is room, and is
+  held if there is not.
+- `sent`: a turn that has passed is in an engine.
+- `ended`: a turn was answered. Its session stays live, and its context keeps what it has.
+- `gone`: a turn is not to be answered, held or not.
+- `release`: the turns that are held no more. It is to be called after each of these, and as time passes.
+
+While the gate is open, all pass. It closes where keeping contexts is worth it (`Worth`), which is judged each second.
+Room for the first that is held comes from a session that has been idle for so long that keeping its context has cost
+as much as computing it again will. Nobody is held for longer than `MOST_HELD_S`. See docs/design/sessions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from plait.policy.sessions.contexts import Context, marked_block
+from plait.policy.sessions.held import Arrival, HeldTurns, Turn
+from plait.policy.sessions.known import KnownSessions
+from plait.policy.sessions.live import LiveSessions
+from plait.policy.sessions.worth import Caches, Worth
+
+OUTGROWN: Final = 1.05
+"""Contexts grow while sessions are live. Nobody is paused until the caches are too small by a twentieth."""
+
+MOST_LIVE: Final = 2.0
+"""While the gate is open, nobody is paused. But contexts that are so many times the caches are not in them."""
+
+MOST_HELD_S: Final = 600.0
+"""A session that has tried for so long passes."""
+
+MOST_AWAY_S: Final = 120.0
+"""A client that was told to come again, and has not come for so long, begins its tries anew."""
+
+CHAT_TOKENS: Final = 4_000
+"""A shorter prompt that extends none is chat."""
+
+
+class SessionGate:
+    """The sessions of one model. `look` returns the engines' caches; None if they do not say how large they are.
+
+    `weight` returns a tenant's weight. A prompt of fewer than `chat_tokens` that extends none is chat. `paused` counts
+    live sessions that had to wait for their next turn, `expired` those whose room was taken while they were idle.
+    """
+
+    def __init__(
+        self,
+        block_tokens: int,
+        look: Callable[[], Caches | None],
+        weight: Callable[[str], float] = lambda _tenant: 1.0,
+        chat_tokens: float = CHAT_TOKENS,
+    ) -> None:
+        self.worth = Worth(look)
+        self.live = LiveSessions(block_tokens)
+        self.held = HeldTurns()
+        self.known = KnownSessions(self.live.close)
+        self.paused = self.expired = 0
+        self._weight = weight
+        self._chat_tokens = chat_tokens
+        self._chatting_tokens = 0
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of live contexts, and of chat in engines."""
+        return self.live.tokens + self._chatting_tokens
+
+    # Events.
+
+    def arrive(self, asked: Arrival, now_s: float) -> Turn:
+        """A call has come. If it is held, `release` returns it, then or later."""
+        self.worth.judge(self.known, now_s)
+        context = self._context(asked, now_s)
+        turn = Turn(asked, context)
+        if context is None:
+            return turn
+        session = context.session
+        if session.tried_s is None or (not session.held and now_s - session.ended_s > MOST_AWAY_S):
+            session.tried_s = now_s
+        self._resize(context, asked.call.block_hashes, turn.tokens)
+        self.known.mark(context, asked.call.block_hashes, marked_block(asked.call))
+        passes = self._stays_live(turn) if session.is_live else self._may_be_live(turn, now_s)
+        if passes:
+            self._pass(turn)
+        else:
+            self.held.add(turn, now_s)
+        return turn
+
+    def sent(self, turn: Turn) -> None:
+        """A turn that has passed is in an engine."""
+        turn.is_sent = True
+        if turn.context is None:
+            self._chatting_tokens += turn.tokens
+
+    def ended(self, turn: Turn, output_tokens: int | None, now_s: float) -> None:
+        """A turn was answered; `output_tokens` is None if it is not known."""
+        context = turn.context
+        if context is not None:
+            context.ended_s = now_s
+            if output_tokens is not None:
+                self.worth.answered(output_tokens)
+                if context.tokens:
+                    self._resize(context, context.hashes, turn.asked.call.prompt_tokens + output_tokens)
+        self.gone(turn, now_s)
+
+    def gone(self, turn: Turn, now_s: float) -> None:
+        """A turn is not to be answered, or was."""
+        if turn.context is None:
+            self._chatting_tokens -= turn.tokens if turn.is_sent else 0
+            return
+        turn.session.ended_s = now_s
+        if turn.is_held:
+            self.held.remove(turn)
+        else:
+            turn.session.calls -= 1
+
+    def release(self, now_s: float) -> list[Turn]:
+        """The turns that pass now."""
+        released = []
+        self.worth.judge(self.known, now_s)
+        while (turn := self._next(now_s)) is not None:
+            self.held.remove(turn)
+            self.held.passed(now_s)
+            self._pass(turn)
+            released.append(turn)
+        return released
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        self.live.check()
+        self.held.check()
+        assert set(self.live) <= set(self.known)
+        assert sum(session.held for session in self.known) == len(self.held)
+        assert all(session.calls >= 0 for session in self.known)
+        assert self._chatting_tokens >= 0
+
+    # Whose call it is.
+
+    def _context(self, asked: Arrival, now_s: float) -> Context | None:
+        """The context that a call goes on with, or a new one; None for chat."""
+        context = self.known.extended(asked.tenant, asked.session, asked.call.block_hashes)
+        if context is not None:
+            if context.ended_s is not None and context.session.tried_s is None:
+                self.worth.returned(now_s - context.ended_s, asked.call.prompt_tokens)
+            return context
+        if asked.passes or asked.call.prompt_tokens < self._chat_tokens:
+            return None
+        return self.known.begin(asked.tenant, asked.session, now_s)
+
+    def _resize(self, context: Context, hashes: Sequence[int], tokens: int) -> None:
+        self.live.change(context, hashes, tokens)
+        caches, session = self.worth.caches, context.session
+        if caches is not None:
+            session.prefill_s = sum(caches.prefill_s(one.tokens) for one in session.contexts)
+
+    # Who is live.
+
+    def _pass(self, turn: Turn) -> None:
+        """The turn's session is live, and has a call on its way."""
+        session = turn.session
+        session.calls += 1
+        session.tried_s = None
+        self.live.call(session)
+        self.known.called(session)
+        caches = self.worth.caches
+        if caches is not None and not self.worth.is_closed and self.live.tokens > MOST_LIVE * caches.kv_tokens:
+            oldest = self.live.longest_idle()
+            if oldest is not None:
+                self.live.drop(oldest)
+
+    def _stays_live(self, turn: Turn) -> bool:
+        """Whether a live session's turn passes. If the contexts have outgrown the caches, the youngest are paused."""
+        caches = None if turn.asked.passes else self.worth.caches
+        while caches is not None and self.worth.is_closed and self.tokens > OUTGROWN * caches.kv_tokens:
+            youngest = self.live.youngest_idle()
+            if youngest is None or len(self.live) == 1:
+                break
+            self.live.drop(youngest)
+            self.paused += 1
+            if youngest is turn.session:
+                assert turn.context is not None
+                self._resize(turn.context, turn.asked.call.block_hashes, turn.tokens)
+                return False
+        return True
+
+    def _may_be_live(self, turn: Turn, now_s: float) -> bool:
+        """Whether a turn passes whose session is not live: there is room and nobody waits, or it need not wait."""
+        if not self.worth.is_closed or turn.asked.passes or turn.tried_for_s(now_s) >= MOST_HELD_S:
+            return True
+        slo = turn.asked.call.slo
+        if slo is not None and slo.has_zero and self._is_within_share(turn.asked.tenant):
+            return True
+        return not self.held and self._has_room(turn)
+
+    def _has_room(self, turn: Turn) -> bool:
+        caches = self.worth.caches
+        if caches is None or turn.session.is_live or not self.live:
+            return True
+        needed = self.live.needed(turn.asked.call.block_hashes, turn.tokens)
+        return self.tokens + needed <= caches.kv_tokens
+
+    def _is_within_share(self, tenant: str) -> bool:
+        caches = self.worth.caches
+        tenants = {tenant, *self.live.tenants, *self.held.tenants}
+        share = self._weight(tenant) / sum(map(self._weight, tenants))
+        return caches is None or self.live.tokens_of(tenant) <= share * caches.kv_tokens
+
+    def _next(self, now_s: float) -> Turn | None:
+        """The turn that passes next; None if there is no room for the first one and nobody has waited for too long."""
+        tenant = self.held.next_tenant(lambda one: self.live.tokens_of(one) / self._weight(one))
+        if tenant is None:
+            return None
+        first = self.held.of(tenant)[0]
+        caches = self.worth.caches
+        while caches is not None and self.worth.is_closed and not self._has_room(first):
+            expired = self.live.expired(caches, now_s)
+            if expired is None:
+                return next((turn for turn in self.held if turn.tried_for_s(now_s) >= MOST_HELD_S), None)
+            self.live.drop(expired)
+            self.expired += 1
+        return first

@@ -165,6 +165,16 @@ class LimitError(CallerError):
     kind = "rate_limit_error"
 
 
+class SessionWaitingError(LimitError):
+    """The session waits until its context fits into the engines' caches, at this `position` among the tenant's."""
+
+    default_code = "session_waiting"
+
+    def __init__(self, message: str, *, position: int, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.position = position
+
+
 class OverloadedError(LimitError):
     """More waits for the model than may: the call is refused, and may be sent again when the queue is shorter."""
 

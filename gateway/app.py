@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,7 @@ class Gateway:
             max_wait_s=config.max_wait_s,
             weights=self._terms.weights,
             ahead_s=config.ahead_s,
+            chat_tokens=config.chat_tokens if config.sessions and self.router.is_ours else inf,
         )
         self._registry.register(AdmissionCollector(admission, self._tenants.label))
         return admission

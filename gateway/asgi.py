@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Send
 
-from plait.backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, PlaitError
+from plait.backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, PlaitError, SessionWaitingError
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -184,6 +184,8 @@ def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
     if isinstance(error, MethodNotAllowedError):
         headers.append((b"allow", b"POST"))
+    if isinstance(error, SessionWaitingError):
+        headers.append((b"plait-session-position", b"%d" % error.position))
     if not isinstance(error, CallerError) or error.status == 409:  # the SDK would retry these by itself
         headers.append((b"x-should-retry", b"false" if error.status == 409 else b"true"))
     return headers

@@ -98,7 +98,9 @@ class AdmissionConfig(Section, frozen=True, kw_only=True):
     ahead_s: predicted seconds of prompts that an engine is sent ahead; further calls wait for it in the gateway, where
     tenants take turns (default 1). max_wait_s: predicted seconds of work that may wait for a model; more is refused
     with 429 (default 120). hold_s: how long a call that is not streamed is kept waiting for an engine; then 429, with
-    its place kept until it is sent again (default 60). The limits of each tenant that has none of its own in
+    its place kept until it is sent again (default 60). sessions: hold sessions whose contexts do not fit into the
+    engines' KV caches, where that saves time (default true). chat_tokens: a shorter prompt that extends none is of no
+    session, and never held (default 4000). The limits of each tenant that has none of its own in
     `[[tenants]]`, 0 for none: calls_per_s and tokens_per_s (prompt and expected output), with bursts of ten seconds;
     max_running: calls on engines at once; max_waiting: calls that wait here at once (all default 0).
     """
@@ -106,6 +108,8 @@ class AdmissionConfig(Section, frozen=True, kw_only=True):
     ahead_s: Seconds = 1.0
     max_wait_s: Seconds = 120.0
     hold_s: Seconds = 60.0
+    sessions: bool = True
+    chat_tokens: NotNegative = 4000
     calls_per_s: Rate = 0.0
     tokens_per_s: Rate = 0.0
     max_running: NotNegative = 0

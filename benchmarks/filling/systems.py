@@ -17,6 +17,7 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import MODEL
 from plait.gateway.simulation.simulate import Simulation
 from plait.policy.placement.situation import Policy
+from plait.policy.sessions.session_gate import CHAT_TOKENS
 
 NONE: Final = "none"
 ROUND_ROBIN: Final = "round_robin"
@@ -29,13 +30,14 @@ NewSystem = Callable[[int], tuple[Router, Simulation]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSize:
-    """Equal engines. Their KV cache is the profile's. `scheduler` names their local scheduler.
+    """Equal engines. Their KV cache is the profile's without `kv_tokens`. `scheduler` names their local scheduler.
 
     The first engine may be so many times `faster`; the router may not have been `told`.
     """
 
     engines: int = 4
     profile: str = "a6000-mistral-7b"
+    kv_tokens: int | None = None
     scheduler: str = "slo"
     faster: float = 1.0
     told: bool = True
@@ -57,26 +59,28 @@ def _seeded(fleet: FleetSize, policy: str, ahead_s: float, max_wait_s: float, _s
     return simulated(fleet, policy, ahead_s, max_wait_s)
 
 
-def simulated(fleet: FleetSize, policy: str | Policy, ahead_s: float, max_wait_s: float) -> tuple[Router, Simulation]:
-    """`ahead_s` and `max_wait_s` as in `Simulation`; infinite: each call is placed and sent as it arrives."""
+def simulated(
+    fleet: FleetSize, policy: str | Policy, ahead_s: float, max_wait_s: float, chat_tokens: float = CHAT_TOKENS
+) -> tuple[Router, Simulation]:
+    """The last three as in `Simulation`. Infinite: each call is placed and sent as it arrives."""
     router, engines = _fleet(fleet, policy)
-    return router, Simulation(router, engines, MODEL, ahead_s=ahead_s, max_wait_s=max_wait_s)
+    return router, Simulation(router, engines, MODEL, ahead_s=ahead_s, max_wait_s=max_wait_s, chat_tokens=chat_tokens)
 
 
 def _fleet(fleet: FleetSize, policy: str | Policy) -> tuple[Router, dict[str, Engine]]:
     """A router, and its engines by id."""
     profile = load_profile(fleet.profile)
-    costs = profile.cost_model()
+    costs, kv_tokens = profile.cost_model(), fleet.kv_tokens or profile.kv.tokens
     router = Router(policy, block_tokens=TREE_BLOCK_TOKENS)
     engines = {}
     for number in range(fleet.engines):
         engine_id = f"engine-{number}"
         real = costs if number else replace(costs, efficiency=costs.efficiency * fleet.faster)
-        router.add_engine(engine_id, real if fleet.told else costs, kv_tokens=profile.kv.tokens)
+        router.add_engine(engine_id, real if fleet.told else costs, kv_tokens=kv_tokens)
         settings = EngineSettings(
             name=engine_id,
             model=MODEL,
-            kv_tokens=profile.kv.tokens,
+            kv_tokens=kv_tokens,
             block_tokens=BLOCK_TOKENS,
             scheduler=fleet.scheduler,
         )

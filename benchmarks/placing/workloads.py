@@ -34,7 +34,7 @@ from benchmarks.filling.workloads import (
     tools,
     video,
 )
-from plait.gateway.simulation.simulate import SimulatedCall
+from plait.gateway.simulation.simulated_call import SimulatedCall
 from plait.gateway.simulation.workload import poisson_arrivals
 
 AZURE_FILE: Final = "AzureLLMInferenceTrace_conv.csv"
@@ -47,14 +47,26 @@ CHAT_LENGTHS: Final = Lengths((50, 1_500), (20, 600), 180)
 AZURE_ANSWER_TOKENS: Final = 400
 """Longer answers of the trace are cut, as in Mooncake's."""
 
-AGENT_SCALE: Final = 8
-"""An agent's prompts and answers are an eighth as long as in the trace, whose KV an engine of 7B could not hold."""
-AGENT_CONTEXT_TOKENS, AGENT_TURNS = 16_000, 20
-"""A session ends before a context that is longer, and after so many turns."""
-AGENT_THINK_S: Final = 60.0
-"""The longest time between an answer and the next turn; longer ones of the trace are cut."""
 AGENT_STARTS_S: Final = 60.0
 """The first sessions begin within this time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentShape:
+    """What is taken of a trace's sessions. Prompts and answers are divided by `scale`.
+
+    A session ends before a context of more than `context_tokens`, and after so many `turns`. The time between an answer
+    and the next turn is at most `think_s`.
+    """
+
+    scale: int = 8
+    context_tokens: int = 16_000
+    turns: int = 20
+    think_s: float = 60.0
+
+
+SMALL_AGENTS: Final = AgentShape()
+"""An eighth of the trace's tokens, whose KV an engine of 7B could not hold."""
 
 
 def loogle(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
@@ -126,7 +138,7 @@ class Turn:
     call: SimulatedCall
 
 
-def agents(traces: Path, seed: int) -> Iterator[Sequence[Turn]]:
+def agents(traces: Path, seed: int, shape: AgentShape = SMALL_AGENTS) -> Iterator[Sequence[Turn]]:
     """Sessions of coding agents without an end, in an order by the seed."""
     with (traces / AGENTS_FILE).open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
@@ -134,27 +146,27 @@ def agents(traces: Path, seed: int) -> Iterator[Sequence[Turn]]:
     while True:
         for row in dice.sample(rows, len(rows)):
             number += 1
-            turns = list(islice(_turns(row, number), AGENT_TURNS))
+            turns = list(islice(_turns(row, number, shape), shape.turns))
             if len(turns) > 1:
                 yield turns
 
 
-def _turns(row: Mapping[str, Any], number: int) -> Iterator[Turn]:
+def _turns(row: Mapping[str, Any], number: int, shape: AgentShape) -> Iterator[Turn]:
     """A session's calls. Token ids are those of its blocks, apart from other sessions'."""
-    block_tokens, first_id = row["block_tokens"] // AGENT_SCALE, FIRST_UNIQUE_ID + (number << 20)
+    block_tokens, first_id = row["block_tokens"] // shape.scale, FIRST_UNIQUE_ID + (number << 20)
     for request in row["requests"]:
         if request["type"] != "n":
             continue
-        tokens = request["in"] // AGENT_SCALE
-        if tokens > AGENT_CONTEXT_TOKENS:
+        tokens = request["in"] // shape.scale
+        if tokens > shape.context_tokens:
             return
         blocks = chain.from_iterable(range(first_id + begin, first_id + end + 1) for begin, end in request["blocks"])
         prompt = of_blocks(blocks, block_tokens, tokens)
         if not prompt.tokens:
             continue
-        answer_tokens = max(1, request["out"] // AGENT_SCALE)
+        answer_tokens = max(1, request["out"] // shape.scale)
         call = SimulatedCall(0.0, prompt, answer_tokens, prefix=f"session {number}")
-        yield Turn(min(request.get("think_s", 0.0), AGENT_THINK_S), call)
+        yield Turn(min(request.get("think_s", 0.0), shape.think_s), call)
 
 
 def _azure(traces: Path) -> tuple[list[float], list[int]]:

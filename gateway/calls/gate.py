@@ -74,7 +74,7 @@ class Gate:
         if journey.may_leave:
             return bool((await asyncio.wait([told], timeout=self._hold_s))[0])
         while journey.on_wait is not None and not (await asyncio.wait([told], timeout=self._notice_s))[0]:
-            await journey.on_wait(*self.admission.backlogs[waiting.call.model].outlook(waiting))
+            await journey.on_wait(*self.admission.outlook(waiting))
         await told
         return True
 
@@ -91,6 +91,8 @@ def new_waiting(delivery: Delivery, prefer: str | None) -> Waiting:
         prefer=prefer,
         avoid=delivery.avoids,
         route=delivery.route,
+        session=delivery.turn_of,
+        passes=delivery.output is not None or delivery.held_s is not None or call.group is not None,
     )
 
 

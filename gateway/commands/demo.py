@@ -26,7 +26,7 @@ from plait.gateway.simulation.compare import (
 from plait.gateway.simulation.comparison_report import Report
 from plait.gateway.simulation.live import send_workload
 from plait.gateway.simulation.processes import FleetPlan, running_fleet
-from plait.gateway.simulation.simulate import CallRecord
+from plait.gateway.simulation.simulated_call import CallRecord
 
 DEFAULTS = Experiment()
 

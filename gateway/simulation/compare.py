@@ -19,7 +19,8 @@ from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
+from plait.gateway.simulation.simulate import Simulation
+from plait.gateway.simulation.simulated_call import CallRecord, Prompt, SimulatedCall
 from plait.gateway.simulation.workload import (
     Kind,
     SharedPrefix,

@@ -11,7 +11,7 @@ from plait.backends.http.client import HttpClient, Response
 from plait.gateway.asgi import header
 from plait.gateway.calls.completion_stream import CompletionStream
 from plait.gateway.simulation.processes import FleetPlan
-from plait.gateway.simulation.simulate import CallRecord
+from plait.gateway.simulation.simulated_call import CallRecord
 from plait.gateway.simulation.workload import WorkloadCall
 from plait.policy.types import PlacementReason
 

@@ -23,81 +23,15 @@ from plait.gateway.admission.tenant_limits import UNLIMITED
 from plait.gateway.admission.waiting import Waiting
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
+from plait.gateway.simulation.simulated_call import CallRecord, SimulatedCall
 from plait.gateway.timer import Event
-from plait.policy.prefix.block_hash import HashChain
-from plait.policy.types import Call, Objective, PlacementReason, Slo, TaskGroup
+from plait.policy.sessions.session_gate import CHAT_TOKENS
+from plait.policy.types import Call
 
 REPORT_INTERVAL_S = 0.05
 """A real long poll answers as soon as something changes. 50 ms stand for the network and the gateway's own work."""
 
 AGE_INTERVAL_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A tokenized prompt that many calls may share: its chains are copied, never changed."""
-
-    tokens: int
-    chain: HashChain
-    tree_chain: HashChain
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedCall:
-    """One call of a workload. It generates exactly `output_tokens`, with the ids from `first_output_id` on.
-
-    If `first_output_id` is None, the ids are unique, so that the output fills the cache but never matches. The times of
-    `slo` count from `arrives_s`. `objective` and `group` are as in `Call`.
-    """
-
-    arrives_s: float
-    prompt: Prompt
-    output_tokens: int
-    prefix: str = ""
-    slo: Slo | None = None
-    objective: Objective | None = None
-    group: TaskGroup | None = None
-    first_output_id: int | None = None
-    tenant: str = ""
-
-
-@dataclass(slots=True)
-class CallRecord:
-    """A call's result. Times are in seconds since the start. `cached_tokens` is the engine's own count.
-
-    `sent_s` is when the engine was sent the call, and `admitted_s` when it first began to compute it. Until then the
-    call has no engine. A call that was refused was told to come again after `retry_after_s`, at its `finished_s`.
-    """
-
-    prefix: str
-    prompt_tokens: int
-    output_tokens: int
-    arrived_s: float
-    tenant: str = ""
-    engine_id: str = ""
-    reason: PlacementReason = PlacementReason.EXPLORE
-    predicted_cached_tokens: int = 0
-    sent_s: float = 0.0
-    cached_tokens: int = 0
-    first_token_s: float = 0.0
-    finished_s: float = 0.0
-    admitted_s: float = 0.0
-    retry_after_s: float = 0.0
-
-    @property
-    def ttft_s(self) -> float:
-        """Arrival to first token."""
-        return self.first_token_s - self.arrived_s
-
-    @property
-    def e2e_s(self) -> float:
-        """Arrival to last token."""
-        return self.finished_s - self.arrived_s
-
-    @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens that were not in the cache."""
-        return self.prompt_tokens - self.cached_tokens
 
 
 Ended = Callable[[CallRecord], None]
@@ -111,6 +45,7 @@ class _Sent:
     waiting: Waiting
     record: CallRecord
     on_ended: Ended
+    on_refused: Ended
 
 
 class Simulation:
@@ -129,12 +64,15 @@ class Simulation:
         report_interval_s: float = REPORT_INTERVAL_S,
         ahead_s: float = AHEAD_S,
         max_wait_s: float = inf,
+        chat_tokens: float = CHAT_TOKENS,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.now_s = 0.0
         self.records: list[CallRecord] = []
         self.refused: list[CallRecord] = []
-        self.admission = Admission(router, self._later, lambda _: UNLIMITED, max_wait_s=max_wait_s, ahead_s=ahead_s)
+        self.admission = Admission(
+            router, self._later, lambda _: UNLIMITED, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens
+        )
         self._router = router
         self._engines = engines
         self._model = model
@@ -167,7 +105,7 @@ class Simulation:
         self._to_come += 1
         self._schedule(when_s, partial(self._come, event))
 
-    def send(self, simulated: SimulatedCall, on_ended: Ended) -> CallRecord:
+    def send(self, simulated: SimulatedCall, on_ended: Ended, on_refused: Ended | None = None) -> CallRecord:
         """A call arrives now. It goes to its engine once that has room. The record is complete when it has ended."""
         prompt, router, number, now_s = simulated.prompt, self._router, len(self.records), simulated.arrives_s
         call = Call(
@@ -183,9 +121,16 @@ class Simulation:
         record = CallRecord(simulated.prefix, prompt.tokens, simulated.output_tokens, now_s, simulated.tenant)
         self.records.append(record)
         tokens = prompt.tokens + simulated.output_tokens
-        waiting = Waiting(simulated.tenant, tokens, call=call, output_tokens=simulated.output_tokens)
+        waiting = Waiting(
+            simulated.tenant,
+            tokens,
+            call=call,
+            output_tokens=simulated.output_tokens,
+            session=simulated.session,
+            passes=simulated.group is not None,
+        )
         embedded_call = _embedded_call(call, simulated, number)
-        waiting.tell = partial(self._told, embedded_call, _Sent(waiting, record, on_ended))
+        waiting.tell = partial(self._told, embedded_call, _Sent(waiting, record, on_ended, on_refused or _nobody))
         self._waiting += 1
         self.admission.enter(waiting, now_s)
         if waiting.is_sent:
@@ -200,6 +145,7 @@ class Simulation:
             record.finished_s, record.retry_after_s = self.now_s, waiting.error.retry_after_s or 0.0
             self.records.remove(record)
             self.refused.append(record)
+            sent.on_refused(record)
             return
         assert waiting.booking is not None
         placement = waiting.booking.placement

@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
         for call in self.fleet.entered:
             if call.is_sent:
                 sent[self.fleet.engine_of(call) or ""][call.tenant] += 1
-        assert self.fleet.admission._lines.room._sent == sent
+        assert self.fleet.admission.queue._lines.room._sent == sent
 
     @invariant()
     def slots_are_kept(self) -> None:

@@ -75,7 +75,7 @@ def test_a_call_that_comes_back_goes_before_those_that_came_after_it() -> None:
     assert fleet.admission.waiting("m") == 2
     back = fleet.enter("a", 64, prefix=1)
     assert (back.is_back, back.number) == (True, calls[0].number)
-    assert fleet.admission.backlogs["m"].outlook(back)[0] == 1
+    assert fleet.admission.queue.backlogs["m"].outlook(back)[0] == 1
     fleet.first_byte(running)
     fleet.end(running)
     assert [call.is_sent for call in (back, *calls[1:])] == [True, False, False]

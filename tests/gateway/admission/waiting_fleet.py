@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from itertools import count
 
 from plait.backends.errors import PlaitError
-from plait.gateway.admission.admission import COLD, Admission
+from plait.gateway.admission.admission import Admission
+from plait.gateway.admission.queue import COLD
 from plait.gateway.admission.tenant_limits import UNLIMITED, TenantLimits
 from plait.gateway.admission.waiting import Waiting
 from plait.gateway.fleet.booking import CallUsage
@@ -33,11 +34,12 @@ class WaitingFleet:
         max_wait_s: float = 1e9,
         ahead_s: float = 1.0,
         weights: Mapping[str, float] | None = None,
+        kv_tokens: int | None = None,
     ) -> None:
         self.now_s = 0.0
         self.router = Router()
         for name in engines:
-            self.router.add_engine(name, COSTS)
+            self.router.add_engine(name, COSTS, kv_tokens=kv_tokens)
             self.router.health.answered(name, {"m": None})
         self.admission = Admission(
             self.router, self._at, lambda _: limits, max_wait_s=max_wait_s / COLD, ahead_s=ahead_s, weights=weights
@@ -55,6 +57,7 @@ class WaitingFleet:
         prefix: int | None = None,
         ttft_s: float | None = None,
         for_throughput: bool = False,
+        session: str = "",
     ) -> Waiting:
         """A call arrives. Its blocks are those of the `prefix`, if it has one, else its own. Raises as `enter` does."""
         number = next(self._numbers)
@@ -68,7 +71,7 @@ class WaitingFleet:
             slo=None if ttft_s is None else Slo(ttft_s=ttft_s),
             objective=Objective.THROUGHPUT if for_throughput else None,
         )
-        waiting = Waiting(tenant, tokens + 10, call=call, output_tokens=10)
+        waiting = Waiting(tenant, tokens + 10, call=call, output_tokens=10, session=session)
         waiting.tell = lambda: None if waiting.error is not None else self.sent.append(waiting)
         self.admission.enter(waiting, self.now_s)
         self.entered.append(waiting)

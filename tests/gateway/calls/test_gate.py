@@ -38,7 +38,7 @@ def open_gate(made: Gateway) -> None:
 
 
 def waiting_calls(made: Gateway) -> list[Waiting]:
-    return list(made.gate.admission.backlogs["m"]._tenants[""].calls)
+    return list(made.gate.admission.queue.backlogs["m"]._tenants[""].calls)
 
 
 def whole() -> Exchange:
@@ -73,7 +73,7 @@ async def test_what_is_too_much_is_refused_before_it_is_sent() -> None:
         close_gate(made)
         waiting = asyncio.create_task(made.deliver(Client()))
         await until_stuck()
-        made.gate.admission._max_wait_s = 0.0
+        made.gate.admission.queue._max_wait_s = 0.0
         with pytest.raises(OverloadedError):
             await made.deliver(Client())
         waiting.cancel()

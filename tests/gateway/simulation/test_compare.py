@@ -17,7 +17,7 @@ from plait.gateway.simulation.compare import (
     summarise,
 )
 from plait.gateway.simulation.comparison_report import Report
-from plait.gateway.simulation.simulate import CallRecord
+from plait.gateway.simulation.simulated_call import CallRecord
 from plait.policy.types import PlacementReason
 
 SMALL = Experiment(calls=300, kv_tokens=20_000)

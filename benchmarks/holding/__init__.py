@@ -1,0 +1,1 @@
+"""Parts of `agent_sessions`: agents whose contexts fill the fleet's KV caches."""

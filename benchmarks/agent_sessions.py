@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -15,6 +16,8 @@ from math import exp, inf, log
 from pathlib import Path
 from statistics import fmean
 from typing import Final
+
+import structlog
 
 from benchmarks.holding.closed_loop import ClosedLoop, Condition, Outcome
 from benchmarks.holding.conditions import CHEAP_MEAN, GROUPS, Wanted
@@ -99,6 +102,7 @@ def _rows(traces: Path, tasks: Sequence[Task], processes: int) -> list[Row]:
 
 def run(traces: Path, task: Task) -> Row:
     """Both runs. Where the capacity is wrong or tenants are told apart, the first one is held too, without that."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     condition = task.condition
     plain = replace(condition, told=1.0, is_fair=False)
     without = ClosedLoop(traces, plain, task.seed, policy=task.policy, gate=plain != condition).run()

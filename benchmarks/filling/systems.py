@@ -17,7 +17,6 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import MODEL
 from plait.gateway.simulation.simulate import Simulation
 from plait.policy.placement.situation import Policy
-from plait.policy.sessions.session_gate import CHAT_TOKENS
 
 NONE: Final = "none"
 ROUND_ROBIN: Final = "round_robin"
@@ -60,7 +59,7 @@ def _seeded(fleet: FleetSize, policy: str, ahead_s: float, max_wait_s: float, _s
 
 
 def simulated(
-    fleet: FleetSize, policy: str | Policy, ahead_s: float, max_wait_s: float, chat_tokens: float = CHAT_TOKENS
+    fleet: FleetSize, policy: str | Policy, ahead_s: float, max_wait_s: float, chat_tokens: float | None = None
 ) -> tuple[Router, Simulation]:
     """The last three as in `Simulation`. Infinite: each call is placed and sent as it arrives."""
     router, engines = _fleet(fleet, policy)

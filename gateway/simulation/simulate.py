@@ -51,7 +51,8 @@ class _Sent:
 class Simulation:
     """A fleet in virtual time. `engines` are by id; the router must have exactly these engines.
 
-    `ahead_s` and `max_wait_s` are those of `Admission`: without an `ahead_s` (infinite), no call waits for its engine.
+    `ahead_s`, `max_wait_s` and `chat_tokens` are those of `Admission`: without an `ahead_s` (infinite), no call waits
+    for its engine. If no `chat_tokens` are given, sessions are held where the placement is ours, as in the gateway.
     `refused` has the records of the calls that were given up.
     """
 
@@ -64,12 +65,14 @@ class Simulation:
         report_interval_s: float = REPORT_INTERVAL_S,
         ahead_s: float = AHEAD_S,
         max_wait_s: float = inf,
-        chat_tokens: float = CHAT_TOKENS,
+        chat_tokens: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.now_s = 0.0
         self.records: list[CallRecord] = []
         self.refused: list[CallRecord] = []
+        if chat_tokens is None:
+            chat_tokens = CHAT_TOKENS if router.is_ours else inf
         self.admission = Admission(
             router, self._later, lambda _: UNLIMITED, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens
         )

@@ -88,6 +88,7 @@ def new_gateway(
     policy: str = "plait",
     *,
     tenants: Sequence[Mapping[str, Any]] = (),
+    admission: Mapping[str, Any] | None = None,
 ) -> Server:
     """A gateway over these engines that places by `policy`; not started yet."""
     port = free_port()
@@ -95,6 +96,7 @@ def new_gateway(
         "server": {"port": port, "drain_delay_s": 0},  # no load balancer has to notice its end
         "upstream": {"report_wait_ms": 100, "probe_interval_s": 0.05, "probe_max_interval_s": 0.1},
         "placement": {"policy": policy},
+        "admission": dict(admission or {}),
         "models": [{"name": MODEL, "tokenizer": str(model)}],
         "engines": [{"name": engine.name, "url": engine.url} for engine in engines.values()],
         **({"tenants": list(tenants)} if tenants else {}),

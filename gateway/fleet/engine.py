@@ -26,7 +26,7 @@ class FleetEngine:
     """One engine. `offer` is what it serves. `cache` is what it holds, as far as that is known.
 
     A `draining` engine gets no new calls; one that is `stalled` gets them if there is no other. The last report was
-    asked for at `reported_s`.
+    asked for at `reported_s`, and the last that had all calls which the engine was sent before at `complete_s`.
     """
 
     view: EngineView
@@ -37,6 +37,7 @@ class FleetEngine:
     draining: bool = False
     stalled: bool = False
     reported_s: float = -inf
+    complete_s: float = -inf
 
     @property
     def takes_calls(self) -> bool:
@@ -153,6 +154,8 @@ class FleetEngine:
         if self.cache.report(state, requested_s, agreement):
             self.progress.byte(requested_s)
         self.reported_s = requested_s
+        if state.queue.waiting + state.queue.running >= self.progress.sent_by(requested_s):
+            self.complete_s = requested_s
 
     def age(self, now_s: float) -> None:
         """Drop placements older than the window, and take the engine's latest pace."""

@@ -24,6 +24,11 @@ _NO_ADAPTERS: Mapping[str, str] = {}
 
 TIMEOUTS = frozenset((EngineTimeoutError.cause, "connect_timeout"))
 
+SAID_S = 3.0
+"""An engine that has reported all its calls so lately has forgotten none. A single report may lack some: a call that
+has just come waits until an iteration ends, and an answer that is on its way is in the engine no more.
+"""
+
 SILENT_S = 4.0
 """An engine that misses its probes is only busy if a byte of an answer came within this time."""
 
@@ -196,7 +201,7 @@ def forgotten(engines: Iterable[FleetEngine], lag: LoopLag, now_s: float) -> lis
         booking
         for engine in engines
         for booking in engine.progress.forgotten(_heard_s(engine, lag, now_s))
-        if not _says_it_has_all(engine)
+        if not _says_it_has_all(engine, now_s)
     ]
 
 
@@ -205,9 +210,6 @@ def _heard_s(engine: FleetEngine, lag: LoopLag, now_s: float) -> float:
     return now_s - lag.since(engine.progress.owes_since_s(now_s), now_s)
 
 
-def _says_it_has_all(engine: FleetEngine) -> bool:
-    """Whether the engine has reported as many calls as it was sent before: then it has forgotten none."""
-    report = engine.cache.last_report
-    if report is None:
-        return False
-    return report.queue.waiting + report.queue.running >= engine.progress.sent_by(engine.reported_s)
+def _says_it_has_all(engine: FleetEngine, now_s: float) -> bool:
+    """Whether the engine has said lately that it has all calls: then it has forgotten none."""
+    return engine.cache.last_report is not None and engine.complete_s >= min(engine.reported_s, now_s - SAID_S)

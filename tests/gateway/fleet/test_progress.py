@@ -180,8 +180,8 @@ def test_a_call_that_many_as_large_overtake_is_forgotten(router: Router) -> None
     assert forgotten(router, 100.0) == []
 
 
-def all_forgotten(router: Router) -> list[Booking]:
-    return fleet_health.forgotten(router.engines.values(), router.health.lag, 100.0)
+def all_forgotten(router: Router, now_s: float = 100.0) -> list[Booking]:
+    return fleet_health.forgotten(router.engines.values(), router.health.lag, now_s)
 
 
 @pytest.mark.parametrize(("waiting", "running", "are_forgotten"), [(0, 0, True), (1, 0, False), (0, 1, False)])
@@ -198,6 +198,19 @@ def test_an_engine_that_says_it_has_all_its_calls_has_forgotten_none(
     router.report("a", msgspec.structs.replace(report(), queue=queue), requested_s=60.0)
     assert all_forgotten(router) == [early]
     router.release(late, 100.0, delivered=False)
+
+
+def test_a_report_may_lack_a_call_that_has_just_come(router: Router) -> None:
+    early = booked(router, 0.0)
+    for _ in range(3):
+        overtake(router, 10.0)
+    reported = msgspec.structs.replace(report(), queue=QueueState(waiting=1))
+    router.report("a", reported, requested_s=98.0)
+    late = booked(router, 98.9)
+    router.report("a", reported, requested_s=99.0)
+    assert all_forgotten(router, 100.9) == []
+    assert all_forgotten(router, 101.1) == [early], "in three seconds it would have come"
+    router.release(late, 102.0, delivered=False)
 
 
 def test_before_it_is_late_a_call_may_be_overtaken(router: Router) -> None:

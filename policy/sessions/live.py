@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from plait.policy.sessions.contexts import Context, Session
 from plait.policy.sessions.worth import Caches
+
+Spares = Callable[[str], bool]
+"""Whether the sessions of a tenant are spared."""
 
 
 class LiveSessions:
@@ -88,24 +91,24 @@ class LiveSessions:
 
     # What may go.
 
-    def youngest_idle(self) -> Session | None:
-        """Of those without a call, the one that was born last."""
+    def youngest_idle(self, spares: Spares) -> Session | None:
+        """Of those without a call, the one that was born last; one that this `spares` only if there is no other."""
         idle = [session for session in self._sessions if not session.calls]
-        return max(idle, key=lambda one: one.born_s) if idle else None
+        return max(idle, key=lambda one: (not spares(one.tenant), one.born_s)) if idle else None
 
     def longest_idle(self) -> Session | None:
         """Of those without a call, the one whose latest call passed longest ago."""
         return next((session for session in self._sessions if not session.calls), None)
 
-    def expired(self, caches: Caches, now_s: float) -> Session | None:
-        """The one that has been idle longest beyond the time for which keeping its context is worth it."""
-        worst, most_s = None, 0.0
-        for session in self._sessions:
-            if not session.calls:
-                over_s = now_s - session.ended_s - caches.worth_s(session.tokens)
-                if over_s > most_s:
-                    worst, most_s = session, over_s
-        return worst
+    def expired(self, caches: Caches, now_s: float, spares: Spares) -> Session | None:
+        """The one that has been idle longest beyond the time for which keeping its context is worth it.
+
+        It is one that this `spares` only if there is no other.
+        """
+        idle = (session for session in self._sessions if not session.calls)
+        over = ((now_s - one.ended_s - caches.worth_s(one.tokens), one) for one in idle)
+        expired = [(not spares(session.tenant), over_s, session) for over_s, session in over if over_s > 0]
+        return max(expired, key=lambda one: one[:2])[2] if expired else None
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

@@ -13,7 +13,8 @@ short prompt that extends nothing. Chat is never held; while it is in an engine 
 
 While the gate is open, all pass. It closes where keeping contexts is worth it (`Worth`), which is judged each second.
 Room for the first that is held comes from a session that has been idle for so long that keeping its context has cost
-as much as computing it again will. Nobody is held for longer than `MOST_HELD_S`. See docs/design/sessions.md.
+as much as computing it again will. Tenants within their share give room only if the others have none. Nobody is held
+for longer than `MOST_HELD_S`. See docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ class SessionGate:
         """Whether a live session's turn passes. If the contexts have outgrown the caches, the youngest are paused."""
         caches = None if turn.asked.passes else self.worth.caches
         while caches is not None and self.worth.is_closed and self.tokens > OUTGROWN * caches.kv_tokens:
-            youngest = self.live.youngest_idle()
+            youngest = self.live.youngest_idle(self._is_within_share)
             if youngest is None or len(self.live) == 1:
                 break
             self.live.drop(youngest)
@@ -219,7 +220,7 @@ class SessionGate:
         first = self.held.of(tenant)[0]
         caches = self.worth.caches
         while caches is not None and self.worth.is_closed and not self._has_room(first):
-            expired = self.live.expired(caches, now_s)
+            expired = self.live.expired(caches, now_s, lambda one: one != tenant and self._is_within_share(one))
             if expired is None:
                 return next((turn for turn in self.held if turn.tried_for_s(now_s) >= MOST_HELD_S), None)
             self.live.drop(expired)

@@ -60,7 +60,8 @@ class Asked(NamedTuple):
         """`call` in this situation."""
         ttft_s = inf if call.slo is None or call.slo.ttft_s is None else call.slo.ttft_s
         output_tokens, coming = situation.traffic.expected_output_tokens(call.output_limit), situation.coming
-        most_wait_s = ELSEWHERE * situation.engines[0].cost_model.prefill_time_s(round(coming.prompt_tokens))
+        costs, tokens = situation.engines[0].cost_model, round(coming.prompt_tokens)
+        most_wait_s = ELSEWHERE * (costs.marginal_s(tokens) + costs.attention_time_s(tokens, 0))
         return cls(call, output_tokens, ttft_s, coming.rate_s, most_wait_s)
 
 

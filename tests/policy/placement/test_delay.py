@@ -30,7 +30,7 @@ from plait.policy.types import Call, PlacementReason, Slo
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.000_01, 0.0, LongAttention())
 OUTPUT_TOKENS = 20
 COMING = Coming(0.5, 20.0)
-MOST_WAIT_S = 2.5 * (0.010 + 0.001 * 20 + 0.000_01 * 20)
+MOST_WAIT_S = 2.5 * (0.001 * 20 + 0.000_01 * 20)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ async def run_agent(client: openai.AsyncOpenAI, number: int) -> Sequence[float]:
         assert answer.usage is not None
         details = answer.usage.prompt_tokens_details
         shares.append((0 if details is None else details.cached_tokens or 0) / answer.usage.prompt_tokens)
-        prompt += [dice.randrange(100, 7_000) for _ in range(20)]
+        prompt += [dice.randrange(100, 7_000) for _ in range(80)]
         await asyncio.sleep(THINK_S)
     return shares
 

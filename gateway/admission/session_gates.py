@@ -60,6 +60,7 @@ class SessionGates:
         turn = call.turn = gate.arrive(arrival, now_s)
         if turn.is_held:
             self._held[turn] = call
+        if gate.held:
             freed = gate.release(now_s)
             if turn in freed:
                 freed.remove(turn)

@@ -20,8 +20,9 @@ class Context:
     """A conversation, or an agent's or a subagent's, as its latest prompt has left it.
 
     `tokens` is the prompt with its answer. The prompt has these whole tree blocks (none are kept while the session is
-    not live). The hash of the one that the next prompt is known by is `mark`, in the place `marked`. `ended_s` is None
-    until a call has ended.
+    not live). The hash of the one that the next prompt is known by is `mark`, in the place `marked`; that of the last
+    one is `last`, in the place before `blocks`. So many `calls` of it have come and not ended. `ended_s` is None until
+    one has. A context that `is_shared` is none of a session: it is a document that many ask about, for example.
     """
 
     session: Session
@@ -29,11 +30,19 @@ class Context:
     hashes: Sequence[int] = ()
     marked: int = -1
     mark: int | None = None
+    blocks: int = 0
+    last: int | None = None
+    calls: int = 0
     ended_s: float | None = None
+    is_shared: bool = False
 
     def is_extended_by(self, hashes: Sequence[int]) -> bool:
         """Whether a prompt of these blocks extends the latest one."""
         return self.mark is not None and self.marked < len(hashes) and hashes[self.marked] == self.mark
+
+    def is_continued_by(self, hashes: Sequence[int]) -> bool:
+        """Whether a prompt of these blocks goes on where the latest one ended: it has all its whole blocks."""
+        return self.blocks < len(hashes) and hashes[self.blocks - 1] == self.last
 
 
 @dataclass(slots=True, eq=False)

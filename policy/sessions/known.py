@@ -20,6 +20,7 @@ class KnownSessions:
         self._sessions: OrderedDict[Session, None] = OrderedDict()
         self._named: dict[tuple[str, str], Session] = {}
         self._marks: dict[tuple[str, int], Context] = {}
+        self._shared: OrderedDict[Context, None] = OrderedDict()
 
     def __iter__(self) -> Iterator[Session]:
         """All of them. The one whose latest call is longest ago is the first."""
@@ -30,9 +31,14 @@ class KnownSessions:
         if name:
             session = self._named.get((tenant, name))
             contexts = () if session is None else session.contexts
-            return next((context for context in contexts if context.is_extended_by(hashes)), None)
+            found = next((context for context in contexts if context.is_extended_by(hashes)), None)
+            return found or next((one for one in self._marked(tenant, hashes) if one.is_shared), None)
+        return next(self._marked(tenant, hashes), None)
+
+    def _marked(self, tenant: str, hashes: Sequence[int]) -> Iterator[Context]:
+        """The contexts that a prompt of these blocks extends, those with the longest mark first."""
         marked = (self._marks.get((tenant, mark)) for mark in reversed(hashes))
-        return next(filter(None, marked), None)
+        return filter(None, marked)
 
     def begin(self, tenant: str, name: str, now_s: float) -> Context:
         """A new context, of the session of this `name` if there is one, else of a new session."""
@@ -56,8 +62,20 @@ class KnownSessions:
         if context.mark is not None and self._marks.get((tenant, context.mark)) is context:
             del self._marks[tenant, context.mark]
         context.marked, context.mark = place, hashes[place] if place >= 0 else None
+        context.blocks, context.last = len(hashes), hashes[-1] if hashes else None
         if context.mark is not None:
             self._marks[tenant, context.mark] = context
+
+    def share(self, context: Context) -> None:
+        """The context is none of a session. It stays known by its mark, so that later calls are none either."""
+        if context.is_shared:
+            return
+        self._on_close(context)
+        context.session.contexts.remove(context)
+        context.is_shared = True
+        self._shared[context] = None
+        if len(self._shared) > MOST_SESSIONS:
+            self.mark(self._shared.popitem(last=False)[0], (), -1)
 
     def called(self, session: Session) -> None:
         """A call of the session passes."""

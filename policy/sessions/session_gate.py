@@ -1,7 +1,9 @@
 """The gate of one model: it holds sessions so that the contexts of those that are live fit into the engines' caches.
 
 A synchronous core; each event carries its time. A call that comes is a `Turn`. It is of a session, or it is chat: a
-short prompt that extends nothing. Chat is never held; while it is in an engine its tokens count.
+short prompt that extends nothing, or a prompt that shares its beginning with others, as questions about a document do.
+Those come while others are in engines, or do not go on where the last one ended. Chat is never held; while it is in an
+engine its tokens count.
 
 - `arrive`: a call has come. A live session's passes, unless the live contexts have outgrown the caches: then the
   youngest session without a call is paused, which may be this one. Another session's passes if there is room, and is
@@ -82,6 +84,7 @@ class SessionGate:
         if context is None:
             return turn
         session = context.session
+        context.calls += 1
         if session.tried_s is None or (not session.held and now_s - session.ended_s > MOST_AWAY_S):
             session.tried_s = now_s
         self._resize(context, asked.call.block_hashes, turn.tokens)
@@ -106,7 +109,7 @@ class SessionGate:
             context.ended_s = now_s
             if output_tokens is not None:
                 self.worth.answered(output_tokens)
-                if context.tokens:
+                if context.tokens and not context.is_shared:
                     self._resize(context, context.hashes, turn.asked.call.prompt_tokens + output_tokens)
         self.gone(turn, now_s)
 
@@ -116,6 +119,7 @@ class SessionGate:
             self._chatting_tokens -= turn.tokens if turn.is_sent else 0
             return
         turn.session.ended_s = now_s
+        turn.context.calls -= 1
         if turn.is_held:
             self.held.remove(turn)
         else:
@@ -145,9 +149,15 @@ class SessionGate:
 
     def _context(self, asked: Arrival, now_s: float) -> Context | None:
         """The context that a call goes on with, or a new one; None for chat."""
-        context = self.known.extended(asked.tenant, asked.session, asked.call.block_hashes)
+        hashes = asked.call.block_hashes
+        context = self.known.extended(asked.tenant, asked.session, hashes)
         if context is not None:
-            if context.ended_s is not None and context.session.tried_s is None:
+            is_again = context.session.tried_s is not None
+            if context.calls or not (asked.session or is_again or context.is_continued_by(hashes)):
+                self.known.share(context)
+            if context.is_shared:
+                return None
+            if context.ended_s is not None and not is_again:
                 self.worth.returned(now_s - context.ended_s, asked.call.prompt_tokens)
             return context
         if asked.passes or asked.call.prompt_tokens < self._chat_tokens:
@@ -167,6 +177,8 @@ class SessionGate:
         session = turn.session
         session.calls += 1
         session.tried_s = None
+        if not session.contexts:
+            return  # its context is shared, as was found while it was held
         self.live.call(session)
         self.known.called(session)
         caches = self.worth.caches
@@ -200,8 +212,8 @@ class SessionGate:
         return not self.held and self._has_room(turn)
 
     def _has_room(self, turn: Turn) -> bool:
-        caches = self.worth.caches
-        if caches is None or turn.session.is_live or not self.live:
+        caches, context = self.worth.caches, turn.context
+        if caches is None or context is None or context.is_shared or context.session.is_live or not self.live:
             return True
         needed = self.live.needed(turn.asked.call.block_hashes, turn.tokens)
         return self.tokens + needed <= caches.kv_tokens
@@ -217,7 +229,8 @@ class SessionGate:
         tenant = self.held.next_tenant(lambda one: self.live.tokens_of(one) / self._weight(one))
         if tenant is None:
             return None
-        first = self.held.of(tenant)[0]
+        shared = next((turn for turn in self.held if turn.context is not None and turn.context.is_shared), None)
+        first = shared or self.held.of(tenant)[0]
         caches = self.worth.caches
         while caches is not None and self.worth.is_closed and not self._has_room(first):
             expired = self.live.expired(caches, now_s, lambda one: one != tenant and self._is_within_share(one))

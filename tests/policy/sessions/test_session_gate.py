@@ -94,6 +94,39 @@ def test_a_session_without_a_name_is_known_by_its_prompts() -> None:
     assert not gate.come("system A" + "a" * 14, now_s=2.0).is_held
 
 
+def test_questions_about_a_document_are_of_no_session() -> None:
+    """They come one after the other here: what each asks is not what the next one goes on with."""
+    gate = Gate(is_closed=False)
+    document = 30 * "d"
+    gate.end(gate.come(document + "a"), 1.0)
+    assert len(gate.live) == 1, "it may be one"
+    questions = [gate.come(document + question, now_s=2.0) for question in ("b", "cc", "aa")]
+    assert all(question.context is None for question in questions)
+    assert (len(gate.live), gate.worth._returns) == (0, 0)
+    gate.worth.is_closed = True
+    assert not gate.come(document + "d").is_held
+
+
+def test_calls_that_extend_a_prompt_at_the_same_time_are_of_no_session() -> None:
+    gate = Gate()
+    first = gate.come("ddddddddda", "a")
+    held = gate.come("ffffffffff", "f", 1.0)
+    assert not gate.come("ddddddddda and b", "a", 2.0).is_held
+    assert len(gate.live) == 0
+    assert gate.free(2.0) == [held], "the document is in no session's context"
+    assert gate.end(first, 3.0) == []
+    assert not gate.come("ddddddddda and b and c", "c", 4.0).is_held, "whatever its name is"
+
+
+def test_a_held_call_of_a_document_passes_when_others_ask_about_it() -> None:
+    gate = Gate()
+    gate.come("aaaaaaaaaa", "a")
+    held = gate.come("ddddddddda", now_s=1.0)
+    assert held.is_held
+    assert not gate.come("dddddddddb", now_s=2.0).is_held
+    assert gate.free(2.0) == [held]
+
+
 def test_blocks_that_sessions_share_count_once() -> None:
     gate = Gate()
     gate.come("system A", "a")
@@ -192,6 +225,7 @@ class Sessions(RuleBasedStateMachine):
         text = self.texts[name] = self.texts.get(name, "system" + name) + more * name
         turn = self.gate.come(text, name if is_named else "", self.now_s, tenant=tenant, passes=passes)
         assert not (turn.is_held and (passes or not self.gate.worth.is_closed))
+        self.gate.free(self.now_s)
 
     @precondition(lambda self: self.gate.turns)
     @rule(number=st.integers(0, 30), output_tokens=st.integers(0, 40))

@@ -48,6 +48,7 @@ class SessionGates:
         self._on_free = on_free
         self._chat_tokens = chat_tokens
         self._held: dict[Turn, Waiting] = {}
+        self._closed: set[SessionGate] = set()  # as was logged
         self._is_looking = False
 
     def arrive(self, call: Waiting, now_s: float) -> bool:
@@ -55,20 +56,18 @@ class SessionGates:
         gate = call.gate = None if self._chat_tokens == inf else self._gate(call)
         if gate is None:
             return True
-        was_closed = gate.worth.is_closed
         arrival = Arrival(call.call, call.output_tokens, call.tenant, call.session, call.passes)
         turn = call.turn = gate.arrive(arrival, now_s)
         if turn.is_held:
             self._held[turn] = call
         if gate.held:
-            freed = gate.release(now_s)
+            freed = self._released(gate, now_s)
             if turn in freed:
                 freed.remove(turn)
                 del self._held[turn]
             self._free(freed, now_s)
             self._look_soon(now_s)
-        if gate.worth.is_closed is not was_closed:
-            _tell(call.call.model, gate)
+        self._tell(gate)
         return not turn.is_held
 
     def sent(self, call: Waiting) -> None:
@@ -82,7 +81,7 @@ class SessionGates:
         if gate is not None and turn is not None:
             output_tokens = None if used_tokens is None else max(0, used_tokens - call.call.prompt_tokens)
             gate.ended(turn, output_tokens, now_s)
-            self._free(gate.release(now_s), now_s)
+            self._free(self._released(gate, now_s), now_s)
 
     def gone(self, call: Waiting, now_s: float) -> None:
         """A call is not to be answered, held or not."""
@@ -90,7 +89,7 @@ class SessionGates:
         if gate is not None and turn is not None:
             self._held.pop(turn, None)
             gate.gone(turn, now_s)
-            self._free(gate.release(now_s), now_s)
+            self._free(self._released(gate, now_s), now_s)
 
     # What is held.
 
@@ -126,6 +125,24 @@ class SessionGates:
             gate = self.gates[model] = SessionGate(self._router.block_tokens, look, self._weight, self._chat_tokens)
         return gate
 
+    def _released(self, gate: SessionGate, now_s: float) -> list[Turn]:
+        released = gate.release(now_s)
+        self._tell(gate)
+        return released
+
+    def _tell(self, gate: SessionGate) -> None:
+        """Log that the gate has closed or opened since the last time, and why."""
+        worth = gate.worth
+        if worth.is_closed is (gate in self._closed):
+            return
+        (self._closed.add if worth.is_closed else self._closed.remove)(gate)
+        log.info(
+            "sessions are held" if worth.is_closed else "sessions are held no more",
+            model=next(model for model, one in self.gates.items() if one is gate),
+            value=round(worth.value, 2), load=round(worth.load, 2), live=len(gate.live),
+            live_tokens=gate.tokens, kv_tokens=0 if worth.caches is None else worth.caches.kv_tokens,
+        )  # fmt: skip
+
     def _free(self, turns: Iterable[Turn], now_s: float) -> None:
         for turn in turns:
             self._on_free(self._held.pop(turn), now_s)
@@ -137,11 +154,8 @@ class SessionGates:
 
     def _look(self, now_s: float) -> None:
         self._is_looking = False
-        for model, gate in self.gates.items():
-            was_closed = gate.worth.is_closed
-            self._free(gate.release(now_s), now_s)
-            if gate.worth.is_closed is not was_closed:
-                _tell(model, gate)
+        for gate in self.gates.values():
+            self._free(self._released(gate, now_s), now_s)
         if self._held:
             self._look_soon(now_s)
 
@@ -154,13 +168,3 @@ def caches(router: Router, model: str) -> Caches | None:
         return None
     slowness = sum(view.slowness for view in views) / len(views)
     return Caches(len(views), sum(filter(None, sizes)), views[0].cost_model, slowness)
-
-
-def _tell(model: str, gate: SessionGate) -> None:
-    """Log that the gate has closed or opened, and why."""
-    worth = gate.worth
-    log.info(
-        "sessions are held" if worth.is_closed else "sessions are held no more",
-        model=model, value=round(worth.value, 2), load=round(worth.load, 2), live=len(gate.live),
-        live_tokens=gate.tokens, kv_tokens=0 if worth.caches is None else worth.caches.kv_tokens,
-    )  # fmt: skip

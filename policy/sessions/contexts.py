@@ -9,7 +9,7 @@ from typing import Final
 from plait.policy.types import Call
 
 EXTENDED_SHARE: Final = 0.9
-"""A call that extends so much of a context's latest prompt goes on with it. 98.8 % of the turns of coding agents do."""
+"""98.8 % of the turns of coding agents extend so much of the latest prompt. So do questions about a document."""
 
 MOST_CONTEXTS: Final = 16
 """So many contexts of a session are known. With one more, the one that has been idle longest is forgotten."""

@@ -73,6 +73,8 @@ class KnownSessions:
         self._on_close(context)
         context.session.contexts.remove(context)
         context.is_shared = True
+        if not context.session.contexts:
+            context.session.prefill_s = 0.0
         self._shared[context] = None
         if len(self._shared) > MOST_SESSIONS:
             self.mark(self._shared.popitem(last=False)[0], (), -1)

@@ -127,4 +127,5 @@ def test_it_is_logged_when_sessions_are_held_no_more() -> None:
     with capture_logs() as logs:
         fleet.pass_time(1.0)
     assert [line["event"] for line in logs] == ["sessions are held no more"]
+    assert logs[0]["model"] == "m"
     assert held.is_sent

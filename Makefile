@@ -11,10 +11,10 @@ SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictio
 	levers.py slo_order.py other_engines.py wrong_tokenizer.py)
 
 # Two processes, one file to one process: servers of a file's fixtures are shared by its tests.
-E2E := -n 2 --dist loadfile --ignore e2e/faults --ignore e2e/clients
+E2E := -n 2 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring
 
-.PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients soak e2e-vllm e2e-sglang \
-	e2e-sglang-adapter environments nightly clean
+.PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring soak \
+	e2e-vllm e2e-sglang e2e-sglang-adapter environments nightly clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
 $(STAMP): pyproject.toml constraints.txt
@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP)
 
 demo: setup
-	$(BIN)/plait demo
+	$(BIN)/plait demo $(DEMO)
 
 compare: setup
 	$(BIN)/plait demo --compare
@@ -55,6 +55,11 @@ e2e-faults: setup
 e2e-clients: setup
 	$(BIN)/python -m e2e.clients.environment
 	$(BIN)/python -m pytest e2e/clients
+
+# The dashboard on a real Prometheus, which is fetched with apt-get when it is not there yet.
+e2e-monitoring: setup
+	$(BIN)/python -m e2e.monitoring.prometheus
+	$(BIN)/python -m pytest e2e/monitoring
 
 # Engines that fail and clients that misbehave, all at the same time, beside well-behaved ones.
 soak: setup
@@ -98,7 +103,7 @@ test: check
 # Everything, the comparisons and the clients included that `.ci/run` leaves out; new examples for property tests.
 nightly: export PLAIT_NIGHTLY = 1
 nightly: test
-	$(MAKE) e2e-faults soak e2e-vllm e2e-clients e2e-sglang
+	$(MAKE) e2e-faults soak e2e-monitoring e2e-vllm e2e-clients e2e-sglang
 
 clean:
 	rm -rf $(VENV) .venv-* e2e/clients/node/node_modules .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

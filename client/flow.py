@@ -116,7 +116,16 @@ def failed_get(error: AnswerError, variable: str, timeout_s: float) -> ClientErr
 
 def connection_failed(request: Request, error: httpx.TransportError) -> ConnectionFailedError:
     """The exception for a transport's failure."""
-    return ConnectionFailedError(f"{request.method} {request.path}: {str(error) or type(error).__name__}")
+    return ConnectionFailedError(f"{request.method} {_url(request, error)}: {str(error) or type(error).__name__}")
+
+
+def _url(request: Request, error: httpx.TransportError) -> str:
+    """The request's whole address, if httpx says it; it has no credentials."""
+    try:
+        url = error.request.url
+    except RuntimeError:
+        return request.path
+    return f"{url.scheme}://{url.netloc.decode()}{url.path}"
 
 
 def _is_temporary(response: httpx.Response, asked_s: float | None) -> bool:

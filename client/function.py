@@ -9,11 +9,11 @@ from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, get_args, get_origin
 
 from plait.client.errors import TemplateError
-from plait.client.objectives import Objective, Slo
+from plait.client.objectives import Figures, Objective, Slo, figures
 from plait.client.prompt import Output, Prompt, call_annotations
 from plait.client.sampling import Sampling, sampling_fields
 from plait.client.signature import Signature
-from plait.client.template import parse_template
+from plait.client.template import Template, parse_template
 from plait.client.variable import Argument, Condition, Scope
 
 P = ParamSpec("P")
@@ -68,7 +68,10 @@ def semantic_function(
     *,
     model: str | None = None,
     objective: Objective | str | None = None,
-    slo: Slo | None = None,
+    slo: Slo | Figures | None = None,
+    slo_ttft_ms: float | None = None,
+    slo_tpot_ms: float | None = None,
+    slo_jct_ms: float | None = None,
     priority: int | None = None,
     system: str | None = None,
     chat: bool = True,
@@ -79,29 +82,36 @@ def semantic_function(
 
     In the docstring, `{{name}}` is an input if the function has a parameter `name`, and otherwise an output: text is
     generated there. Every parameter must occur. An `Output` in the result's annotation has the settings of one output.
-    Sampling fields are for all outputs. The default of `model` is the client's. `objective`, `slo` and `priority`
-    annotate the call itself and override the gateway's deductions. `system` is a message before the prompt; it may have
-    inputs too. `chat` and `separator` are as in `Prompt`.
+    Sampling fields are for all outputs. The default of `model` is the client's. `objective`, the SLO (in milliseconds,
+    or as `slo`) and `priority` annotate the call itself and override the gateway's deductions. `system` is a message
+    before the prompt; it may have inputs too. `chat` and `separator` are as in `Prompt`.
 
     Raises `TemplateError` for a function that breaks these rules.
     """
     if system is not None and not chat:
         raise TemplateError("a system message needs a chat: leave out chat=False, or write the message in the prompt")
     fields = sampling_fields(sampling)
-    said = call_annotations(objective, slo, priority)
+    given = {"slo_ttft_ms": slo_ttft_ms, "slo_tpot_ms": slo_tpot_ms, "slo_jct_ms": slo_jct_ms}
+    said = call_annotations(objective, {**figures(slo), **figures(given)}, priority)
 
     def decorate(function: Callable[P, R]) -> SemanticFunction[P, R]:
         name = getattr(function, "__name__", "a semantic function")
-        try:
-            signature = Signature(function, name)
-            template = parse_template(_docstring(function), signature.names, system)
-            outputs = _outputs(function, template.outputs)
-        except TemplateError as error:
-            raise TemplateError(f"{name}: {error}") from None
+        signature, template, outputs = _parsed(function, name, system)
         prompt = Prompt(name, template, outputs, model, fields, said, chat, separator)
         return SemanticFunction(function, prompt, signature)
 
     return decorate
+
+
+def _parsed(
+    function: Callable[..., object], name: str, system: str | None
+) -> tuple[Signature, Template, dict[str, Output]]:
+    try:
+        signature = Signature(function, name)
+        template = parse_template(_docstring(function), signature.names, system)
+        return signature, template, _outputs(function, template.outputs)
+    except TemplateError as error:
+        raise TemplateError(f"{name}: {error}") from None
 
 
 def _docstring(function: Callable[..., object]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class Objective(StrEnum):
@@ -25,18 +27,30 @@ class Slo:
     jct_s: float | None = None
 
 
-Wanted = Objective | str | Slo | None
-"""The objective of a `get`: `latency`, `throughput`, an `Slo` (in seconds), or None."""
+Figures = Mapping[str, float | None]
+"""An SLO by the names that headers and bodies have: `slo_ttft_ms`, `slo_tpot_ms`, `slo_jct_ms`, in milliseconds."""
+
+FIGURES: Final = ("slo_ttft_ms", "slo_tpot_ms", "slo_jct_ms")
+
+Wanted = Objective | str | Slo | Figures | None
+"""The objective of a `get`: `latency`, `throughput`, an SLO, or None."""
 
 
 def criteria(wanted: Wanted) -> object:
     """The objective of a `get` as it is sent. Raises `ValueError` for an unknown objective."""
-    if isinstance(wanted, Slo):
-        given = {"ttft_ms": wanted.ttft_s, "tpot_ms": wanted.tpot_s, "jct_ms": wanted.jct_s}
-        return {key: in_ms(value) for key, value in given.items() if value is not None}
+    if isinstance(wanted, Slo | Mapping):
+        return figures(wanted)
     return None if wanted is None else Objective(wanted).value
 
 
-def in_ms(seconds: float | None) -> float | None:
-    """Seconds in the gateway's unit."""
-    return None if seconds is None else seconds * 1000
+def figures(slo: Slo | Figures | None) -> dict[str, float]:
+    """An SLO as it is sent. Raises `ValueError` for an unknown name."""
+    if slo is None:
+        return {}
+    if isinstance(slo, Slo):
+        seconds = zip(FIGURES, (slo.ttft_s, slo.tpot_s, slo.jct_s), strict=True)
+        return {name: value * 1000 for name, value in seconds if value is not None}
+    for name in slo:
+        if name not in FIGURES:
+            raise ValueError(f"{name!r} is no objective; the objectives are {', '.join(FIGURES)}")
+    return {name: value for name, value in slo.items() if value is not None}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Unpack
 
-from plait.client.objectives import Objective, Slo, in_ms
+from plait.client.objectives import Figures, Objective, Slo, figures
 from plait.client.sampling import Sampling, sampling_fields
 from plait.client.template import RenderedPrompt, Template
 
@@ -81,14 +81,13 @@ def _texts(rendered: RenderedPrompt) -> dict[str, object]:
     return {"messages": [{"role": role, "content": text} for role, text in rendered.turns]}
 
 
-def call_annotations(objective: Objective | str | None, slo: Slo | None, priority: int | None) -> dict[str, object]:
-    """The body's `plait` object: the annotations that are given."""
-    promised = slo or Slo()
-    given = {
-        "objective": None if objective is None else Objective(objective).value,
-        "slo-ttft-ms": in_ms(promised.ttft_s),
-        "slo-tpot-ms": in_ms(promised.tpot_s),
-        "slo-jct-ms": in_ms(promised.jct_s),
-        "priority": priority,
-    }
-    return {key: value for key, value in given.items() if value is not None}
+def call_annotations(
+    objective: Objective | str | None, slo: Slo | Figures | None, priority: int | None
+) -> dict[str, object]:
+    """The body's `plait` object: the annotations that are given. Raises `ValueError` for an unknown objective."""
+    said: dict[str, object] = {**figures(slo)}
+    if objective is not None:
+        said["objective"] = Objective(objective).value
+    if priority is not None:
+        said["priority"] = priority
+    return said

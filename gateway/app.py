@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from plait.backends.errors import CallerError, NotFoundError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.metrics import AdmissionCollector
-from plait.gateway.admission.tenant_ids import TenantIds
-from plait.gateway.admission.tenant_terms import TenantTerms
+from plait.gateway.admission.tenants import TenantIds, TenantTerms
 from plait.gateway.api.about import About
 from plait.gateway.api.admin import AdminApi
-from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.behind_a_proxy import behind_a_proxy
 from plait.gateway.api.call_api import CallApi
 from plait.gateway.api.completion_api import CompletionApi
+from plait.gateway.api.error_answers import ANSWERS
 from plait.gateway.api.forwarding_api import ForwardingApi
 from plait.gateway.api.metrics import RefusalMetrics, SlowClientMetrics
 from plait.gateway.api.operations import Operations
 from plait.gateway.api.program_api import ProgramApi
 from plait.gateway.api.responses_api import ResponsesApi
 from plait.gateway.api.semantic_api import SemanticApi
-from plait.gateway.asgi import ClientGoneError, error_headers
+from plait.gateway.api.unknown_path import UNKNOWN_PATH
 from plait.gateway.calls.call_reader import CallReader
 from plait.gateway.calls.changed_objectives import ChangedObjectives
-from plait.gateway.calls.engine_set import EngineSet, enlist, new_link
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.open_bodies import OpenBodies
-from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import ROUTES
 from plait.gateway.calls.stored_responses import StoredResponses
@@ -49,11 +43,17 @@ from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config
 from plait.gateway.discovery import Discovery
 from plait.gateway.fleet.metrics import FleetCollector, HealthMetrics
-from plait.gateway.fleet.model_names import ModelNames
-from plait.gateway.fleet.monitor import Monitor
 from plait.gateway.fleet.router import Router
+from plait.gateway.fleet.served_models import ModelNames
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
+from plait.gateway.found_config import FoundConfig
+from plait.gateway.live.feed import Feed
+from plait.gateway.live.routes import LiveApi
 from plait.gateway.log.metrics import LogCollector
+from plait.gateway.membership.engine_set import EngineSet, enlist, new_link
+from plait.gateway.membership.monitor import Monitor
+from plait.gateway.membership.recovery import Recovery
+from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.metrics import new_registry
 from plait.gateway.open_requests import OpenRequests
 from plait.gateway.programs.chained_calls import ChainedCalls
@@ -69,12 +69,13 @@ from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 class Gateway:
     """The ASGI application. Calls go straight to the data path, all other requests through Starlette.
 
-    Tenants are the same as in another process if the `secret` is. Raises ValueError for tokenizers or profiles that
-    cannot be loaded.
+    Tenants are the same as in another process if the `secret` is. What is found of the engines is written to the file
+    `save_to`. Raises ValueError for tokenizers or profiles that cannot be loaded.
     """
 
-    def __init__(self, config: Config, secret: bytes | None = None) -> None:
+    def __init__(self, config: Config, secret: bytes | None = None, save_to: Path | None = None) -> None:
         self.config = config
+        self._save_to = save_to
         self.router = build_router(config)
         self._tenants = TenantIds(secret)
         self._keys = KeyRing(config.server.api_keys, config.tenants, self._tenants)
@@ -84,12 +85,11 @@ class Gateway:
         self._prompts = PromptReader(config, self.router.block_tokens, self.router.models.base)
         reader = CallReader.of(self.router, self._prompts, config.server)
         self._registry = new_registry()
-        self._registry.register(LogCollector())
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry, self._tenants.label)
         executor = Executor(config.sessions, reader.predicted_s, at_loop_time, programs.job_ended)
-        self._registry.register(FleetCollector(self.router))
-        self._registry.register(SessionCollector(executor))
+        for collector in (LogCollector(), FleetCollector(self.router), SessionCollector(executor)):
+            self._registry.register(collector)
         self._supervisor = Supervisor(self._registry)
         self._recovery = self._new_recovery()
         self._monitor = self._new_monitor()
@@ -113,23 +113,21 @@ class Gateway:
         self._front = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
 
     def _new_rest(self, bodies: OpenBodies) -> Starlette:
+        admin = AdminAccess(self._admin_keys, self.config.server.admin_port)
+        live = LiveApi(self.router, self._admission, self._feed, admin, lambda: self._requests.stopping)
         rest = Starlette(
             routes=[
                 *SemanticApi(self._chained, self._keys, bodies, self.config.sessions.keep_alive_s).routes,
                 *ProgramApi(self._chained, self._keys, bodies, self.config.sessions.keep_alive_s).routes,
                 *self._new_operations().routes,
-                *About(self.router, self._keys).routes,
+                *About(self.router, self._keys, admin).routes,
                 *ResponsesApi(self._stored, self._keys).routes,
-                *AdminApi(self.engines, self._admin_keys, self.config.server.admin_port).routes,
-                Route("/{path:path}", _unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
+                *live.routes,
+                *AdminApi(self.engines, admin).routes,
+                UNKNOWN_PATH,
             ],
-            exception_handlers={
-                PlaitError: _answer_error,
-                HTTPException: _answer_http_error,
-                ClientGoneError: _answer_nobody,
-                Exception: _leave_unanswered,
-            },
-            lifespan=self._lifespan,
+            exception_handlers=ANSWERS,
+            lifespan=lambda _app: self.running(),
         )
         rest.state.refusals = self.refusals
         return rest
@@ -145,17 +143,19 @@ class Gateway:
         )
 
     def _new_relay(self) -> Relay:
-        admission = self._new_admission()
+        self._admission = self._new_admission()
+        self._feed = Feed(self.router, self._tenants.label)
         return Relay(
             self.router,
             self._links,
             self._recovery,
-            Gate(admission, self.config.admission.hold_s),
+            Gate(self._admission, self.config.admission.hold_s),
             CallMetrics(self._registry, self._tenants.label),
-            objectives=ChangedObjectives(self.router, admission, self._links, self._supervisor, self._registry),
+            objectives=ChangedObjectives(self.router, self._admission, self._links, self._supervisor, self._registry),
             max_attempts=self.config.upstream.max_attempts,
             open_answers=OpenAnswers(self.config.upstream.max_open_answer_bytes),
             forward_client_key=self._keys.is_open,
+            watch=self._feed,
         )
 
     def _new_admission(self) -> Admission:
@@ -188,7 +188,8 @@ class Gateway:
             self.config.engines,
             self.config.upstream,
             contexts,
-            agreements=TokenizerAgreements(self._prompts.fingerprint),
+            agreements=TokenizerAgreements(self._prompts.tokenizers.fingerprint),
+            search=TokenizerSearch.of(self.config, self._prompts.tokenizers),
             supervisor=self._supervisor,
             on_change=self._recovery.on_change,
         )
@@ -197,9 +198,9 @@ class Gateway:
         """ASGI. Not a coroutine of its own: a task that wakes up goes through each of them."""
         return self._front(scope, receive, send)
 
-    def reload(self, path: Path) -> None:
-        """Read the configuration file again and take over what can change. Logs what is wrong; drops no call."""
-        self._reloading.reload(path)
+    def reload(self, load: Callable[[], Config]) -> None:
+        """Read the configuration again and take over what can change. Logs what is wrong; drops no call."""
+        self._reloading.reload(load)
 
     # The gateway stops in three steps.
 
@@ -220,16 +221,20 @@ class Gateway:
         return (self._calls if is_call else self._rest)(scope, receive, send)
 
     @asynccontextmanager
-    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        self._prompts.open()
+    async def running(self) -> AsyncIterator[None]:
+        """Look after the engines, and all else that goes on beside requests."""
+        self._prompts.tokenizers.open()
         self._monitor.open()
         self._recovery.open()
         self._discovery.open()
         self._supervisor.start("sessions-expire", self._chained.expire)
+        if self._save_to is not None:
+            found = FoundConfig(self.config, self.router, self._prompts.tokenizers.specifications)
+            self._supervisor.start("save", partial(found.save, self._save_to))
         yield
         await self._chained.close()
         await self._supervisor.close()
-        self._prompts.close()
+        self._prompts.tokenizers.close()
         await self.engines.aclose()
 
 
@@ -250,42 +255,3 @@ def build_router(config: Config) -> Router:
     for engine in config.engines:
         enlist(router, config, engine)
     return router
-
-
-async def _unknown_path(request: Request) -> Response:
-    raise NotFoundError(f"Unknown path: {request.method} {request.url.path}.")
-
-
-async def _answer_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, PlaitError)
-    request.app.state.refusals.count(error)
-    headers = {name.decode(): value.decode("latin-1") for name, value in error_headers(error)}
-    return Response(error.body(), status_code=error.status, headers=headers)
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own errors: a method that the path does not take."""
-    assert isinstance(error, HTTPException)
-    allowed = (error.headers or {}).get("allow")
-    ours = CallerError(
-        f"{request.method} {request.url.path}: {error.detail}.{f' Use {allowed}.' if allowed else ''}",
-        code="method_not_allowed" if error.status_code == 405 else None,
-    )
-    ours.status = error.status_code
-    answer = await _answer_error(request, ours)
-    answer.headers.update(error.headers or {})
-    return answer
-
-
-async def _answer_nobody(_request: Request, _error: Exception) -> Response:
-    return Response()
-
-
-class _NoResponse(Response):
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send nothing."""
-
-
-async def _leave_unanswered(_request: Request, _error: Exception) -> Response:
-    """A defect: Starlette raises it again, and the server answers."""
-    return _NoResponse()

@@ -22,6 +22,8 @@ PART_BYTES = 512 * 1024
 size, if a client sends single bytes.
 """
 
+_KEY_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key"))
+
 T = TypeVar("T")
 
 
@@ -39,12 +41,16 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 def presented_key(headers: Headers) -> bytes:
     """The API key of a request; empty if it has none. A bearer token counts first."""
-    authorization = header(headers, b"authorization")
-    if authorization is not None:
-        scheme, _, token = authorization.partition(" ")
-        if scheme.lower() == "bearer":
-            return token.strip().encode("latin-1")
-    return (header(headers, b"x-api-key") or header(headers, b"api-key") or "").strip().encode("latin-1")
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in _KEY_HEADERS:
+            found.setdefault(name, value)
+    if not found:
+        return b""
+    scheme, _, token = found.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return token.strip()
+    return (found.get(b"x-api-key") or found.get(b"api-key") or b"").strip()
 
 
 def id_of(headers: Headers) -> str:

@@ -16,6 +16,7 @@ COMMANDS = {
     "check-config": "say whether a configuration file can be used",
     "engine": "run an embedded engine: an OpenAI server over an emulated GPU",
     "demo": "run the gateway over four embedded engines, or compare placement policies on them",
+    "live": "watch a gateway in the terminal: engines, prefixes and calls",
     "profile": "fit a cost profile from a live engine",
 }
 """Modules of `plait.gateway.commands` (with `_` for `-`), each with `add_arguments(parser)` and `run(arguments)`."""

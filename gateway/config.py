@@ -173,8 +173,10 @@ class SessionsConfig(Section, frozen=True, kw_only=True):
 class ModelConfig(Section, frozen=True, kw_only=True):
     """`[[models]]`: how the gateway counts a model's tokens and predicts its costs.
 
-    name: the name that clients and engines use (required). tokenizer: a folder with the model's tokenizer,
-    `tiktoken:NAME`, `tiktoken:/path`, `embedded` (the embedded engine's) or `bytes` (one token a byte, default).
+    name: the name that clients and engines use (required). tokenizer: `auto` (default: the engines' own where they have
+    Plait's adapter, else what the Hugging Face hub has under the model's name, else an estimate), a folder with the
+    model's tokenizer, a name on the hub such as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@REVISION`, `tiktoken:NAME`,
+    `tiktoken:/path`, `embedded` (the embedded engine's), `estimated` (four bytes a token) or `bytes` (one a byte).
     chat_template: path to a Jinja template (default: the tokenizer's). profile: name of a cost profile or path to a
     `.toml` (default a6000-mistral-7b). max_context_tokens: prompt and output together (default: the engine's value).
     aliases: further names that clients may use (default none). fallbacks: models that answer while no engine takes
@@ -182,7 +184,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """
 
     name: Text
-    tokenizer: Text = "bytes"
+    tokenizer: Text = "auto"
     chat_template: Text | None = None
     profile: Text = "a6000-mistral-7b"
     max_context_tokens: Positive | None = None

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 import structlog
 
+from plait.backends.tokenization.hub import is_hub_name
 from plait.gateway.config import Config, ModelConfig
 from plait.gateway.config_values import shown
 from plait.gateway.server_config import Section
@@ -25,6 +26,9 @@ OLD_KEYS = {
     "admission.engine_backlog_s": "a call waits for the engine that it was placed on: see admission.ahead_s",
 }
 """Keys without effect that earlier versions had, and why. A file may have them for one release."""
+
+NAMED = ("auto", "embedded", "estimated", "bytes")
+"""Tokenizers that are no files."""
 
 log = structlog.get_logger(__name__)
 
@@ -174,7 +178,8 @@ def _repeated(section: str, key: str, values: Sequence[str]) -> Iterator[str]:
 def _with_whole_paths(model: ModelConfig, folder: Path) -> ModelConfig:
     """The model with `folder` put before its relative paths."""
     tokenizer, template, profile = model.tokenizer, model.chat_template, model.profile
-    if tokenizer not in ("embedded", "bytes") and not tokenizer.startswith("tiktoken:"):
+    is_name = tokenizer in NAMED or tokenizer.startswith("tiktoken:")
+    if not is_name and ((folder / tokenizer).exists() or not is_hub_name(tokenizer)):
         tokenizer = str(folder / tokenizer)
     if template is not None:
         template = str(folder / template)

@@ -17,8 +17,8 @@ import msgspec
 import structlog
 
 from plait.backends.errors import ConflictError
-from plait.gateway.calls.engine_set import EngineSet
 from plait.gateway.config import EngineConfig, ServiceConfig
+from plait.gateway.membership.engine_set import EngineSet
 from plait.gateway.supervision import Supervisor
 
 Lookup = Callable[[str, int], Awaitable[set[str]]]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from plait.backends.errors import ConflictError
-from plait.gateway.admission.tenant_terms import TenantTerms
+from plait.gateway.admission.tenants import TenantTerms
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.calls.engine_set import EngineSet
 from plait.gateway.config import Config, EngineConfig
 from plait.gateway.config_change import LIMITS, ConfigChange, config_change
-from plait.gateway.config_file import ConfigError, load_config
+from plait.gateway.config_file import ConfigError
 from plait.gateway.log.events import change_level
+from plait.gateway.membership.engine_set import EngineSet
 
 log = structlog.get_logger(__name__)
 
@@ -45,10 +45,10 @@ class Reloading:
             "plait_reloads", "Times that the configuration file was read again", ["outcome"], registry=registry
         )
 
-    def reload(self, path: Path) -> None:
-        """Read the file again. A file that is not valid is logged and changes nothing."""
+    def reload(self, load: Callable[[], Config]) -> None:
+        """Read the configuration again with `load`. One that is not valid is logged and changes nothing."""
         try:
-            after = load_config(path)
+            after = load()
         except ConfigError as error:
             self._reloads.labels("refused").inc()
             problems = str(error).splitlines()

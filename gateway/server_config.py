@@ -44,17 +44,19 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     headers together (default 64 KiB).
     header_timeout_s: seconds for them to come (default 10). body_timeout_s: seconds for the body to come, plus 1 s for
     each 64 KiB of it (default 60). trust_request_chat_template: take a request's own `chat_template`, as vLLM's
-    --trust-request-chat-template does; it is rendered in a process with limits (default false). token_cache_bytes:
-    memory for the ids of prompts' beginnings, 0 for none (default 64 MiB). api_keys: keys clients may present, each a
-    tenant of its own (default none). secret: makes the tenants' identities and labels; several gateways need the same
-    (default: the one in `plait.secret` beside the file, which is made if needed). isolate_tenants: give each tenant's
-    prompts cached prefixes of their own (by a cache salt, needs keys, default false). shutdown_grace_s: seconds that
-    running calls get to end at shutdown (default 30). admin_key: key of the admin API; without one it answers 404
-    (default). admin_port: serve the admin API on this port only, on the same host (default: on `port`). metrics_key:
-    key that /metrics asks for (default none). root_path: path before all others, for a proxy that passes it on (default
-    none). cors_origins: origins whose pages may call from a browser, "*" for any (default none). drain_delay_s: seconds
-    from SIGTERM, while `/ready` answers 503 and calls are still taken (default 5). slow_client_timeout_s: a client that
-    does not read 64 KiB of its waiting answer in this time is disconnected (default 60).
+    --trust-request-chat-template does; it is rendered in a process with limits (default false). trust_engine_templates:
+    render the chat templates that engines offer in the gateway itself, which is faster (default false: as those of
+    requests). token_cache_bytes: memory for the ids of prompts' beginnings and words, 0 for none (default 64 MiB).
+    api_keys: keys clients may present, each a tenant of its own (default none). secret: makes the tenants' identities
+    and labels; several gateways need the same (default: the one in `plait.secret` beside the file, which is made if
+    needed). isolate_tenants: give each tenant's prompts cached prefixes of their own (by a cache salt, needs keys,
+    default false). shutdown_grace_s: seconds that running calls get to end at shutdown (default 30). admin_key: key of
+    the admin API; without one it answers 404 (default). admin_port: serve the admin API on this port only, on the same
+    host (default: on `port`). metrics_key: key that /metrics asks for (default none). root_path: path before all
+    others, for a proxy that passes it on (default none). cors_origins: origins whose pages may call from a browser, "*"
+    for any (default none). drain_delay_s: seconds from SIGTERM, while `/ready` answers 503 and calls are still taken
+    (default 5). slow_client_timeout_s: a client that does not read 64 KiB of its waiting answer in this time is
+    disconnected (default 60).
     """
 
     host: Text = "127.0.0.1"
@@ -68,6 +70,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     header_timeout_s: Seconds = 10.0
     body_timeout_s: Seconds = 60.0
     trust_request_chat_template: bool = False
+    trust_engine_templates: bool = False
     token_cache_bytes: NotNegative = 64 * 2**20
     api_keys: tuple[Token, ...] = ()
     secret: Secret | None = None

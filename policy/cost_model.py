@@ -99,11 +99,18 @@ class CostModel:
                 long_s += self.long_attention(new_tokens, new_tokens + context_tokens)
         if new_total <= 0:
             return 0.0
-        return (self.forward(new_total) + self._attention_s(sequence_total) + long_s) / self.efficiency
+        floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * sequence_total
+        return (self.forward(new_total) + max(floor_s, attention_s) + long_s) / self.efficiency
 
     def prefill_time_s(self, new_tokens: int, context_tokens: int = 0) -> float:
         """The time to compute `new_tokens` of a prompt after `context_tokens` that are cached, alone in one pass."""
-        return self.iteration_time_s(((new_tokens, context_tokens),))
+        if new_tokens <= 0:
+            return 0.0
+        sequence_tokens = new_tokens + context_tokens
+        is_long = new_tokens > 1 and new_tokens * sequence_tokens > self.long_attention.threshold
+        long_s = self.long_attention(new_tokens, sequence_tokens) if is_long else 0.0
+        floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * sequence_tokens
+        return (self.forward(new_tokens) + max(floor_s, attention_s) + long_s) / self.efficiency
 
     def decode_time_s(self, output_tokens: float, context_tokens: float = 0) -> float:
         """The time to generate `output_tokens` one by one after `context_tokens`, alone on the engine.
@@ -111,13 +118,15 @@ class CostModel:
         Each token counts as the middle one. This is exact where attention is linear in the context.
         """
         mean_sequence = context_tokens + output_tokens / 2
-        return output_tokens * (self.forward(1) + self._attention_s(mean_sequence)) / self.efficiency
+        floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * mean_sequence
+        return output_tokens * (self.forward(1) + max(floor_s, attention_s)) / self.efficiency
 
     def attention_time_s(self, new_tokens: int, context_tokens: int) -> float:
         """The part of a prefill's time that is attention."""
         sequence_tokens = new_tokens + context_tokens
-        linear_s = self.context_s * sequence_tokens
-        return (linear_s + self.long_attention(new_tokens, sequence_tokens)) / self.efficiency
+        is_long = new_tokens * sequence_tokens > self.long_attention.threshold
+        long_s = self.long_attention(new_tokens, sequence_tokens) if is_long else 0.0
+        return (self.context_s * sequence_tokens + long_s) / self.efficiency
 
     def marginal_s(self, new_tokens: int) -> float:
         """What `new_tokens` add to a large iteration, without attention."""
@@ -129,7 +138,8 @@ class CostModel:
 
     def decode_iteration_s(self, calls: int, context_tokens: float) -> float:
         """The time of an iteration in which `calls` calls decode, with so many tokens of context in all."""
-        return (self.forward(calls) + self._attention_s(context_tokens)) / self.efficiency
+        floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * context_tokens
+        return (self.forward(calls) + max(floor_s, attention_s)) / self.efficiency
 
     def pivot(self) -> Pivot | None:
         """The fewest new tokens from which throughput stays at 90 % of its asymptote; None without an asymptote.
@@ -157,6 +167,3 @@ class CostModel:
     def _pivot_at(self, tokens: float) -> Pivot:
         whole = max(1, ceil(tokens - 1e-6))
         return Pivot(whole, self.prefill_time_s(whole))
-
-    def _attention_s(self, sequence_tokens: float) -> float:
-        return max(self.context_floor_s, self.context_constant_s + self.context_s * sequence_tokens)

@@ -60,8 +60,9 @@ class Call(NamedTuple):
 
     `block_hashes[i]` is the hash of the first `(i + 1) * block_tokens` tokens of the prompt (see `block_hash`).
     `output_limit` is the most tokens that the call may generate; None if it has no limit. A call that is not `streamed`
-    gets its whole answer at its end. `prompt_hash` stands for all tokens of the prompt (`answered_prompts.whole_hash`);
-    None if the call has several prompts or answers.
+    gets its whole answer at its end. `prompt_hash` stands for all tokens of the prompt (`block_hash.whole_hash`);
+    None if the call has several prompts or answers. `session` is the client's name of its conversation; empty if it
+    gives none.
     """
 
     call_id: str
@@ -76,6 +77,7 @@ class Call(NamedTuple):
     output_limit: int | None = None
     streamed: bool = True
     prompt_hash: int | None = None
+    session: str = ""
 
     @property
     def cacheable_blocks(self) -> int:
@@ -142,7 +144,7 @@ class DelayCost(NamedTuple):
 class Placement(NamedTuple):
     """The choice of an engine for a call. `cached_tokens` of the prompt are expected in that engine's cache.
 
-    `is_at_risk` says that no engine is expected to meet the call's TTFT.
+    `meets_ttft` says whether that engine is expected to meet the call's TTFT; None: nothing is expected.
     """
 
     engine_id: str
@@ -150,4 +152,4 @@ class Placement(NamedTuple):
     cached_tokens: int
     missed_tokens: int
     cost: LoadCost | DelayCost | None = None
-    is_at_risk: bool = False
+    meets_ttft: bool | None = None

@@ -1,4 +1,4 @@
-"""The state diagrams of docs/life_of_a_call.md, drawn from the tables. `python -m tests.state_diagrams` writes them."""
+"""The state diagrams of the docs, drawn from the tables. `python -m tests.state_diagrams` writes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from plait.policy.programs.request_graph_state import (
     VariableState,
 )
 
-PAGE = Path(__file__).parents[1] / "docs" / "life_of_a_call.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = tuple(DOCS / f"{name}.md" for name in ("life_of_a_call", "failures", "semantic_variables"))
 BLOCK = re.compile(r"<!-- states: (?P<name>\w+) -->\n(?:```mermaid\n.*?```\n)?", re.DOTALL)
 
 Edge = tuple[str, str, str]
@@ -67,4 +68,5 @@ def redrawn(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(redrawn(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(redrawn(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 import yaml
 
+from plait.backends.embedded.completion import ServedModel
+from plait.backends.embedded.engine import EngineSettings
+from plait.backends.embedded.server import EmbeddedServer, ServerSettings
+from plait.backends.profiles import load_profile
 from plait.backends.sglang.launch import serve_command as sglang_command
 from plait.backends.sglang.launch import serve_environment
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.vllm.launch import serve_command as vllm_command
+from plait.gateway.app import Gateway
 from plait.gateway.cli import LAUNCHERS, parse
+from plait.gateway.commands.given_engines import given_engines
 from plait.gateway.config import Config
-from plait.gateway.config_file import parse_config
+from plait.gateway.server.http_server import AFTER_CUT_S
+from plait.gateway.server_config import ServerConfig
 from tests.source_tree import ROOT
 
 REFERENCE: Final = re.compile(r"\$\{(\w+):-([^}]*)\}")
+ALIAS: Final = "gateway"
+"""The host name of every profile's gateway."""
 GATEWAYS: Final = {"embedded": "gateway", "vllm": "gateway-vllm", "sglang": "gateway-sglang"}
 SERVE_COMMAND: Final = {"vllm": vllm_command, "sglang": sglang_command}
 REAL: Final = tuple(SERVE_COMMAND)
+PROFILES: Final = {*GATEWAYS, "monitoring"}
 PORT: Final = 8100
+MONITORING: Final = ROOT / "deploy" / "monitoring"
 
 profiles = pytest.mark.parametrize("profile", GATEWAYS)
 real_profiles = pytest.mark.parametrize("profile", REAL)
@@ -45,16 +59,17 @@ def services(profile: str, environment: Mapping[str, str] | None = None) -> dict
 
 
 def engines(profile: str, environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    apart = {GATEWAYS[profile], "tokenizer"}
-    return {name: service for name, service in services(profile, environment).items() if name not in apart}
+    return {name: service for name, service in services(profile, environment).items() if name != GATEWAYS[profile]}
 
 
-def config(profile: str, environment: Mapping[str, str] | None = None) -> Config:
-    """The configuration that the profile's gateway mounts."""
-    (mounted,) = services(profile, environment)[GATEWAYS[profile]]["configs"]
-    assert mounted["target"] == "/etc/plait/config.toml"
-    content = compose(environment)["configs"][mounted["source"]]["content"]
-    return parse_config(tomllib.loads(content), mounted["target"])
+def gateway(profile: str) -> argparse.Namespace:
+    """The arguments of the profile's gateway."""
+    return parse(services(profile)[GATEWAYS[profile]]["command"])
+
+
+def config(profile: str) -> Config:
+    """The configuration that they make."""
+    return given_engines(gateway(profile)).load()
 
 
 def served(profile: str, service: Mapping[str, Any]) -> list[str]:
@@ -70,6 +85,16 @@ def options(command: list[str]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in command if word.startswith("--") and "=" in word)
 
 
+def asked(service: Mapping[str, Any]) -> str:
+    """The address that the service's health check asks."""
+    (address,) = re.findall(r"urlopen\('([^']+)'\)", service["healthcheck"]["test"][-1])
+    return str(address)
+
+
+def seconds(duration: str) -> float:
+    return float(duration.removesuffix("s"))
+
+
 def test_without_a_profile_the_embedded_engines_start() -> None:
     assert "COMPOSE_PROFILES=embedded" in (ROOT / ".env").read_text(encoding="utf-8").splitlines()
     assert list(services("embedded")) == ["gateway", "engine-0", "engine-1", "engine-2", "engine-3"]
@@ -77,43 +102,80 @@ def test_without_a_profile_the_embedded_engines_start() -> None:
 
 @real_profiles
 def test_a_real_profile_starts_two_engines_and_nothing_embedded(profile: str) -> None:
-    assert set(services(profile)) == {"tokenizer", GATEWAYS[profile], f"{profile}-0", f"{profile}-1"}
+    assert set(services(profile)) == {GATEWAYS[profile], f"{profile}-0", f"{profile}-1"}
     assert list(engines(profile)) == [f"{profile}-0", f"{profile}-1"]
 
 
 def test_every_service_has_a_profile() -> None:
     """One without would start beside the engines of every profile."""
-    assert all(set(service["profiles"]) <= set(GATEWAYS) for service in compose()["services"].values())
+    assert all(set(service["profiles"]) <= PROFILES for service in compose()["services"].values())
 
 
 @profiles
-def test_the_gateway_names_the_engines_of_its_profile(profile: str) -> None:
-    named = config(profile).engines
-    assert [engine.name for engine in named] == list(engines(profile))
-    assert [engine.url for engine in named] == [f"http://{name}:{PORT}" for name in engines(profile)]
+def test_the_gateway_has_the_engines_of_its_profile(profile: str) -> None:
+    assert [engine.url for engine in config(profile).engines] == [f"http://{name}:{PORT}" for name in engines(profile)]
+    assert gateway(profile).host == "0.0.0.0"
+
+
+@profiles
+def test_the_gateway_needs_nothing_beside_its_engines(profile: str) -> None:
+    """Models and tokenizers come from the engines."""
+    assert not config(profile).models
+    assert not {"volumes", "configs", "environment"} & set(services(profile)[GATEWAYS[profile]])
+
+
+@profiles
+def test_the_gateway_may_stop_in_its_steps(profile: str) -> None:
+    """It is not killed before."""
+    server = ServerConfig()
+    grace_s = seconds(services(profile)[GATEWAYS[profile]]["stop_grace_period"])
+    assert grace_s > server.drain_delay_s + server.shutdown_grace_s + AFTER_CUT_S
 
 
 @profiles
 def test_the_gateway_waits_for_healthy_engines(profile: str) -> None:
     awaited = {name: how["condition"] for name, how in services(profile)[GATEWAYS[profile]]["depends_on"].items()}
-    assert awaited.pop("tokenizer", None) == (None if profile == "embedded" else "service_completed_successfully")
     assert awaited == dict.fromkeys(engines(profile), "service_healthy")
 
 
-@profiles
+@pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_what_a_service_waits_for_is_in_its_profile_and_says_when_it_is_healthy(profile: str) -> None:
     started = services(profile)
+    assert started
     for service in started.values():
         for name, how in service.get("depends_on", {}).items():
-            assert how["condition"] == "service_completed_successfully" or "healthcheck" in started[name]
+            assert how["condition"] == "service_started" or "healthcheck" in started[name]
 
 
 @profiles
 def test_health_checks_ask_the_port_that_is_served(profile: str) -> None:
-    gateway = services(profile)[GATEWAYS[profile]]
-    assert "http://127.0.0.1:8000/ready" in gateway["healthcheck"]["test"][-1]
+    assert asked(services(profile)[GATEWAYS[profile]]) == "http://127.0.0.1:8000/ready"
     for service in engines(profile).values():
-        assert f"http://127.0.0.1:{PORT}/health" in service["healthcheck"]["test"][-1]
+        assert asked(service) == f"http://127.0.0.1:{PORT}/health"
+
+
+async def test_health_checks_ask_routes_that_are_there() -> None:
+    engine = EngineSettings(name="e", model="demo", kv_tokens=4_000)
+    model = ServedModel("demo", load_tokenizer("embedded"), 4_000)
+    cost_model = load_profile("a6000-mistral-7b").cost_model()
+    server = EmbeddedServer(ServerSettings(engine=engine, cost_model=cost_model, model=model))
+    started = services("embedded")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(Gateway(config("embedded")))) as http:
+        assert (await http.get(asked(started["gateway"]))).status_code == 503, "no engine was tried"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app)) as http:
+        assert (await http.get(asked(started["engine-0"]))).status_code == 200
+
+
+@pytest.mark.parametrize("name", list(compose()["services"]))
+def test_every_file_that_is_mounted_is_there(name: str) -> None:
+    volumes = [entry.split(":")[0] for entry in compose()["services"][name].get("volumes", [])]
+    for source in volumes:
+        assert (ROOT / source).is_file() if source.startswith(".") else source in compose()["volumes"]
+
+
+@pytest.mark.parametrize("name", list(compose()["services"]))
+def test_ports_are_those_of_this_machine_alone(name: str) -> None:
+    assert all(port.startswith("127.0.0.1:") for port in compose()["services"][name].get("ports", []))
 
 
 def test_embedded_engines_commands_parse() -> None:
@@ -124,33 +186,18 @@ def test_embedded_engines_commands_parse() -> None:
 
 @real_profiles
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "mistralai/Mistral-7B-Instruct-v0.3"])
-def test_engines_serve_the_gateways_model(profile: str, model: str) -> None:
+def test_engines_serve_the_model_that_is_asked_for(profile: str, model: str) -> None:
     given = {"PLAIT_MODEL": model}
     for service in engines(profile, given).values():
         command = served(profile, service)
         assert options(command)["--host"] == "0.0.0.0"
         assert options(command)["--port"] == str(PORT)
         assert (command[4] if profile == "vllm" else options(command)["--model-path"]) == model
-    assert [configured.name for configured in config(profile, given).models] == [model]
 
 
 def test_sglang_engines_settings_are_taken() -> None:
     for service in engines("sglang").values():
         assert serve_environment(service["command"], service["environment"])["PLAIT_SGLANG"] == "{}"
-
-
-@real_profiles
-def test_the_tokenizer_is_where_the_gateway_looks_for_it(profile: str) -> None:
-    given = {"PLAIT_MODEL": "some/model"}
-    started = services(profile, given)
-    (model,) = config(profile, given).models
-    command = started["tokenizer"]["command"]
-    assert command[0] == model.name
-    assert options(command)["--local-dir"] == model.tokenizer
-    assert started["tokenizer"]["volumes"] == ["models:/models"]
-    assert started[GATEWAYS[profile]]["volumes"] == ["models:/models:ro"]
-    assert Path(model.tokenizer).is_relative_to("/models")
-    assert "models" in compose()["volumes"]
 
 
 @real_profiles
@@ -170,4 +217,26 @@ def test_engines_have_a_gpu_each_and_keep_the_model(profile: str) -> None:
 def test_every_profile_that_a_page_names_is_there() -> None:
     pages = [ROOT / "README.md", ROOT / "docker-compose.yml", *(ROOT / "docs").rglob("*.md")]
     named = {name for page in pages for name in re.findall(r"--profile (\w+) (?:up|down)", page.read_text())}
-    assert named == set(REAL)
+    assert named == {*REAL, "monitoring"}
+
+
+def test_prometheus_scrapes_the_gateway_by_a_name_that_each_has() -> None:
+    config = yaml.safe_load((MONITORING / "prometheus.yml").read_text(encoding="utf-8"))
+    (job,) = config["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [f"{ALIAS}:8000"]}]
+    for profile, name in GATEWAYS.items():
+        assert services(profile)[name]["networks"] == {"default": {"aliases": [ALIAS]}}
+
+
+def test_grafana_finds_its_data_source_and_its_dashboard() -> None:
+    mounted = dict(entry.split(":")[:2] for entry in services("monitoring")["grafana"]["volumes"])
+    (source,) = yaml.safe_load((MONITORING / "datasource.yml").read_text(encoding="utf-8"))["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((MONITORING / "dashboards.yml").read_text(encoding="utf-8"))["providers"]
+    assert Path(mounted["./deploy/monitoring/dashboard.json"]).parent == Path(provider["options"]["path"])
+    panels = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))["panels"]
+    drawn = [panel for panel in panels if panel["type"] != "row"]
+    assert all(panel["datasource"] == {"type": "prometheus", "uid": source["uid"]} for panel in drawn)
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    rows = [panel["title"] for panel in panels if panel["type"] == "row"]
+    assert rows == ["Fleet", "Latency", "Hit rate", "Tenants", "Waiting"]

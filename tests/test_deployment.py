@@ -42,6 +42,12 @@ def test_image_runs_the_gateway_on_the_mounted_config() -> None:
     assert arguments.config == Path("/etc/plait/config.toml")
 
 
+def test_the_images_user_may_keep_tokenizers_that_engines_offer() -> None:
+    text = "\n".join(lines("Dockerfile"))
+    (folder,) = re.findall(r"XDG_CACHE_HOME=(\S+)", text)
+    assert f"install --directory --owner plait --mode 0700 {folder}\nUSER plait\n" in text
+
+
 @dockerfiles
 def test_image_may_copy_what_it_copies(dockerfile: str) -> None:
     allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()

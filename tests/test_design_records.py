@@ -11,7 +11,8 @@ from tests.source_tree import ROOT
 
 FOLDER = ROOT / "docs" / "design"
 RECORDS = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
-PARTS = ["Context", "Decision", "What follows", "Tried and measured", "Sources"]
+MEASUREMENTS = ROOT / "docs" / "measurements"
+PARTS = ["Context", "Decision", "What follows", "Sources"]
 LINK = re.compile(r"\]\(([^)#]+\.(?:md|py|toml))(?:#[^)]*)?\)")
 CITED = re.compile(r"docs/design/[\w-]+\.md")
 
@@ -22,9 +23,22 @@ def test_a_record_has_its_parts(record: object) -> None:
     assert re.findall(r"^## (.+)$", record.read_text(encoding="utf-8"), re.MULTILINE) == PARTS
 
 
+def test_every_record_has_its_measurements() -> None:
+    pages = sorted(path for path in MEASUREMENTS.glob("*.md") if path.name != "README.md")
+    assert [page.name for page in pages] == [record.name for record in RECORDS]
+    assert all(f"](../measurements/{record.name})" in record.read_text(encoding="utf-8") for record in RECORDS)
+    assert all(f"](../design/{page.name})" in page.read_text(encoding="utf-8") for page in pages)
+
+
 def test_the_index_lists_every_record() -> None:
     listed = LINK.findall((FOLDER / "README.md").read_text(encoding="utf-8"))
-    assert sorted(listed) == [record.name for record in RECORDS]
+    assert sorted({name for name in listed if "/" not in name}) == [record.name for record in RECORDS]
+
+
+def test_the_index_of_the_docs_lists_every_page() -> None:
+    pages = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md")
+    listed = set(LINK.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
+    assert not set(pages) - listed
 
 
 def test_every_link_between_pages_resolves() -> None:

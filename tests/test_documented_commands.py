@@ -12,10 +12,13 @@ import pytest
 from plait.backends.sglang.launch import serve_command as sglang_command
 from plait.backends.vllm.launch import serve_command as vllm_command
 from plait.gateway.cli import LAUNCHERS, parse
+from plait.gateway.config import Config
 from plait.gateway.config_file import parse_config
 from tests.source_tree import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SECTIONS = ("server", "log", "placement", "upstream", "admission", "sessions")
+KEY = re.compile(rf"`({'|'.join(SECTIONS)})\.(?!py`)(\w+)(?: = [^`]*)?`")
 BLOCK = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -39,6 +42,14 @@ def test_a_configuration_parses(page: Path, text: str, monkeypatch: pytest.Monke
         monkeypatch.setenv(name, f"the-{name}")
     config = parse_config(tomllib.loads(text), str(page))
     assert config.engines or config.services
+
+
+def test_every_key_that_a_page_names_is_there() -> None:
+    """A key of a section that stands once: `section.name` in backticks."""
+    keys = {name: getattr(Config(), name).__struct_fields__ for name in SECTIONS}
+    named = {match.groups() for page in PAGES for match in KEY.finditer(page.read_text(encoding="utf-8"))}
+    assert len(named) > 20
+    assert not [f"{section}.{name}" for section, name in named if name not in keys[section]]
 
 
 def test_every_command_of_ours_is_taken() -> None:

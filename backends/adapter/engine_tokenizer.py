@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
+from plait.backends.protocol.tokenizer_files import encoded, saved_files
 from plait.backends.protocol.tokenizer_fingerprint import NO_TOKENIZER, TokenizerFingerprint, fingerprint
 from plait.backends.protocol.tokenizer_probe import Messages
 
@@ -27,11 +28,17 @@ Render = Callable[[Messages, Messages | None, Mapping[str, Any]], object]
 
 @dataclass(slots=True)
 class EngineTokenizer:
-    """A tokenizer of transformers, or one with the same methods. `name` says where the engine has it from."""
+    """A tokenizer of transformers, or one with the same methods. `name` says where the engine has it from.
+
+    `chat_template` is the text that the engine was given instead of the tokenizer's own. `template_kwargs` are what it
+    gives to templates by default.
+    """
 
     name: str
     tokenizer: Any
     render: Render
+    chat_template: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def vocabulary(self) -> Mapping[str, int]:
         """All tokens with their ids."""
@@ -56,6 +63,14 @@ class EngineTokenizer:
             _log.info("the chat template refuses one of Plait's probe chats: %r", error)
             return None
         return text if isinstance(text, str) else None
+
+    def offer(self, encoded_fingerprint: bytes) -> bytes:
+        """The tokenizer's files, for `GET /plait/tokenizer`, with what `read_fingerprint` has returned.
+
+        Raises ValueError if that is nothing, and what the tokenizer raises.
+        """
+        found = msgspec.msgpack.decode(encoded_fingerprint, type=TokenizerFingerprint)
+        return encoded(found, saved_files(self.tokenizer, self.chat_template), self.template_kwargs)
 
 
 def read_fingerprint(find: Callable[[], EngineTokenizer | None]) -> bytes:

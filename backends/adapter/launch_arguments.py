@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 OPTIONS = """
   --scheduler NAME   the local scheduler: slo (default), hit_ratio, longest_prefix or fcfs
@@ -13,6 +15,15 @@ OPTIONS = """
 
 class LaunchError(ValueError):
     """The command line is wrong. The message says what to change."""
+
+
+def check_installed(package: str, engine: str) -> None:
+    """Exit with a sentence if this Python does not have the engine."""
+    if find_spec(package) is None:
+        raise SystemExit(
+            f"plait {package}: {engine} is not installed for {sys.executable}; install Plait into the engine's "
+            f"environment and run its `plait`, or: pip install 'plait[{package}]'"
+        )
 
 
 def split_arguments(arguments: Sequence[str], engine: str) -> tuple[dict[str, str], list[str]]:

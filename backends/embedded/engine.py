@@ -87,6 +87,7 @@ class Engine:
         self.waiting: list[EmbeddedCall] = []
         self.running: list[EmbeddedCall] = []
         self.cost_model = cost_model
+        self.tokenizer = tokenizer
         self._scheduler = scheduler or SCHEDULERS[settings.scheduler]()
         self._measuring = measuring(self._scheduler, cost_model)
         self._blocks = KvBlocks(settings.kv_tokens, settings.block_tokens)

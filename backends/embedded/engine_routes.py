@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -17,9 +18,11 @@ from starlette.routing import Route
 from plait.backends.embedded.completion import in_emulated_time
 from plait.backends.embedded.metrics import EngineCollector
 from plait.backends.embedded.serving import Serving, json_response
-from plait.backends.errors import CallerError
+from plait.backends.errors import CallerError, NotFoundError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.call_objectives import ChangesAnswer, read_changes
+from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
+from plait.backends.protocol.tokenizer_files import encoded
 
 MAX_WAIT_MS = 60_000
 
@@ -35,6 +38,7 @@ class EngineRoutes:
             serving.route("/v1/models", self._models, "GET"),
             serving.route("/cache_state", self._cache_state, "GET"),
             serving.route(CALL_OBJECTIVES, self._call_objectives),
+            serving.route(TOKENIZER, self._tokenizer, "GET"),
             serving.route("/version", self._version, "GET"),
             serving.route("/load", self._load, "GET"),
             Route("/health", self._health),
@@ -64,6 +68,13 @@ class EngineRoutes:
         changes = read_changes(await request.body(), self._serving.annotations)
         scaled = (in_emulated_time(one, self._serving.time_scale) for one in changes)
         return json_response(ChangesAnswer(self._serving.engine.refinable.refine(scaled)))
+
+    async def _tokenizer(self, _request: Request) -> Response:
+        tokenizer, fingerprint = self._serving.model.tokenizer, self._serving.engine.tokenizer
+        files = await asyncio.to_thread(tokenizer.files)
+        if not files or fingerprint is None:
+            raise NotFoundError(f"The tokenizer '{tokenizer.name}' of this engine has no files to offer.")
+        return Response(encoded(fingerprint, files, {}), media_type="application/msgpack")
 
     async def _version(self, _request: Request) -> Response:
         return json_response({"version": version("plait")})

@@ -52,3 +52,15 @@ class EngineCollector(Collector):
             gauge = GaugeMetricFamily(f"plait_engine_{name}", text, labels=labels)
             gauge.add_metric(values, value)
             yield gauge
+        for name, (text, value) in {
+            "running": ("Calls in the batch", state.queue.running),
+            "waiting": ("Calls in the queue", state.queue.waiting),
+        }.items():
+            same = GaugeMetricFamily(f"vllm:num_requests_{name}", f"{text}, under vLLM's name", labels=["model_name"])
+            same.add_metric([settings.model], value)
+            yield same
+        cache = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache, under vLLM's names", labels=["block_size", "num_gpu_blocks"]
+        )
+        cache.add_metric([str(settings.block_tokens), str(state.kv.total_blocks)], 1)
+        yield cache

@@ -20,21 +20,30 @@ from plait.backends.embedded.pooling_routes import PoolingRoutes
 from plait.backends.embedded.serving import Serving, json_response
 from plait.backends.embedded.token_routes import TokenRoutes
 from plait.backends.errors import PlaitError
+from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
+from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.protocol.tokenizer_fingerprint import fingerprint
 from plait.backends.translation.messages import COUNT_TOKENS, MessagesTranslation
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.policy.cost_model import CostModel
 
+OF_ADAPTERS = frozenset(("/cache_state", CALL_OBJECTIVES, TOKENIZER))
+"""The routes that adapters add to engines."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """`time_scale` emulated seconds pass in a real one. `api_key` protects all routes but those of `/health`."""
+    """`time_scale` emulated seconds pass in a real one. `api_key` protects all routes but those of `/health`.
+
+    A `stock` engine has no routes of Plait's: it stands for one without an adapter.
+    """
 
     engine: EngineSettings
     cost_model: CostModel
     model: ServedModel
     time_scale: float = 1.0
     api_key: str | None = None
+    stock: bool = False
 
 
 class EmbeddedServer:
@@ -53,6 +62,7 @@ class EmbeddedServer:
             route
             for group in (CompletionRoutes, PoolingRoutes, TokenRoutes, EngineRoutes)
             for route in group(self._serving).routes
+            if not (settings.stock and route.path in OF_ADAPTERS)
         ]
         self.app = Starlette(
             routes=[*self._routes, self._serving.route("/openapi.json", self._openapi, "GET")],

@@ -75,12 +75,13 @@ class HttpClient:
         if self._closed:
             raise EngineUnreachableError(f"engine {self._name}: the gateway has closed its connections to this engine")
         head = self._head(path, headers, len(body))
-        kept = self._take()
-        if kept is not None:
-            try:
-                return await kept.exchange(head, body)
-            except StaleConnectionError:
-                pass  # the engine has restarted or closed the idle connection: try a new one
+        while self._idle:
+            kept, _ = self._idle.popitem()
+            if kept.usable:  # a closing connection may still be in the pool
+                try:
+                    return await kept.exchange(head, body)
+                except StaleConnectionError:
+                    break  # the engine has restarted or closed the idle connection: try a new one
         fresh = await self._connect()
         return await fresh.exchange(head, body)
 
@@ -131,18 +132,14 @@ class HttpClient:
 
     def _head(self, path: str, headers: Sequence[tuple[bytes, bytes]], body_bytes: int) -> bytes:
         start = f"POST {self._base_path}{path} HTTP/1.1\r\nhost: {self._host_header}\r\n"
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        head = b"%bcontent-length: %d\r\n%b\r\n" % (start.encode("ascii"), body_bytes, b"".join(lines))
+        parts = [start.encode("ascii"), b"content-length: %d\r\n" % body_bytes]
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(b"\r\n")
+        head = b"".join(parts)
         if head.count(b"\n") != len(headers) + 4:
             raise ValueError(f"a request to engine {self._name} has a newline in its path or a header")
         return head
-
-    def _take(self) -> Connection | None:
-        while self._idle:
-            connection, _ = self._idle.popitem()
-            if connection.usable:  # a closing connection may still be in the pool
-                return connection
-        return None
 
     async def _connect(self) -> Connection:
         connect = asyncio.get_running_loop().create_connection

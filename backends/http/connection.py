@@ -93,8 +93,12 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._begun = self._whole = self._reusable = False
         self._deadline.move(self._timeouts.first_byte_s)
-        await self._send(response, head, body)
-        while not response.status and response.pending:
+        assert self._transport is not None
+        if len(body) <= WRITE_SLICE_BYTES:
+            self._transport.write(head + body)  # a copy of 100 KB costs less than a second system call
+        else:
+            await self._send_in_slices(response, head, body)
+        while not response.status and response.source is not None:
             await response.wait()
         if not response.status:
             response.check()
@@ -109,21 +113,20 @@ class Connection(asyncio.Protocol):
         if not waiting_only or (self._response is not None and not self._begun):
             self.fail(error)
 
-    async def _send(self, response: Response, head: bytes, body: bytes) -> None:
+    async def _send_in_slices(self, response: Response, head: bytes, body: bytes) -> None:
+        """Send a long body. The transport copies the bytes that the socket does not take, so it gets no more at once.
+
+        An engine that answers early (a 413) may stop reading. Then the rest is written without waiting, and the
+        connection is not reused while some of it is unsent.
+        """
         assert self._transport is not None
-        if len(body) <= WRITE_SLICE_BYTES:
-            self._transport.write(head + body)  # a copy of 100 KB costs less than a second system call
-            return
-        # In slices, because the transport copies the bytes that the socket does not take. An engine that answers early
-        # (a 413) may stop reading. Then the rest is written without waiting, and the connection is not reused while
-        # some of it is unsent.
         self._sending = True
         self._transport.write(head)
         view = memoryview(body)
         for start in range(0, len(body), WRITE_SLICE_BYTES):
-            while self._writing_paused and response.pending and not response.status:
+            while self._writing_paused and response.source is not None and not response.status:
                 await response.wait()
-            if not response.pending:
+            if response.source is None:
                 return
             self._transport.write(view[start : start + WRITE_SLICE_BYTES])
         self._sending = False
@@ -132,11 +135,12 @@ class Connection(asyncio.Protocol):
 
     def resume(self) -> None:
         """Resumes reading if it was paused."""
-        if self._reading_paused:
-            self._reading_paused = False
-            self._deadline.move(self._timeouts.idle_s)
-            if self._transport is not None and not self._transport.is_closing():
-                self._transport.resume_reading()
+        if not self._reading_paused:
+            return
+        self._reading_paused = False
+        self._deadline.move(self._timeouts.idle_s)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def fail(self, error: EngineError) -> None:
         """Closes the connection; the response still arriving, if any, fails with `error`."""
@@ -219,8 +223,9 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A chunk of the body, or the part of a chunk that one read held."""
-        if self._response is not None and not self._whole:
-            self._response.push(body)
+        response = self._response
+        if response is not None and not self._whole:
+            response.push(body)
 
     def on_message_complete(self) -> None:
         """The response is complete. Only now does the parser know whether the connection stays alive."""
@@ -246,7 +251,8 @@ class Connection(asyncio.Protocol):
     def _release(self, response: Response) -> None:
         """The exchange is over: keep the connection as idle, or close it."""
         assert self._transport is not None
-        self.resume()  # reading must go on to notice when the engine closes the idle connection
+        if self._reading_paused:
+            self.resume()  # reading must go on to notice when the engine closes the idle connection
         self._response = None
         response.finish()
         if self._reusable and not self._sending and not self._transport.get_write_buffer_size():

@@ -26,34 +26,29 @@ class Response:
     """One response. Its owner reads until `b""` or an error, or calls `abort`. Only one reader may read at a time.
 
     `status` and `headers` are complete when `HttpClient.post` returns. Header names are in lower case. 1xx responses
-    and trailers are left out. Only the connection calls `push`, `finish`, `fail` and `wake`. It calls `wake` once a
-    read, not once a chunk.
+    and trailers are left out. More may arrive while there is a `source`. Only the connection calls
+    `push`, `finish`, `fail` and `wake`. It calls `wake` once a read, not once a chunk.
     """
 
-    __slots__ = ("_error", "_pieces", "_source", "_waiter", "headers", "status", "unread_bytes")
+    __slots__ = ("_error", "_waiter", "headers", "pieces", "source", "status", "unread_bytes")
 
     def __init__(self, source: Source) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.unread_bytes = 0
-        self._source: Source | None = source  # None once the exchange has ended or failed
-        self._pieces: list[bytes] = []
+        self.source: Source | None = source  # None once the exchange has ended or failed
+        self.pieces: list[bytes] = []
         self._error: EngineError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
-        state = "failed" if self._error is not None else "arriving" if self._source is not None else "complete"
+        state = "failed" if self._error is not None else "arriving" if self.source is not None else "complete"
         return f"<Response {self.status} {state} unread={self.unread_bytes}>"
-
-    @property
-    def pending(self) -> bool:
-        """Whether more may still arrive: the exchange has neither ended nor failed."""
-        return self._source is not None
 
     @property
     def is_read(self) -> bool:
         """Whether all has arrived, without a failure, and was read."""
-        return self._source is None and self._error is None and not self._pieces
+        return self.source is None and self._error is None and not self.pieces
 
     async def read_chunk(self) -> bytes:
         """All of the body that has arrived and is unread. After the end it is always `b""`.
@@ -61,15 +56,15 @@ class Response:
         Raises `EngineError` (`EngineTimeoutError` for a silent engine) once everything before the failure is read.
         Cancellation aborts the response.
         """
-        while not self._pieces:
-            if self._source is None:
-                return self._end()
+        while not self.pieces:
+            if self.source is None:
+                self.check()
+                return b""
             await self.wait()
-        pieces = self._pieces
-        self._pieces = []
-        self.unread_bytes = 0
-        if self._source is not None:
-            self._source.resume()
+        pieces, source = self.pieces, self.source
+        self.pieces, self.unread_bytes = [], 0
+        if source is not None:
+            source.resume()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self, limit_bytes: int | None = None) -> bytes:
@@ -84,7 +79,10 @@ class Response:
         Raises the errors of `read_chunk`, and `EngineGarbledError` beyond `limit_bytes`.
         """
         pieces, long, size = list[bytes](), bytearray(), 0
-        while piece := await self.read_chunk():
+        while self.source is not None or self.pieces:
+            piece = await self.read_chunk()
+            if not piece:
+                break
             size += len(piece)
             if on_piece is not None:
                 on_piece(len(piece))
@@ -97,12 +95,13 @@ class Response:
                 long += earlier
             pieces.clear()
             long += piece
-        return long or b"".join(pieces)
+        self.check()
+        return long or (pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def abort(self) -> None:
         """Gives up the response. Unless it is complete, the connection closes, so that the engine aborts the call."""
-        if self._source is not None:
-            self._source.fail(EngineError("the response was given up before its end"))
+        if self.source is not None:
+            self.source.fail(EngineError("the response was given up before its end"))
 
     async def wait(self) -> None:
         """Waits for the next `wake`. Cancellation aborts the response."""
@@ -123,17 +122,18 @@ class Response:
 
     def push(self, piece: bytes) -> None:
         """A piece of the body has arrived."""
-        self._pieces.append(piece)
+        self.pieces.append(piece)
         self.unread_bytes += len(piece)
 
     def finish(self) -> None:
         """The whole body has arrived."""
-        self._source = None
-        self.wake()
+        self.source, waiter = None, self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def fail(self, error: EngineError) -> None:
         """Nothing more will arrive; the reader gets `error`."""
-        self._source = None
+        self.source = None
         self._error = error
         self.wake()
 
@@ -141,7 +141,3 @@ class Response:
         """Wakes the waiting reader, if there is one."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def _end(self) -> bytes:
-        self.check()
-        return b""

@@ -42,6 +42,8 @@ def excess_of(document: bytes, levels: int, part_bytes: int = PART_BYTES) -> Exc
     The document need not be valid JSON. One with few brackets, quotes and commas is only searched for them. Another is
     looked at in parts of `part_bytes`, up to the first that is too much.
     """
+    if len(document) <= MAX_STRINGS and document.count(b"[") + document.count(b"{") <= levels:
+        return None  # it is too short for too many strings or values
     if _has_few(document, levels, part_bytes):
         return None
     scan = _Scan()

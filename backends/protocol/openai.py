@@ -61,12 +61,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: Any = None
     priority: Any = None
     safety_identifier: Any = None
+    truncate_prompt_tokens: Any = None
     user: Any = None
 
     @property
     def choices(self) -> int:
         """How many completions of each prompt are requested; 1 for a number that engines refuse."""
-        count = whole_number(self.n)
+        count = None if self.n is None else whole_number(self.n)
         return count if count is not None and 1 <= count <= MAX_CHOICES else 1
 
     @property
@@ -183,7 +184,8 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
     if excess is not None:
         raise _too_much(excess)
     try:
-        check_unicode(body)
+        if not body.isascii():
+            check_unicode(body)
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")

@@ -27,6 +27,8 @@ MARK: Final = "\u0301"
 DATE: Final = "29 Feb 2024"
 """What templates get that ask for the date: two processes render them at different times."""
 
+PROBE_VARIABLES: Final[Mapping[str, Any]] = {"strftime_now": lambda _format: DATE}
+
 SHOWN_CHARACTERS: Final = 256
 """Of a tokenizer's name, which may be a long path."""
 
@@ -115,7 +117,7 @@ def _surface(token: str | bytes) -> str:
 
 
 def _rendered(tokenizer: Fingerprinted, messages: Messages, tools: Messages | None) -> str | None:
-    return tokenizer.render_probe(messages, tools, {"strftime_now": lambda _format: DATE})
+    return tokenizer.render_probe(messages, tools, PROBE_VARIABLES)
 
 
 def _digest(value: object) -> str:

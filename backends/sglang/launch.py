@@ -8,7 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from plait.backends.adapter.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
+from plait.backends.adapter.launch_arguments import (
+    OPTIONS,
+    LaunchError,
+    check_installed,
+    split_arguments,
+    taken_options,
+)
 from plait.backends.sglang.settings import VARIABLE
 
 PLUGIN: Final = "plait"
@@ -39,6 +45,7 @@ def main(arguments: Sequence[str]) -> None:
         environment = serve_environment(arguments, os.environ)
     except LaunchError as error:
         raise SystemExit(f"plait sglang: {error}\n\n{USAGE}") from error
+    check_installed("sglang", "SGLang")
     os.environ.update(environment)
     _check()
     os.execve(command[0], command, os.environ)  # noqa: S606 - no shell is involved

@@ -10,7 +10,6 @@ import multiprocessing
 import sys
 from typing import Any, Final
 
-from plait.backends.adapter.engine_tokenizer import read_fingerprint
 from plait.backends.adapter.required_names import load
 from plait.backends.sglang.compatibility import REQUIRED
 from plait.backends.sglang.news import NewsReceiver
@@ -61,7 +60,7 @@ def _before_serving(
     """Add the routes. All but `news` is what SGLang's own function gets, which runs next."""
     from plait.backends.sglang.route import add_routes  # noqa: PLC0415 - only the API server needs it
 
-    add_routes(_problem(), news, read_fingerprint(lambda: served_tokenizer(tokenizer_manager, template_manager)))
+    add_routes(_problem(), news, lambda: served_tokenizer(tokenizer_manager, template_manager))
 
 
 def _problem() -> str | None:

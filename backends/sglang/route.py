@@ -1,21 +1,27 @@
-"""`GET /cache_state` and `POST /call_objectives` in SGLang's API server. Both need the API key, as all routes do."""
+"""Plait's routes in SGLang's API server. All need its API key, as its own do.
+
+`GET /cache_state`, `POST /call_objectives` and `GET /plait/tokenizer`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from plait.backends.adapter import cache_state_route, call_objectives_route
+from plait.backends.adapter import cache_state_route, call_objectives_route, tokenizer_route
 from plait.backends.adapter.asgi import Receive, Scope, Send
 from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, ReportQuery
 from plait.backends.adapter.cache_state_route import PATH as CACHE_STATE
+from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_fingerprint
 from plait.backends.adapter.required_names import load
 from plait.backends.errors import EngineTimeoutError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
+from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.sglang.news import NewsReceiver
 from plait.backends.sglang.scheduler_query import STATE_KEY, ChangeObjectives, ReportSince, SchedulerQuery, query_id
 
@@ -108,6 +114,18 @@ class CallObjectivesRoute:
         return int(await self._scheduler.ask(ChangeObjectives(body.decode())))
 
 
+class TokenizerRoute:
+    """An ASGI application."""
+
+    def __init__(self, find: Callable[[], EngineTokenizer | None], fingerprint: bytes) -> None:
+        self._find = find
+        self._fingerprint = fingerprint
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """Answer one ASGI request."""
+        await tokenizer_route.answer(scope, send, lambda _scope: self._find(), self._fingerprint)
+
+
 async def _is_set(event: asyncio.Event, within_s: float) -> bool:
     with suppress(TimeoutError):
         async with asyncio.timeout(within_s):
@@ -120,8 +138,10 @@ def _has_changes(report: bytes, cursor: int) -> bool:
     return state.snapshot or state.cursor != cursor
 
 
-def add_routes(problem: str | None, news: NewsReceiver, tokenizer: bytes) -> None:
-    """Add the routes to SGLang's API server. `tokenizer` is the encoded fingerprint of its tokenizer."""
+def add_routes(problem: str | None, news: NewsReceiver, find: Callable[[], EngineTokenizer | None]) -> None:
+    """Add the routes to SGLang's API server. `find` returns its tokenizer, which is read now."""
     router, scheduler = load("sglang.srt.entrypoints.http_server.app").router, SchedulerAccess(problem)
+    tokenizer = read_fingerprint(find)
     router.add_route(CACHE_STATE, CacheStateRoute(scheduler, news, tokenizer), methods=None)
     router.add_route(CALL_OBJECTIVES, CallObjectivesRoute(scheduler), methods=None)
+    router.add_route(TOKENIZER, TokenizerRoute(find, tokenizer), methods=None)

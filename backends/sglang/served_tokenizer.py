@@ -27,4 +27,4 @@ def served_tokenizer(tokenizer_manager: Any, template_manager: Any) -> EngineTok
         options = {**defaults, **variables, "tokenize": False, "add_generation_prompt": True, "return_dict": False}
         return tokenizer.apply_chat_template(messages, tools=tools, **options)
 
-    return EngineTokenizer(str(serving.tokenizer_path), tokenizer, render)
+    return EngineTokenizer(str(serving.tokenizer_path), tokenizer, render, template_kwargs=defaults)

@@ -22,15 +22,31 @@ TEXT_KEYS: Final = {
 BILLING_LINE: Final = "x-anthropic-billing-header"
 
 
-def template_messages(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[Any], template: str) -> list[dict[str, Any]]:
     """OpenAI's messages as `template` expects them: content in parts if the template loops over it, else as a string.
 
     Raises CallerError for a malformed message, UnsupportedError for content that is not text.
     """
     as_parts = loops_over_content(template)
-    prepared = [_message(message, index, as_parts) for index, message in enumerate(messages)]
-    knows_developer = '"developer"' in template or "'developer'" in template
-    if not knows_developer and any(message["role"] == "developer" for message in prepared):
+    prepared: list[dict[str, Any]] = []
+    has_developer = False
+    for message in messages:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(role, str):
+            where = f"messages[{len(prepared)}]"
+            raise CallerError(f"{where} must be an object with a role.", param=where)
+        content = message.get("content")
+        if as_parts or type(content) is not str or content.startswith(BILLING_LINE):
+            content = _content(role, content, f"messages[{len(prepared)}].content", as_parts)
+        ready = {"role": role, "content": content}
+        if role != "user":
+            _add_fields_of_role(ready, message, f"messages[{len(prepared)}].tool_calls")
+            has_developer = has_developer or role == "developer"
+        for key in ("name", "task"):
+            if key in message and isinstance(message[key], str):
+                ready[key] = message[key]
+        prepared.append(ready)
+    if has_developer and '"developer"' not in template and "'developer'" not in template:
         return _developer_as_system(prepared)
     return prepared
 
@@ -51,26 +67,26 @@ def _tool(tool: object, index: int) -> dict[str, Any]:
     return {"type": "function", "function": described}
 
 
-def _message(message: object, index: int, as_parts: bool) -> dict[str, Any]:
-    where = f"messages[{index}]"
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise CallerError(f"{where} must be an object with a role.", param=where)
-    role = message["role"]
-    parts = list(_text_parts(message.get("content"), f"{where}.content"))
+def _content(role: str, content: object, where: str, as_parts: bool) -> str | list[dict[str, Any]]:
+    """A message's content as parts or as one string."""
+    parts = list(_text_parts(content, where))
     if role == "system":
         parts = [part for part in map(_without_billing_line, parts) if part is not None]
+    if as_parts and role != "tool":
+        return parts
     # Templates take a tool's result as a string, even if they loop over other content.
-    joined = "\n".join(part["text"] for part in parts if part["text"] or as_parts)
-    content = parts if as_parts and role != "tool" else joined
-    prepared: dict[str, Any] = {"role": role, "content": content}
+    return "\n".join(part["text"] for part in parts if part["text"] or as_parts)
+
+
+def _add_fields_of_role(ready: dict[str, Any], message: Mapping[str, Any], where: str) -> None:
+    """Add what a message of its role has besides content. `where` names the calls of its tools."""
+    role = ready["role"]
     if role == "assistant":
-        prepared |= _assistant_fields(message, f"{where}.tool_calls")
+        ready |= _assistant_fields(message, where)
     elif role == "tool" and "tool_call_id" in message:
-        prepared["tool_call_id"] = message["tool_call_id"]
+        ready["tool_call_id"] = message["tool_call_id"]
     elif role == "developer":
-        prepared["tools"] = message.get("tools")
-    prepared |= {key: message[key] for key in ("name", "task") if isinstance(message.get(key), str)}
-    return prepared
+        ready["tools"] = message.get("tools")
 
 
 def _text_parts(content: object, where: str) -> Iterator[dict[str, Any]]:

@@ -1,16 +1,27 @@
-"""Chat templates, in Jinja: which options a template reads, and which form of messages it expects."""
+"""Chat templates, in Jinja: rendered as transformers does, which options one reads, which form of messages it expects.
+
+Transformers renders a chat in a new copy of all messages and tools, and Jinja's sandbox checks each attribute that a
+template reads. `render` does without the copy, as a request's JSON is plain data, and without the checks of attributes
+that are known to be safe. docs/design/chat-templates.md has the reasons.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from types import BuiltinMethodType
+from typing import Any, Final, NoReturn
 
-from jinja2 import TemplateSyntaxError, meta, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from plait.backends.errors import CallerError
 
@@ -19,18 +30,143 @@ CALL_VARIABLES: Final = frozenset({"messages", "tools", "add_generation_prompt",
 
 
 class _GenerationTag(Extension):
-    """Transformers' `{% generation %}` block, which marks the assistant's text. It is parsed as its content."""
+    """Transformers' `{% generation %}` block, which marks the assistant's text. It is rendered as its content."""
 
     tags = {"generation"}  # noqa: RUF012 - the attribute that jinja reads
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
-_ENVIRONMENT: Final = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-)
+class _Dictionaries:
+    """`dict` in a template: calls and `fromkeys`, but no other attributes of the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(Namespace):
+    """`namespace` in a template: attributes may not begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *given = args  # so that an attribute may be called `self`
+        attributes = dict(*given, **kwargs)
+        for name in attributes:
+            _check_attribute(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
+
+
+def _check_attribute(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace may have no attribute {name!r}, which begins with an underscore")
+
+
+_OF_DICTS: Final = frozenset(dir(dict))
+_SAFE: Final[Mapping[type, frozenset[str]]] = {
+    str: frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"},
+    LoopContext: frozenset(
+        {"first", "last", "index", "index0", "length", "revindex", "revindex0", "depth", "depth0"}
+    ),
+}  # fmt: skip
+"""Attributes that the sandbox lets through for any object of a type. It replaces the two left out."""
+_NONE: Final[frozenset[str]] = frozenset()
+_PLAIN: Final = frozenset({str, int, float, bool, list, dict, type(None)})
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with shorter ways to the same attributes and methods of a request's JSON."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is dict:
+            if attribute in obj and attribute not in _OF_DICTS:
+                return obj[attribute]
+        elif attribute in _SAFE.get(kind, _NONE):
+            return getattr(obj, attribute)
+        elif kind is _Namespace and not attribute.startswith("_"):
+            value = getattr(obj, attribute, self)
+            if type(value) in _PLAIN:
+                return value
+        return super().getattr(obj, attribute)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if type(function) is BuiltinMethodType and type(function.__self__) is str:
+            kwargs.pop("_loop_vars", None)  # what jinja passes to functions that take the context
+            kwargs.pop("_block_vars", None)
+            return function(*args, **kwargs)
+        return super().call(context, function, *args, **kwargs)
+
+
+_to_json: Final = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _json_filter(
+    x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Unlike Jinja's own, it escapes no HTML. The names of its arguments are those that templates give."""
+    if not ensure_ascii and indent is None and separators is None and not sort_keys:
+        return _to_json(x)
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005 - the local time, as in transformers
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+_ENVIRONMENT: Final = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+_ENVIRONMENT.filters["tojson"] = _json_filter
+_ENVIRONMENT.globals |= {
+    "raise_exception": _refuse, "strftime_now": _now, "dict": _Dictionaries(), "namespace": _Namespace
+}  # fmt: skip
+
+
+def render(
+    template: str,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None,
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any],
+) -> str:
+    """The text of a chat, as transformers renders the same JSON. Raises what a template raises."""
+    for at, message in enumerate(messages):
+        reasoning = message.get("reasoning_content")
+        if reasoning is not None or None in message.values():
+            messages = [*messages[:at], *map(_as_transformers_gives_it, messages[at:])]
+            break
+    return _compiled(template).render(
+        {**variables, "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt},
+        documents=None,
+    )
+
+
+def _as_transformers_gives_it(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without keys of no value. What it reasoned goes by another name, too."""
+    given = {key: value for key, value in message.items() if value is not None}
+    reasoning = given.get("reasoning_content")
+    return given if reasoning is None else {"thinking": reasoning, **given}
+
+
+@lru_cache(maxsize=32)
+def _compiled(template: str) -> Template:
+    compiled = _ENVIRONMENT.from_string(template)
+    compiled.globals = dict(compiled.globals)  # each rendering copies them: a chain of maps takes 5 us
+    return compiled
 
 
 def read_template(path: Path) -> str:

@@ -27,6 +27,12 @@ BETWEEN_WORDS: Final = re.compile(
 The letters are those of English, Chinese, Japanese and Korean, whose texts may have no spaces.
 """
 
+WORDS_BEFORE_SPACES: Final = re.compile(r" *+[^ ]++(?:(?<=\s) ++[^ ]*+)*+| ++")
+"""A word with the spaces before it, up to a place of `BEFORE_SPACES`. White space at its end goes on with the next."""
+
+WORDS_BETWEEN: Final = re.compile(r""" ?[0-9A-Za-z]++(?=[ \r\n",.;)}])""" + "|" + WORDS_BEFORE_SPACES.pattern)
+"""A word up to a place of `BETWEEN_WORDS`, though not to each: English ends before punctuation, too."""
+
 _WINDOW_CHARACTERS: Final = 16 * 1024
 """Searched at a time: some 0.5 ms, for which the interpreter's lock is held."""
 
@@ -39,11 +45,13 @@ class Cuts:
     """The cuts of any text for one tokenizer. `place` matches nothing but the place.
 
     With `restores_space` the tokenizer puts a space before each text, so a part is encoded without the space that it
-    begins with.
+    begins with. `words` matches all of a text, from cut to cut, in pieces that come again; None if a word's ids depend
+    on where it stands.
     """
 
     place: re.Pattern[str]
     restores_space: bool = False
+    words: re.Pattern[str] | None = None
 
     def to_encode(self, text: str, begin: int, end: int) -> str:
         """What to give to the tokenizer for the ids of a part."""
@@ -74,7 +82,9 @@ def cuts_of_words(pattern: str, added: Collection[str]) -> Cuts | None:
     """The cuts for a pattern of `word_patterns` and the texts of the added tokens; None for another pattern."""
     if pattern not in WORDS:
         return None
-    return next((Cuts(place) for place in (BETWEEN_WORDS, BEFORE_SPACES) if not _any_has(place, added)), None)
+    if not _any_has(BETWEEN_WORDS, added):
+        return Cuts(BETWEEN_WORDS, words=WORDS_BETWEEN)
+    return None if _any_has(BEFORE_SPACES, added) else Cuts(BEFORE_SPACES, words=WORDS_BEFORE_SPACES)
 
 
 def _cuts_of_byte_level(files: Files, added: Collection[str]) -> Cuts | None:
@@ -88,7 +98,7 @@ def _cuts_of_byte_level(files: Files, added: Collection[str]) -> Cuts | None:
     if last["add_prefix_space"]:
         # A text gets a space unless it has one, so each part has to begin with one.
         alone = not first and last["use_regex"] and not _any_has(BEFORE_SPACES, added)
-        return Cuts(BEFORE_SPACES) if alone else None
+        return Cuts(BEFORE_SPACES, words=WORDS_BEFORE_SPACES) if alone else None
     patterns = [_pattern(part) for part in first] + ([GPT2] if last["use_regex"] else [])
     if not all(pattern in WORDS | RUNS for pattern in patterns):
         return None
@@ -115,7 +125,8 @@ def _cuts_of_marked_spaces(files: Files, added: Collection[str]) -> Cuts | None:
     if _any_has(re.compile(rf"[^\s{mark}][ {mark}]"), added):
         return None
     if not found.puts_first:
-        return Cuts(re.compile(rf"(?<=[^\s{mark}])(?= )"))
+        words = rf" *+[^ ]++(?:(?<=[\s{mark}]) ++[^ ]*+)*+| ++"
+        return Cuts(re.compile(rf"(?<=[^\s{mark}])(?= )"), words=re.compile(words))
     # A text that begins with an added token gets no space, and one behind an added token gets one more.
     begins, ends = ("".join(sorted({text[at] for text in added})) for at in (0, -1))
     if found.mark in begins or " " in begins:

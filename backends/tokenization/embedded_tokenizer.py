@@ -7,7 +7,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from plait.backends.tokenization.chatml import CHATML, EMBEDDED_FOLDER, render
+from plait.backends.protocol.tokenizer_files import TEMPLATE_FILE, read_files
+from plait.backends.tokenization.chatml import CHATML, EMBEDDED_FOLDER, render_by_transformers
 from plait.backends.tokenization.file_tokenizer import FileTokenizer
 
 
@@ -22,8 +23,12 @@ class EmbeddedTokenizer(FileTokenizer):
         super().__init__("embedded", backend, ids)
         self._own_template = chat_template or CHATML
 
+    def files(self) -> dict[str, bytes]:
+        """Those that are shipped, with the template that is used."""
+        return read_files(EMBEDDED_FOLDER) | {TEMPLATE_FILE: self._own_template.encode()}
+
     def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:  # noqa: ARG002
         return chat_template or self._own_template
 
-    def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        return render(messages, **options)
+    def _by_transformers(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        return render_by_transformers(messages, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer as Backend
@@ -20,6 +21,7 @@ class FileTokenizer(ChatTokenizer):
     """A tokenizer.json. How chats are rendered is left to its kinds."""
 
     def __init__(self, name: str, backend: Backend, special_ids: frozenset[int]) -> None:
+        super().__init__()
         self.name = name
         self.special_ids = special_ids
         self._backend = backend
@@ -31,19 +33,20 @@ class FileTokenizer(ChatTokenizer):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a plain prompt, with the BOS and other tokens that the files require."""
-        return self._ids_of([text], add_special_tokens)[0]
-
-    def encode_parts(self, parts: Sequence[str]) -> list[list[int]]:
-        """The ids of each part, without other tokens."""
-        return self._ids_of(parts, add_special_tokens=False)
-
-    def _ids_of(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         try:
             # The same ids as `encode`, 10 to 25 % faster, because it keeps no offsets. Both release the GIL.
-            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+            ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:  # `tokenizers` raises this for a lone surrogate
             raise not_unicode() from error
-        return [encoding.ids for encoding in encodings]
+        return ids
+
+    def encode_parts(self, parts: Sequence[str]) -> list[array[int]]:
+        """The ids of each part, without other tokens."""
+        try:
+            encodings = self._backend.encode_batch_fast(parts, add_special_tokens=False)
+        except TypeError as error:
+            raise not_unicode() from error
+        return [array("I", encoding.ids) for encoding in encodings]
 
     def vocabulary(self) -> Mapping[str, int]:
         """All tokens with their ids."""

@@ -9,13 +9,19 @@ import structlog
 
 from plait.backends.tokenization.chat_template import read_template
 from plait.backends.tokenization.embedded_tokenizer import EmbeddedTokenizer
-from plait.backends.tokenization.huggingface import HuggingFaceTokenizer
-from plait.backends.tokenization.plain_tokenizers import ByteTokenizer, TiktokenTokenizer
+from plait.backends.tokenization.hub import hub_folder, is_hub_name
+from plait.backends.tokenization.huggingface import FILES, HuggingFaceTokenizer
+from plait.backends.tokenization.plain_tokenizers import ByteTokenizer, EstimatedTokenizer, TiktokenTokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
 
+AUTO: Final = "auto"
+"""The tokenizer that the model's engines have: it is found when they answer, and is none to load."""
+
 ACCEPTED_SPECS: Final = (
-    "a directory with Hugging Face files (tokenizer.json, tokenizer_config.json, ...), 'tiktoken:NAME', "
-    "'tiktoken:/path/to/cl100k_base.tiktoken', 'embedded', 'bytes'"
+    "a directory with Hugging Face files (tokenizer.json, tokenizer_config.json, ...), the path of a tokenizer.json, "
+    "of Mistral's tekken.json or of SentencePiece's tokenizer.model, a name on the Hugging Face hub "
+    "such as 'Qwen/Qwen3-0.6B' or 'Qwen/Qwen3-0.6B@REVISION', 'tiktoken:NAME', "
+    "'tiktoken:/path/to/cl100k_base.tiktoken', 'embedded', 'estimated', 'bytes'"
 )
 
 log = structlog.get_logger(__name__)
@@ -24,12 +30,14 @@ log = structlog.get_logger(__name__)
 def load_tokenizer(spec: str, *, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer that `spec` names (see ACCEPTED_SPECS). The Jinja file `chat_template` replaces its chat template.
 
-    Reads local files only, but tiktoken downloads a `tiktoken:NAME` once. Raises ValueError that says what to provide.
+    A `tiktoken:NAME` and a name on the hub are downloaded once. Raises ValueError that says what to provide.
     """
     template = None if chat_template is None else read_template(Path(chat_template).expanduser())
     if spec == "bytes":
         log.warning("tokens are counted as bytes: cached-token predictions will be wrong for real engines")
         return ByteTokenizer(template)
+    if spec == "estimated":
+        return EstimatedTokenizer(template)
     if spec == "embedded":
         return EmbeddedTokenizer(template)
     kind, _, name = spec.partition(":")
@@ -38,6 +46,10 @@ def load_tokenizer(spec: str, *, chat_template: str | None = None) -> Tokenizer:
 
         return TiktokenTokenizer(spec, load_encoding(name), template)
     folder = Path(spec).expanduser()
+    if folder.is_file() and folder.name in FILES:
+        folder = folder.parent
+    elif not folder.is_dir() and is_hub_name(spec):
+        folder = hub_folder(spec, may_download=True) or folder
     if not folder.is_dir():
         raise ValueError(f"tokenizer {spec!r} is not a directory on this machine; give {ACCEPTED_SPECS}")
     return HuggingFaceTokenizer(spec, folder, template)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Final, NamedTuple
 
-_ENTRY_BYTES: Final = 470
+_ENTRY_BYTES: Final = 570
 """Of a part besides its text, ids and hashes: its objects and its place in the table (measured)."""
 
 
@@ -41,6 +41,7 @@ class PartCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._parts: OrderedDict[Key, Part] = OrderedDict()
+        self._followers: dict[Hashable, Part] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self.held_bytes = 0
@@ -55,6 +56,10 @@ class PartCache:
     def get(self, key: Key) -> Part | None:
         """The part, if it is there."""
         return self._parts.get(key)
+
+    def follower(self, before: Hashable) -> Part | None:
+        """The part that was used last behind another, or first in a scope. `before` is the first of its key."""
+        return self._followers.get(before)
 
     def put(self, key: Key, ids: array[int], hashes: array[int]) -> Part:
         """Keep a part; the one that is there already stays."""
@@ -72,9 +77,13 @@ class PartCache:
             for part in reversed(path):
                 if part.key in self._parts:
                     self._parts.move_to_end(part.key)
+                    self._followers[part.key[0]] = part
 
     def _keep(self, part: Part) -> None:
         self._parts[part.key] = part
         self.held_bytes += part.size_bytes
         while self.held_bytes > self._max_bytes:
-            self.held_bytes -= self._parts.popitem(last=False)[1].size_bytes
+            key, evicted = self._parts.popitem(last=False)
+            self.held_bytes -= evicted.size_bytes
+            if self._followers.get(key[0]) is evicted:
+                del self._followers[key[0]]

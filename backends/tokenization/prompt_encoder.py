@@ -14,17 +14,22 @@ from plait.backends.errors import CallerError
 from plait.backends.tokenization.cuts import Cuts
 from plait.backends.tokenization.part_cache import Part, PartCache
 from plait.backends.tokenization.tokenizer import Tokenizer
+from plait.backends.tokenization.word_memo import WordMemo
 from plait.policy.prefix.block_hash import extend_chain
 
 PART_CHARACTERS: Final = 4096
 """Of a part. Each part costs a look-up."""
 
-SMALL_PARTS: Final = 16
+SMALL_PARTS: Final = 8
 """Where a prompt leaves what is known, a part is kept in so many small ones. The next prompt that leaves there encodes
-no more than a small one again."""
+no more than a small one again. Smaller ones cost more to find and to keep than their words do (measured)."""
 
 TURN_CHARACTERS: Final = 128 * 1024
 """Some 30 ms of a tokenizer's work, at 1 to 5 MB/s."""
+
+WORDS_CHARACTERS: Final = 32 * 1024
+"""Of a turn that is encoded by its words: they are looked up in some 2 ms, with the interpreter's lock. More is left to
+the tokenizer, which takes longer, but frees the lock for the event loop."""
 
 MAX_PART_CHARACTERS: Final = 2**20
 """Of a part: more without a cut takes over 100 MiB of memory and half a second. It is no text of any language."""
@@ -49,21 +54,33 @@ class PromptEncoder:
     block_tokens: int
     cache: PartCache
     part_characters: int = PART_CHARACTERS
+    words: WordMemo | None = None
+
+    def encode(self, text: str, salt: Hashable, *, add_special_tokens: bool = False) -> array[int]:
+        """The ids of `Tokenizer.encode`; words that prompts of the same `salt` had are not encoded again."""
+        tokenizer, cuts = self.tokenizer, self.tokenizer.cuts
+        if cuts is None or cuts.words is None or self.words is None:
+            return tokenizer.encode_array(text, add_special_tokens=add_special_tokens)
+        ids = self.words.ids(text, tokenizer, cuts.words, salt)
+        if add_special_tokens and tokenizer.ids_around != ((), ()):
+            before, after = tokenizer.ids_around
+            return array("I", [*before, *ids, *after])
+        return ids
 
     def steps(
-        self, text: str, scope: Hashable, root: int, *, add_special_tokens: bool
+        self, text: str, scope: Hashable, root: int, *, add_special_tokens: bool, salt: Hashable = None
     ) -> Generator[None, None, EncodedPrompt]:
         """The prompt, with the ids of `Tokenizer.encode`, in turns. Raises what that raises.
 
-        Prompts of one `scope` share parts, so they need the same `root`, the hash before the first block. Raises
-        `CallerError` if more than MAX_PART_CHARACTERS have no cut.
+        Prompts of one `scope` share parts, so they need the same `root`, the hash before the first block. Those of one
+        `salt` share words. Raises `CallerError` if more than MAX_PART_CHARACTERS have no cut.
         """
         cuts = self.tokenizer.cuts
         if cuts is None or len(text) < self.part_characters:
             yield
-            return EncodedPrompt(self.tokenizer.encode_array(text, add_special_tokens=add_special_tokens))
+            return EncodedPrompt(self.encode(text, salt, add_special_tokens=add_special_tokens))
         before, after = self.tokenizer.ids_around if add_special_tokens else ((), ())
-        parts = _Parts(self, text, cuts, root, (scope, add_special_tokens), EncodedPrompt(array("I", before)))
+        parts = _Parts(self, text, cuts, root, (scope, add_special_tokens), EncodedPrompt(array("I", before)), salt)
         keeps = self.cache.takes(text)
         if keeps:
             parts.take_known()
@@ -88,32 +105,50 @@ class _Parts:
     root: int
     before: Hashable
     prompt: EncodedPrompt
+    salt: Hashable
     begin: int = 0
     small_until: int = 0
     path: list[Part] = field(default_factory=list)
 
     def take_known(self) -> None:
-        """Take the parts that are in the cache, up to the first that is not, neither whole nor in small ones."""
-        get, text, prompt = self.encoder.cache.get, self.text, self.prompt
+        """Take the parts that are in the cache, up to the first that is not.
+
+        The part that was used last at a place is tried first: comparing it takes less than a look-up by its text.
+        """
+        cache, text, prompt = self.encoder.cache, self.text, self.prompt
         while True:
-            end = self._end(self.begin)
-            part = get((self.before, text[self.begin : end])) if end < len(text) else None
-            if part is not None:
-                prompt.ids.extend(part.ids)
-                prompt.hashes.extend(part.hashes)
-                self._follow(part, end)
-            elif self.begin < self.small_until:
-                return
-            else:
+            part = cache.follower(self.before)
+            end = 0 if part is None else self.begin + len(part.key[1])
+            if (
+                part is None
+                or end >= len(text)
+                or not text.startswith(part.key[1], self.begin)
+                or not self.cuts.place.match(text, end)
+            ):
+                for characters in (self.encoder.part_characters, self._small):
+                    end = self._end(self.begin, characters)
+                    part = cache.get((self.before, text[self.begin : end])) if end < len(text) else None
+                    if part is not None:
+                        break
+            if part is None:
                 self.small_until = self.begin + self.encoder.part_characters
+                return
+            prompt.ids.extend(part.ids)
+            prompt.hashes.extend(part.hashes)
+            self._follow(part, end)
 
     def encode_turn(self, *, keeps: bool) -> None:
         """Encode the parts of one turn. Those that end at a cut are kept if `keeps`."""
         spans, end = [], self.begin
         while end < len(self.text) and end - self.begin < TURN_CHARACTERS:
-            spans.append((end, self._end(end)))
+            characters = self._small if end < self.small_until else self.encoder.part_characters
+            spans.append((end, self._end(end, characters)))
             end = spans[-1][1]
-        parts = self.encoder.tokenizer.encode_parts([self.cuts.to_encode(self.text, *span) for span in spans])
+        texts = [self.cuts.to_encode(self.text, *span) for span in spans]
+        if self.encoder.words is None or self.cuts.words is None or end - self.begin > WORDS_CHARACTERS:
+            parts = self.encoder.tokenizer.encode_parts(texts)
+        else:
+            parts = [self.encoder.encode(text, self.salt) for text in texts]
         known = len(self.prompt.ids)
         for ids in parts:
             self.prompt.ids.extend(ids)
@@ -122,7 +157,7 @@ class _Parts:
             self._keep(spans, parts, known)
         self.begin = end
 
-    def _keep(self, spans: Sequence[Span], parts: Sequence[Sequence[int]], known: int) -> None:
+    def _keep(self, spans: Sequence[Span], parts: Sequence[array[int]], known: int) -> None:
         """Put parts into the cache, behind `known` tokens. The text's last is left out, because it may go on."""
         block_tokens = self.encoder.block_tokens
         for (begin, end), ids in zip(spans, parts, strict=True):
@@ -130,18 +165,19 @@ class _Parts:
                 return
             hashes = self.prompt.hashes[known // block_tokens : (known + len(ids)) // block_tokens]
             known += len(ids)
-            self._follow(self.encoder.cache.put((self.before, self.text[begin:end]), array("I", ids), hashes), end)
+            self._follow(self.encoder.cache.put((self.before, self.text[begin:end]), ids, hashes), end)
 
     def _follow(self, part: Part, end: int) -> None:
         self.path.append(part)
         self.before = part.number
         self.begin = end
 
-    def _end(self, begin: int) -> int:
-        """Where the part ends that begins there."""
-        characters = self.encoder.part_characters
-        if begin < self.small_until:
-            characters = max(1, characters // SMALL_PARTS)
+    @property
+    def _small(self) -> int:
+        return max(1, self.encoder.part_characters // SMALL_PARTS)
+
+    def _end(self, begin: int, characters: int) -> int:
+        """Where the part of so many characters or a few more ends that begins there."""
         end = self.cuts.after(self.text, begin + characters)
         if end - begin > MAX_PART_CHARACTERS:
             raise CallerError(

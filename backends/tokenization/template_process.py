@@ -1,7 +1,9 @@
-"""A process that renders the chat templates of requests, each in a child with limits on time, memory and output.
+"""A process that renders chat templates of others, with limits on time, memory and output.
 
-It is started by `template_worker` and reads jobs from its standard input. A child is forked for each job, so a template
-meets an interpreter in which nothing has happened, and what it does ends with the child.
+It is started by `template_worker` and reads jobs from its standard input. For the template of a request, a child is
+forked: it meets an interpreter in which nothing has happened, and what it does ends with the child. The template of the
+tokenizer itself, which an engine has offered, is the same in each job: for a short chat it is rendered here, which is
+faster, and one that takes too much ends this process.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from plait.backends.errors import PlaitError
+from plait.backends.errors import CallerError, PlaitError
+from plait.backends.protocol.tokenizer_fingerprint import PROBE_VARIABLES
 from plait.backends.tokenization.late_transformers import import_transformers
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
@@ -32,62 +35,96 @@ MEMORY_BYTES: Final = 256 * 2**20
 MAX_TEXT_BYTES: Final = 32 * 2**20
 """Of the rendered chat. It is no longer than the largest body by default."""
 
+SHORT_BYTES: Final = 64 * 2**10
+"""A longer chat is rendered in a child in any case: a client must not end this process for the others."""
+
 LENGTH_BYTES: Final = 8
+_SHARE: Final = f"{CPU_S:g} s, {MEMORY_BYTES >> 20} MiB of memory and {MAX_TEXT_BYTES >> 20} MiB of text"
 TOO_MUCH: Final = (
-    f"The request's 'chat_template' takes more than its share: {CPU_S:g} s, {MEMORY_BYTES >> 20} MiB of memory and "
-    f"{MAX_TEXT_BYTES >> 20} MiB of text. Make it shorter, or leave it out to use the model's own."
+    f"The request's 'chat_template' takes more than its share: {_SHARE}. "
+    "Make it shorter, or leave it out to use the model's own."
+)
+OWN_TOO_MUCH: Final = (
+    f"The model's chat template takes more than its share: {_SHARE}. An operator who trusts the engine can set "
+    "'trust_engine_templates = true' under [server]."
 )
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The arguments of `Tokenizer.render_chat`."""
+    """The arguments of `Tokenizer.render_chat`; without `chat_template`, the model's own is rendered.
+
+    If it `is_probe`, those of `render_probe`, with a fixed date.
+    """
 
     messages: list[dict[str, Any]]
-    chat_template: str
+    chat_template: str | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] | None = None
+    is_probe: bool = False
+
+    @property
+    def param(self) -> str:
+        """The field of the request that an error is about."""
+        return "messages" if self.chat_template is None else "chat_template"
+
+    @property
+    def too_much(self) -> str:
+        """What to say of a template that takes more than its share."""
+        return OWN_TOO_MUCH if self.chat_template is None else TOO_MUCH
 
 
 class Rendered(msgspec.Struct, frozen=True):
     """The text of a chat, or why there is none; `status` is then that of the error."""
 
     text: str | None = None
-    refusal: str = TOO_MUCH
+    refusal: str = ""
     status: int = 400
 
 
 def serve(tokenizer: Tokenizer, jobs: BinaryIO, answers: BinaryIO) -> None:
     """Answer jobs until there are no more."""
     gc.freeze()  # children share the pages of what is loaded
+    _limit_memory()
     while length := jobs.read(LENGTH_BYTES):
         frame = jobs.read(int.from_bytes(length, "big"))
-        answer = _in_child(tokenizer, frame) or msgspec.json.encode(Rendered())
+        job = msgspec.json.decode(frame, type=Job)
+        is_short = job.chat_template is None and len(frame) <= SHORT_BYTES
+        answer = _here(tokenizer, job) if is_short else _in_child(tokenizer, job)
         answers.write(len(answer).to_bytes(LENGTH_BYTES, "big") + answer)
         answers.flush()
 
 
-def _in_child(tokenizer: Tokenizer, frame: bytes) -> bytes | None:
-    """The child's answer; None if it ended without one, or had to be ended."""
+def _here(tokenizer: Tokenizer, job: Job) -> bytes:
+    """The answer of this process, which ends if that takes too long."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    try:
+        return msgspec.json.encode(_rendered(tokenizer, job))
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _in_child(tokenizer: Tokenizer, job: Job) -> bytes:
+    """The answer of a child; an empty object if it ended without one, or had to be ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        _answer(tokenizer, frame, writing)
+        _answer(tokenizer, job, writing)
     os.close(writing)
     try:
-        return _read_all(reading, time.monotonic() + WALL_S)
+        return _read_all(reading, time.monotonic() + WALL_S) or b"{}"
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
 
-def _answer(tokenizer: Tokenizer, frame: bytes, writing: int) -> None:
+def _answer(tokenizer: Tokenizer, job: Job, writing: int) -> None:
     """Render in the child, write the answer, and end. Whatever goes wrong, only the child ends."""
     try:
-        job = msgspec.json.decode(frame, type=Job)
-        _limit()
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # ends the process; RLIMIT_CPU knows whole seconds only
+        resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
         answer = msgspec.json.encode(_rendered(tokenizer, job))
         if len(answer) <= MAX_TEXT_BYTES:
             with open(writing, "wb") as pipe:
@@ -97,9 +134,8 @@ def _answer(tokenizer: Tokenizer, frame: bytes, writing: int) -> None:
 
 
 def _rendered(tokenizer: Tokenizer, job: Job) -> Rendered:
-    arguments = msgspec.structs.asdict(job)
     try:
-        text = tokenizer.render_chat(arguments.pop("messages"), **arguments)
+        text = _text(tokenizer, job)
         return Rendered(text) if len(text) <= MAX_TEXT_BYTES else Rendered()
     except MemoryError:
         return Rendered()
@@ -107,10 +143,20 @@ def _rendered(tokenizer: Tokenizer, job: Job) -> Rendered:
         return Rendered(refusal=error.message[:1_000], status=error.status)
 
 
-def _limit() -> None:
+def _text(tokenizer: Tokenizer, job: Job) -> str:
+    if job.is_probe:
+        text = tokenizer.render_probe(job.messages, job.tools, PROBE_VARIABLES)
+        if text is None:
+            raise CallerError("The chat template refuses a probe.")
+        return text
+    arguments = msgspec.structs.asdict(job)
+    del arguments["is_probe"]
+    return tokenizer.render_chat(arguments.pop("messages"), **arguments)
+
+
+def _limit_memory() -> None:
+    """Of this process and its children: what is loaded, and what a rendering may add."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, CPU_S)  # ends the process; RLIMIT_CPU knows whole seconds only
-    resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     statm = Path("/proc/self/statm")

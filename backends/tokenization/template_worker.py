@@ -1,12 +1,14 @@
-"""Renders the chat templates of requests outside this process: they come from clients, and a template is a program."""
+"""Renders chat templates of clients and of engines outside this process: a template is a program."""
 
 from __future__ import annotations
 
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import IO, Final
 
 import msgspec
@@ -50,26 +52,34 @@ class TemplateWorker:
                 answer = _exchange(process, frame, time.monotonic() + wait_s)
             except OSError as error:
                 process.kill()
+                ended = process.wait()
+                if isinstance(error, TimeoutError) or ended == -signal.SIGPROF:
+                    raise CallerError(job.too_much, param=job.param) from error
                 raise PlaitError("The process that renders chat templates failed. Try again.") from error
             self._is_new = False
         rendered = msgspec.json.decode(answer, type=Rendered)
         if rendered.text is not None:
             return rendered.text
         kind = UnsupportedError if rendered.status == UnsupportedError.status else CallerError
-        raise kind(rendered.refusal, param="chat_template")
+        raise kind(rendered.refusal or job.too_much, param=job.param)
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
-            if self._process is not None:
-                self._process.kill()
-                self._process.communicate()
+            self._end()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
+            self._end()
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603
             self._is_new = True
         return self._process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            with suppress(BrokenPipeError):  # a job that it did not read is still in the pipe
+                self._process.communicate()
 
 
 def _exchange(process: subprocess.Popen[bytes], frame: bytes, deadline_s: float) -> bytes:

@@ -9,19 +9,39 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import jinja2
 
 from plait.backends.errors import CallerError
+from plait.backends.protocol.tokenizer_probe import CHATS, Messages
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
-from plait.backends.tokenization.chat_template import template_options
+from plait.backends.tokenization.chat_template import render, template_options
+from plait.backends.tokenization.chatml import CHATML
 from plait.backends.tokenization.cuts import Cuts
 
 # Errors that a template can raise for messages that it does not expect. vLLM answers all of them with a 400.
 TEMPLATE_ERRORS: Final = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
 )  # fmt: skip
+
+
+OF_TRANSFORMERS: Final = frozenset(
+    {
+        "conversation", "documents", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+        "tokenizer_kwargs", "return_assistant_tokens_mask", "sanitize_control_tokens",
+    }
+)  # fmt: skip
+"""Options that transformers takes for itself, so that a template may not get what a client gives by this name."""
+
+_THOUGHT: Final = {"role": "assistant", "content": "It is.", "reasoning": "Is it?", "reasoning_content": "Is it?"}
+TRIED: Final = (
+    *CHATS,
+    ([CHATS[0][0][0], _THOUGHT, CHATS[0][0][0]], None),
+    ([{"role": "system", "content": ""}, {"role": "user", "content": ""}, {"role": "assistant", "content": ""}], None),
+)
+"""Chats with tools, parts, reasoning and empty contents."""
 
 
 class Tokenizer(Protocol):
@@ -53,8 +73,8 @@ class Tokenizer(Protocol):
         """The ids of `encode` as unsigned 32-bit integers: a list takes nine times as much memory."""
         ...
 
-    def encode_parts(self, parts: Sequence[str]) -> list[list[int]]:
-        """The ids of each part of a text; errors are those of `encode`."""
+    def encode_parts(self, parts: Sequence[str]) -> list[array[int]]:
+        """The ids of each part of a text as those of `encode_array`, without other tokens."""
         ...
 
     def render_chat(
@@ -98,6 +118,10 @@ class Tokenizer(Protocol):
         """A chat by the model's template, given to it as it is; None if it refuses the chat."""
         ...
 
+    def files(self) -> dict[str, bytes]:
+        """The files that an engine with this tokenizer offers to gateways, by name; empty if there are none."""
+        ...
+
 
 class ChatTokenizer(ABC):
     """Turns a chat into ids with `encode`, in the same way for every kind of tokenizer. Methods are `Tokenizer`'s."""
@@ -108,6 +132,11 @@ class ChatTokenizer(ABC):
     cuts: Cuts | None = None
     ids_around: tuple[Sequence[int], Sequence[int]] = ((), ())
     special_ids: frozenset[int] = frozenset()
+    _variables: Mapping[str, Any] = MappingProxyType({})
+    """What each template gets, besides the call's own."""
+
+    def __init__(self) -> None:
+        self._renders_alike: dict[str, bool] = {}
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -131,20 +160,29 @@ class ChatTokenizer(ABC):
         """A chat by the model's template, given to it as it is; None if it refuses the chat."""
         try:
             template = self._template(None, tools)
-            return self._render(messages, tools=tools, chat_template=template, add_generation_prompt=True, **variables)
+            if template == CHATML:  # so that a gateway of embedded engines does without transformers
+                return render(template, messages, tools, True, variables)
+            return self._by_transformers(
+                messages, tools=tools, chat_template=template, add_generation_prompt=True, **variables
+            )
         except (CallerError, *TEMPLATE_ERRORS):
             return None
+
+    def files(self) -> dict[str, bytes]:
+        """The files that an engine with this tokenizer offers to gateways, by name."""
+        return {}
 
     @abstractmethod
     def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:
         """The template to render. `chat_template` is the template in the call."""
 
     @abstractmethod
-    def _render(self, messages: list[dict[str, Any]], **options: Any) -> str: ...
+    def _by_transformers(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        """The text of a chat with prepared messages and tools. `options` has the template, too."""
 
-    def encode_parts(self, parts: Sequence[str]) -> list[list[int]]:
+    def encode_parts(self, parts: Sequence[str]) -> list[array[int]]:
         """The ids of each part of a text."""
-        return [self.encode(part, add_special_tokens=False) for part in parts]
+        return [self.encode_array(part, add_special_tokens=False) for part in parts]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """The ids of a rendered chat."""
@@ -164,19 +202,59 @@ class ChatTokenizer(ABC):
         """The text of a chat."""
         if not messages:
             raise CallerError("A chat needs at least one message.", param="messages")
-        prepared_tools = template_tools(tools)
+        prepared_tools = None if tools is None else template_tools(tools)
         try:
             template = self._template(chat_template, prepared_tools)
-            return self._render(
-                template_messages(messages, template),
+            prepared = template_messages(messages, template)
+            variables = template_options(template, template_kwargs) if template_kwargs else {}
+            if (
+                chat_template is None
+                and not continue_final_message
+                and OF_TRANSFORMERS.isdisjoint(variables)
+                and (self._renders_alike.get(template) or self._try_rendering(template))
+            ):
+                return render(
+                    template, prepared, prepared_tools, add_generation_prompt, {**self._variables, **variables}
+                )
+            return self._by_transformers(
+                prepared,
                 tools=prepared_tools,
                 chat_template=template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **template_options(template, template_kwargs or {}),
+                **variables,
             )
         except TEMPLATE_ERRORS as error:
             raise CallerError(f"The chat template refused the messages: {error}", param="messages") from error
+
+    def _try_rendering(self, template: str) -> bool:
+        """Whether `render` gives some chats the texts that transformers gives them. Each template is tried once."""
+        alike = self._renders_alike.get(template)
+        if alike is None:
+            alike = template == CHATML or (
+                OF_TRANSFORMERS.isdisjoint(self._variables)
+                and all(
+                    self._tried(template, *chat, transformers=True) == self._tried(template, *chat) for chat in TRIED
+                )
+            )
+            self._renders_alike[template] = alike
+        return alike
+
+    def _tried(
+        self, template: str, messages: Messages, tools: Messages | None, *, transformers: bool = False
+    ) -> list[str]:
+        """A chat without and with a generation prompt. The name of an error stands for a chat that is refused."""
+        texts = []
+        for adds in (False, True):
+            try:
+                if transformers:
+                    options = {"tools": tools, "chat_template": template, "add_generation_prompt": adds}
+                    texts.append(self._by_transformers(messages, **options))
+                else:
+                    texts.append(render(template, messages, tools, adds, self._variables))
+            except TEMPLATE_ERRORS as error:
+                texts.append(type(error).__name__)
+        return texts
 
 
 def not_unicode() -> CallerError:

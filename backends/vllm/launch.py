@@ -7,7 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from plait.backends.adapter.launch_arguments import OPTIONS, LaunchError, split_arguments, taken_options
+from plait.backends.adapter.launch_arguments import (
+    OPTIONS,
+    LaunchError,
+    check_installed,
+    split_arguments,
+    taken_options,
+)
 
 SCHEDULER = "plait.backends.vllm.scheduler.create_scheduler"
 MIDDLEWARE = "plait.backends.vllm.middleware.CacheStateMiddleware"
@@ -27,6 +33,7 @@ def main(arguments: Sequence[str]) -> None:
         command = serve_command(arguments)
     except LaunchError as error:
         raise SystemExit(f"plait vllm: {error}\n\n{USAGE}") from error
+    check_installed("vllm", "vLLM")
     os.execv(command[0], command)  # noqa: S606 - no shell is involved
 
 

@@ -1,6 +1,6 @@
-"""`GET /cache_state` and `POST /call_objectives` in vLLM's API server, as ASGI middleware for `--middleware`.
+"""Plait's routes in vLLM's API server, as ASGI middleware for `--middleware`.
 
-If the engine has an API key, both need it.
+`GET /cache_state`, `POST /call_objectives` and `GET /plait/tokenizer`. If the engine has an API key, all need it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from plait.backends.adapter import cache_state_route, call_objectives_route
+from plait.backends.adapter import cache_state_route, call_objectives_route, tokenizer_route
 from plait.backends.adapter.asgi import Receive, Scope, Send
 from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, ReportQuery
 from plait.backends.adapter.cache_state_route import PATH as CACHE_STATE
-from plait.backends.adapter.engine_tokenizer import read_fingerprint
+from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_fingerprint
 from plait.backends.errors import AuthenticationError, EngineError, EngineTimeoutError, UnsupportedError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
+from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.vllm.launch import SCHEDULER
 from plait.backends.vllm.plugin import CHANGE_METHOD, METHOD
 from plait.backends.vllm.served_tokenizer import served_tokenizer
 
 
 class CacheStateMiddleware:
-    """Answers the two routes and passes every other request on."""
+    """Answers the three routes and passes every other request on."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
@@ -39,6 +40,8 @@ class CacheStateMiddleware:
             await cache_state_route.answer(scope, send, _report, self._tokenizer)
         elif path == CALL_OBJECTIVES:
             await call_objectives_route.answer(scope, receive, send, _access)
+        elif path == TOKENIZER:
+            await tokenizer_route.answer(scope, send, _tokenizer, self._tokenizer)
         else:
             await self._app(scope, receive, send)
 
@@ -78,11 +81,21 @@ async def _answered(core: Any, method: str, *arguments: Any) -> Any:
         raise EngineTimeoutError(f"the engine core did not answer within {ANSWER_DEADLINE_S:g} s") from error
 
 
+def _tokenizer(scope: Scope) -> EngineTokenizer | None:
+    """The tokenizer. Raises `PlaitError` for a request without the key, and as `served_tokenizer` does."""
+    return served_tokenizer(_allowed(scope))
+
+
 def _allowed_core(scope: Scope) -> Any:
     """The client of the engine core. Raises `PlaitError` for a request without the key, or if there is no scheduler."""
+    return _core(_allowed(scope).engine_client)
+
+
+def _allowed(scope: Scope) -> Any:
+    """The application's state. Raises `AuthenticationError` for a request without the key."""
     state = scope["app"].state
     _authenticate(dict(scope["headers"]).get(b"authorization", b""), _keys(state))
-    return _core(state.engine_client)
+    return state
 
 
 def _core(engine_client: Any) -> Any:

@@ -31,4 +31,5 @@ def served_tokenizer(state: Any) -> EngineTokenizer | None:
         options = {**defaults, **variables, "tokenize": False, "add_generation_prompt": True}
         return tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, **options)
 
-    return EngineTokenizer(str(config.tokenizer), tokenizer, render)
+    own = given if isinstance(given, str) else None
+    return EngineTokenizer(str(config.tokenizer), tokenizer, render, own, defaults)

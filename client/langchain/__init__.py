@@ -2,7 +2,7 @@
 
 LangChain fills in a template before sending it, so a server sees one text without structure. `semantic` instead turns
 each prompt, model and parser of a chain into one semantic function (Parrot, section 6). `Program` runs such a chain.
-Needs langchain-core: `pip install plait[langchain]`.
+Needs langchain-core, which the extra `langchain` brings.
 """
 
 from __future__ import annotations

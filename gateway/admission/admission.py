@@ -6,15 +6,16 @@ See docs/design/admission.md.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
+from typing import Final
 
 from plait.backends.errors import LimitError, PlaitError, SessionWaitingError
-from plait.gateway.admission.kept_places import KeptPlaces
 from plait.gateway.admission.queue import Queue
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.session_gates import SessionGates
-from plait.gateway.admission.tenant_limits import TenantLimits, TenantUse
+from plait.gateway.admission.tenants import TenantLimits, TenantUse
 from plait.gateway.admission.waiting import Waiting
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
@@ -26,6 +27,12 @@ KEPT = "It keeps its place: send it again."
 
 MOST_AWAY_S = 60.0
 """No client is told to stay away for longer. SDKs do not wait longer for a retry."""
+
+GRACE_S: Final = 10.0
+"""A place is kept so much longer than the client was told to stay away."""
+
+MOST_KEPT: Final = 10_000
+"""So many places are kept. Beyond, the oldest are given up."""
 
 
 class Admission:
@@ -48,12 +55,13 @@ class Admission:
         chat_tokens: float = CHAT_TOKENS,
     ) -> None:
         shares = FairShares(weights)
+        self._uses: defaultdict[str, TenantUse] = defaultdict(TenantUse)
         self.queue = Queue(
             router,
             at,
             shares,
             limits,
-            self.use,
+            self._uses,
             max_wait_s=max_wait_s,
             ahead_s=ahead_s,
             on_sent=self._sent,
@@ -61,7 +69,6 @@ class Admission:
         )
         self.sessions = SessionGates(router, at, shares.weight, self._freed, chat_tokens)
         self._limits = limits
-        self._uses: dict[str, TenantUse] = {}
         self._places = KeptPlaces()
         self._numbers = count()
 
@@ -79,10 +86,7 @@ class Admission:
 
     def use(self, tenant: str) -> TenantUse:
         """What a tenant uses now."""
-        use = self._uses.get(tenant)
-        if use is None:
-            use = self._uses[tenant] = TenantUse()
-        return use
+        return self._uses[tenant]
 
     # Events.
 
@@ -91,17 +95,18 @@ class Admission:
 
         Raises `LimitError` beyond its tenant's limits, `NotFoundError` or `NoEngineError` if no engine takes it.
         """
-        use, number = self.use(call.tenant), self._places.take(call, now_s)
+        use, limits = self._uses[call.tenant], self._limits(call.tenant)
+        number = self._places.take(call, now_s) if self._places.kept else None
         call.is_back = number is not None
         if number is None:
-            use.check_rate(self._limits(call.tenant), call.tokens, now_s)
+            use.check_rate(limits, call.tokens, now_s)
             number = next(self._numbers)
         call.number = number
         is_new = not call.is_back  # another one has counted before, and was taken
         passes = self.sessions.arrive(call, now_s)
         try:
             if passes:
-                self.queue.enter(call, now_s)
+                self.queue.enter(call, limits, now_s)
             elif not self.sessions.has_begun(call):
                 others = self.sessions.waiting(call) - 1
                 self.queue.check_limit(call, self.queue.waiting(call.tenant, call.call.model) + others)
@@ -158,7 +163,7 @@ class Admission:
     def _freed(self, call: Waiting, now_s: float) -> None:
         """A call's session is not held any more."""
         try:
-            self.queue.enter(call, now_s)
+            self.queue.enter(call, self._limits(call.tenant), now_s)
         except PlaitError as error:
             call.error = error
             self._given_up(call, now_s)
@@ -177,3 +182,28 @@ class Admission:
         self.sessions.gone(call, now_s)
         if call.tell is not None:
             call.tell()
+
+
+class KeptPlaces:
+    """The numbers of calls that have left and may come back: their clients could not be kept waiting."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[object, ...], tuple[int, float]] = {}  # number and time of expiry, by the call
+
+    def keep(self, call: Waiting, until_s: float) -> None:
+        """The call has left. Its client may come back until some seconds after this time."""
+        if len(self.kept) >= MOST_KEPT:
+            del self.kept[next(iter(self.kept))]
+        self.kept[_same(call)] = call.number, until_s + GRACE_S
+
+    def take(self, call: Waiting, now_s: float) -> int | None:
+        """The number of the call when it came first; None if it has not been here, or too long ago."""
+        number, until_s = self.kept.pop(_same(call), (None, 0.0))
+        return number if now_s <= until_s else None
+
+
+def _same(call: Waiting) -> tuple[object, ...]:
+    """What is equal for a call that is sent again."""
+    asked = call.call
+    last = asked.block_hashes[-1] if len(asked.block_hashes) else None
+    return call.tenant, asked.model, asked.prompt_tokens, asked.output_limit, asked.prompt_hash, last

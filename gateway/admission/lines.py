@@ -5,22 +5,41 @@ A synchronous core; each event carries its time. It drives the router. See docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from math import inf
+from typing import Final
 
 from plait.backends.errors import PlaitError
-from plait.gateway.admission.alarms import Alarms
-from plait.gateway.admission.line_changes import best_change
-from plait.gateway.admission.moves import Moves
-from plait.gateway.admission.room import Room
+from plait.gateway.admission.room import Room, backlog_s
 from plait.gateway.admission.waiting import Waiting, rank_of
+from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import Line
+from plait.policy.placement.delay import Asked
+from plait.policy.placement.line_change import change_gain_s
 from plait.policy.placement.situation import NOTHING_PASSED, Passed
+from plait.policy.types import Placement
 
+LEAST_PAUSE_S = 0.005
+"""Before an engine is looked at again although nothing has happened."""
+
+MOVED_AT_ONCE: Final = 32
+"""So many calls are placed anew in one turn: about 3 ms."""
+
+LINES = 4
+"""For an engine that has room and nobody waiting for it, so many lines are looked at, the longest ones."""
+
+CALLS = 16
+"""So many calls of each are looked at, the latest ones: most is ahead of them. 64 sums take about a millisecond."""
+
+LEAST_GAIN_S = 1.0
+"""A change that gains less is not worth the risk that the prediction is wrong."""
+
+Look = Callable[[str, float], None]
 Sent = Callable[[Waiting, float], None]
 Failed = Callable[[Waiting, PlaitError, float], None]
 
@@ -50,16 +69,16 @@ class Lines:
     def place(self, call: Waiting, now_s: float) -> None:
         """Place a call. It is sent if there is room and nobody waits before it. Raises what `Router.select` raises."""
         router, asked = self._router, call.call
-        self.room.came(call.tenant, now_s)
+        self.room.active.came(call.tenant, now_s)
         passed = _passed(router, self._lines, call) if self._waiting else NOTHING_PASSED
         placement = router.select(asked, now_s, prefer=call.prefer, avoid=call.avoid, route=call.route, passed=passed)
         engine_id, line = placement.engine_id, self._lines.get(placement.engine_id)
         is_next = not line or line.is_before_all(call.tenant) or self._next_tenant(line, engine_id, now_s) is None
-        call.is_sent = is_next and self._has_room(engine_id, call.tenant, now_s)
+        call.is_sent = is_next and self.room.has(router.engines[engine_id].view, call.tenant, now_s)
         call.booking = router.book(asked, placement, now_s, waits=not call.is_sent)
         if call.is_sent:
             self._shares.serve(call.tenant, call.tokens)
-            self.room.sent(engine_id, call.tenant, now_s)
+            self.room.sent(engine_id, call.tenant)
 
     def join(self, call: Waiting, now_s: float) -> None:
         """A placed call waits in the line of its engine."""
@@ -132,7 +151,7 @@ class Lines:
 
     def _help(self, engine_id: str, now_s: float) -> None:
         """An engine has room and nobody waits for it: the call that gains most goes there."""
-        best = best_change(self._router, self._lines, engine_id, now_s)
+        best = _best_change(self._router, self._lines, engine_id, now_s)
         if best is not None and self._has_room(engine_id, best[0].tenant, now_s):
             call, placement = best
             self._shares.serve(call.tenant, call.tokens)
@@ -170,7 +189,8 @@ class Lines:
         assert call.booking is not None
         self._router.send(call.booking, now_s)
         call.is_sent = True
-        self.room.sent(call.engine_id, call.tenant, now_s)
+        self.room.active.came(call.tenant, now_s)
+        self.room.sent(call.engine_id, call.tenant)
         self._on_sent(call, now_s)
 
     def _has_room(self, engine_id: str, tenant: str | None, now_s: float) -> bool:
@@ -198,3 +218,130 @@ def _cached_share(engines: Mapping[str, FleetEngine], call: Waiting) -> float:
 
 def _takes(router: Router, call: Waiting, engine_id: str) -> bool:
     return any(view.engine_id == engine_id for view in router.models.able(call.call.model))
+
+
+def _best_change(
+    router: Router, lines: Mapping[str, Line[Waiting]], engine_id: str, now_s: float
+) -> tuple[Waiting, Placement] | None:
+    """The call that gains most by going to an engine that has room and nobody waiting for it, and its placement there.
+
+    None if none gains enough.
+    """
+    best: tuple[float, Waiting, Placement] | None = None
+    longest = sorted((line for line in lines.items() if line[1]), key=lambda line: -line[1].work_s)[:LINES]
+    for other_id, line in longest:
+        for call, ahead_s in _candidates(router, other_id, line, now_s):
+            if not _may_go(router, call, engine_id):
+                continue
+            assert call.booking is not None
+            gain_s, placement = _gain_s(router, call.booking, ahead_s, engine_id, now_s)
+            if gain_s > (LEAST_GAIN_S if best is None else best[0]):
+                best = gain_s, call, placement
+    return None if best is None else best[1:]
+
+
+def _candidates(router: Router, engine_id: str, line: Line[Waiting], now_s: float) -> Iterator[tuple[Waiting, float]]:
+    """The latest calls of a line, and the work before each of them."""
+    view = router.engines[engine_id].view
+    ahead_s = backlog_s(view, now_s) + view.slowness * line.work_s
+    for call in line.latest(CALLS):
+        ahead_s -= view.slowness * call.work_s
+        yield call, max(0.0, ahead_s)
+
+
+def _may_go(router: Router, call: Waiting, engine_id: str) -> bool:
+    """Whether a call may change to an engine. One that continues another stays where that ran."""
+    if call.prefer is not None or engine_id in call.avoid or engine_id in router.hand_over:
+        return False
+    if all(view.engine_id != engine_id for view in router.models.able(call.call.model)):
+        return False
+    return call.route is None or router.engines[engine_id].offer.has(call.route) is not False
+
+
+def _gain_s(router: Router, booking: Booking, ahead_s: float, engine_id: str, now_s: float) -> tuple[float, Placement]:
+    """What is gained if a call that waits goes to another engine, in seconds, and its placement there."""
+    call, there = booking.call, router.engines[booking.placement.engine_id].view
+    able, path = router.models.able(call.model), router.tree.match(call.block_hashes)
+    situation = router.demand.situation(call, path, able, now_s)._replace(engines=[router.engines[engine_id].view])
+    waits = booking.placement.cached_tokens // call.block_tokens, booking.leaf
+    return change_gain_s(Asked.of(call, situation), situation, there, ahead_s, waits)
+
+
+class Alarms:
+    """When engines are looked at: as soon as something has happened that may make room, and when time makes room.
+
+    Calls `look` with an engine and the time. `at` schedules it.
+    """
+
+    def __init__(self, at: At, look: Look) -> None:
+        self._at = at
+        self._look = look
+        self._news: dict[str, None] = {}
+        self._due: dict[str, float] = {}
+
+    def now(self, engine_id: str) -> None:
+        """Look at an engine once the event that goes on is over."""
+        self.all([engine_id])
+
+    def all(self, engine_ids: Iterable[str]) -> None:
+        """Look at these engines once the event that goes on is over."""
+        is_new = not self._news
+        self._news.update(dict.fromkeys(engine_ids))
+        if is_new and self._news:
+            self._at(0.0, self._look_at_news)
+
+    def by(self, engine_id: str, when_s: float, now_s: float) -> None:
+        """Look at an engine at a time at the latest; infinite: not for this."""
+        when_s = max(when_s, now_s + LEAST_PAUSE_S)
+        if when_s < self._due.get(engine_id, inf):
+            self._due[engine_id] = when_s
+            self._at(when_s, lambda at_s: self._is_due(engine_id, at_s))
+
+    def _look_at_news(self, now_s: float) -> None:
+        engines, self._news = self._news, {}
+        for engine_id in engines:
+            self._look(engine_id, now_s)
+
+    def _is_due(self, engine_id: str, now_s: float) -> None:
+        if self._due.get(engine_id, inf) <= now_s:
+            del self._due[engine_id]
+            self._look(engine_id, now_s)
+
+
+class Moves:
+    """Moves the calls of lines whose engines take them no more, some in each turn of the event loop.
+
+    Calls `move` with each of the calls that are `stranded`, in the order in which they came, then `on_done`.
+    """
+
+    def __init__(
+        self,
+        at: At,
+        stranded: Callable[[], list[Waiting]],
+        move: Callable[[Waiting, float], None],
+        on_done: Callable[[], None],
+    ) -> None:
+        self._at = at
+        self._stranded = stranded
+        self._move = move
+        self._on_done = on_done
+        self._is_due = False
+
+    def soon(self) -> None:
+        """Look for calls to move once the event that goes on is over."""
+        if not self._is_due:
+            self._is_due = True
+            self._at(0.0, self._begin)
+
+    def _begin(self, now_s: float) -> None:
+        self._is_due = False
+        self._go_on(sorted(self._stranded(), key=lambda call: -call.number), now_s)
+
+    def _go_on(self, calls: list[Waiting], now_s: float) -> None:
+        """Move the last of these calls, and the others in later turns."""
+        for call in [calls.pop() for _ in calls[:MOVED_AT_ONCE]]:
+            self._move(call, now_s)
+        if calls:
+            self._at(0.0, partial(self._go_on, calls))
+        else:
+            self._on_done()

@@ -6,12 +6,12 @@ A synchronous core; each event carries its time. Part of admission. See docs/des
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from plait.backends.errors import LimitError, OverloadedError, PlaitError
 from plait.gateway.admission.backlog import Backlog
 from plait.gateway.admission.lines import Lines
-from plait.gateway.admission.tenant_limits import TenantLimits, TenantUse
+from plait.gateway.admission.tenants import TenantLimits, TenantUse
 from plait.gateway.admission.waiting import Waiting, rank_of
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
@@ -30,9 +30,10 @@ of short prompts with long answers take a third of what is predicted: engines de
 class Queue:
     """The calls that wait for engines. No call is to wait longer than `max_wait_s`, as predicted.
 
-    An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine). `limits` and `use` return those of
-    a tenant. `at` schedules what comes later. `on_sent` is called with a call that has waited when it is to be sent,
-    and `on_given_up` with one that has an error now. `backlogs` has what waits or has waited, by model.
+    An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine). `limits` returns those of a tenant,
+    and `uses` has what each uses. `at` schedules what comes later. `on_sent` is called with a call that has waited when
+    it is to be sent, and `on_given_up` with one that has an error now. `backlogs` has what waits or has waited, by
+    model.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Queue:
         at: At,
         shares: FairShares,
         limits: Callable[[str], TenantLimits],
-        use: Callable[[str], TenantUse],
+        uses: Mapping[str, TenantUse],
         *,
         max_wait_s: float,
         ahead_s: float,
@@ -53,7 +54,7 @@ class Queue:
         self._shares = shares
         self._router = router
         self._limits = limits
-        self._use = use
+        self._uses = uses
         self._max_wait_s = max_wait_s
         self._on_sent = on_sent
         self._on_given_up = on_given_up
@@ -65,9 +66,12 @@ class Queue:
 
     # Events.
 
-    def enter(self, call: Waiting, now_s: float) -> None:
-        """A call is placed, and sent at once, or it waits. Raises `PlaitError` if no engine takes it."""
-        limits, use = self._limits(call.tenant), self._use(call.tenant)
+    def enter(self, call: Waiting, limits: TenantLimits, now_s: float) -> None:
+        """A call is placed, and sent at once, or it waits. Raises `PlaitError` if no engine takes it.
+
+        `limits` are those of its tenant.
+        """
+        use = self._uses[call.tenant]
         if use.running < limits.max_running:
             self._lines.place(call, now_s)
             use.running += 1
@@ -77,7 +81,8 @@ class Queue:
     def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
         """A call that was sent has ended, and its booking. `used_tokens` replaces its predicted tokens, if known."""
         self._shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
-        self._lines.room.left(call.engine_id, call.tenant)
+        assert call.booking is not None
+        self._lines.room.left(call.booking.placement.engine_id, call.tenant)
         self._ran(call.tenant, now_s)
 
     def unsent(self, call: Waiting, now_s: float) -> None:
@@ -133,7 +138,7 @@ class Queue:
             backlog.check()
         self._lines.check(call for call in waiting if call.booking is not None)
         placed = Counter(call.tenant for call in calls if call.booking is not None)
-        assert all(self._use(tenant).running == running for tenant, running in placed.items())
+        assert all(self._uses[tenant].running == running for tenant, running in placed.items())
 
     # Waiting.
 
@@ -144,7 +149,7 @@ class Queue:
         except LimitError:
             if call.booking is not None:
                 self._lines.leave(call, now_s)
-                self._use(call.tenant).running -= 1
+                self._uses[call.tenant].running -= 1
             raise
         backlog = self.backlogs.get(call.call.model)
         if backlog is None:
@@ -174,9 +179,9 @@ class Queue:
 
     def _ran(self, tenant: str, now_s: float) -> None:
         """A placed call is gone: one more of its tenant may be placed."""
-        use, limits, held = self._use(tenant), self._limits(tenant), self._held.get(tenant)
+        use, held = self._uses[tenant], self._held.get(tenant)
         use.running -= 1
-        while held and use.running < limits.max_running:
+        while held and use.running < self._limits(tenant).max_running:
             call = held.popleft()
             try:
                 self._lines.place(call, now_s)

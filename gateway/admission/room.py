@@ -11,8 +11,7 @@ from collections import Counter, defaultdict
 from math import inf
 from typing import Final
 
-from plait.policy.admission.active_tenants import ActiveTenants
-from plait.policy.admission.fair_shares import FairShares
+from plait.policy.admission.fair_shares import ActiveTenants, FairShares
 from plait.policy.placement.engine_view import EngineView, sent_calls
 
 AHEAD_S: Final = 1.0
@@ -28,20 +27,18 @@ active. So a tenant with few calls need not wait until an answer ends.
 
 
 class Room:
-    """The room of the engines. An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine)."""
+    """The room of the engines. An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine).
+
+    `active` has the tenants that have sent calls lately.
+    """
 
     def __init__(self, ahead_s: float, shares: FairShares) -> None:
         self._ahead_s = ahead_s
-        self._active = ActiveTenants(shares.weight)
+        self.active = ActiveTenants(shares.weight)
         self._sent: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def came(self, tenant: str, now_s: float) -> None:
-        """A tenant has sent a call."""
-        self._active.came(tenant, now_s)
-
-    def sent(self, engine_id: str, tenant: str, now_s: float) -> None:
+    def sent(self, engine_id: str, tenant: str) -> None:
         """An engine was sent a call. `left` follows."""
-        self._active.came(tenant, now_s)
         self._sent[engine_id][tenant] += 1
 
     def left(self, engine_id: str, tenant: str) -> None:
@@ -60,34 +57,35 @@ class Room:
         """
         if self._ahead_s == inf:
             return True
-        is_shared = self._active.are_several(now_s)
-        if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
+        is_shared = self.active.are_several(now_s)
+        if view.slots and not self._has_slot(view, tenant, now_s, is_shared=is_shared):
             return False
-        predicted_s, sent = backlog_s(view, now_s), view.queue.sent
-        bound_s = self._bound_s(is_shared=is_shared)
-        return not sent or (predicted_s < bound_s and not (is_shared and sent * view.first_bytes.gap_s >= bound_s))
+        queue = view.queue
+        if queue.expires_s <= now_s:
+            queue.expire(now_s)
+        if not queue.sent:
+            return True
+        bound_s = min(self._ahead_s, SHARED_AHEAD_S) if is_shared else self._ahead_s
+        return backlog_s(view, now_s) < bound_s and not (is_shared and queue.sent * view.first_bytes.gap_s >= bound_s)
 
     def due_s(self, view: EngineView, tenant: str, now_s: float) -> float:
         """When there will be room as time passes, if nothing else happens; infinite if there will be none."""
-        is_shared = self._active.are_several(now_s)
-        if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
+        is_shared = self.active.are_several(now_s)
+        if view.slots and not self._has_slot(view, tenant, now_s, is_shared=is_shared):
             return inf
-        bound_s = self._bound_s(is_shared=is_shared)
+        bound_s = min(self._ahead_s, SHARED_AHEAD_S) if is_shared else self._ahead_s
         queue, over_s = view.queue, backlog_s(view, now_s) - bound_s
         if is_shared and queue.sent * view.first_bytes.gap_s >= bound_s:
             return queue.expires_s
         left_s = view.slowness * (queue.most_progress_s - queue.progress_s(now_s))
         return min(now_s + max(0.0, over_s) / view.slowness if over_s < left_s else inf, queue.expires_s)
 
-    def _bound_s(self, *, is_shared: bool) -> float:
-        return min(self._ahead_s, SHARED_AHEAD_S) if is_shared else self._ahead_s
-
     def _has_slot(self, view: EngineView, tenant: str | None, now_s: float, *, is_shared: bool) -> bool:
-        free = view.slots - sent_calls(view) if view.slots else inf
+        free = view.slots - sent_calls(view)
         if tenant is None or not is_shared or free > view.slots // SLOTS_A_RESERVED:
             return free > 0
         sent = self._sent[view.engine_id][tenant] if view.engine_id in self._sent else 0
-        return free > 0 and sent < view.slots * self._active.share(tenant, now_s)
+        return free > 0 and sent < view.slots * self.active.share(tenant, now_s)
 
 
 def backlog_s(view: EngineView, now_s: float) -> float:

@@ -15,8 +15,7 @@ import structlog
 from plait.gateway.admission.waiting import Waiting
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
-from plait.policy.sessions.held import Arrival, Turn
-from plait.policy.sessions.session_gate import CHAT_TOKENS, SessionGate
+from plait.policy.sessions.session_gate import CHAT_TOKENS, Arrival, SessionGate, Turn
 from plait.policy.sessions.worth import Caches
 
 LOOK_S: Final = 0.25
@@ -53,21 +52,25 @@ class SessionGates:
 
     def arrive(self, call: Waiting, now_s: float) -> bool:
         """A call has come. Returns whether it passes; if not, it is held until `on_free` is called with it."""
-        gate = call.gate = None if self._chat_tokens == inf else self._gate(call)
+        if self._chat_tokens == inf:
+            return True
+        model = self._router.models.bases.get(call.call.model, call.call.model)
+        gate = call.gate = self.gates.get(model) or self._new_gate(model)
         if gate is None:
             return True
         arrival = Arrival(call.call, call.output_tokens, call.tenant, call.session, call.passes)
         turn = call.turn = gate.arrive(arrival, now_s)
         if turn.is_held:
             self._held[turn] = call
-        if gate.held:
+        if gate.held.turns:
             freed = self._released(gate, now_s)
             if turn in freed:
                 freed.remove(turn)
                 del self._held[turn]
             self._free(freed, now_s)
             self._look_soon(now_s)
-        self._tell(gate)
+        if gate.worth.is_closed is not (gate in self._closed):
+            self._tell(gate)
         return not turn.is_held
 
     def sent(self, call: Waiting) -> None:
@@ -81,7 +84,8 @@ class SessionGates:
         if gate is not None and turn is not None:
             output_tokens = None if used_tokens is None else max(0, used_tokens - call.call.prompt_tokens)
             gate.ended(turn, output_tokens, now_s)
-            self._free(self._released(gate, now_s), now_s)
+            if gate.held.turns or now_s >= gate.worth.due_s:
+                self._free(self._released(gate, now_s), now_s)
 
     def gone(self, call: Waiting, now_s: float) -> None:
         """A call is not to be answered, held or not."""
@@ -89,7 +93,8 @@ class SessionGates:
         if gate is not None and turn is not None:
             self._held.pop(turn, None)
             gate.gone(turn, now_s)
-            self._free(self._released(gate, now_s), now_s)
+            if gate.held.turns or now_s >= gate.worth.due_s:
+                self._free(self._released(gate, now_s), now_s)
 
     # What is held.
 
@@ -116,25 +121,23 @@ class SessionGates:
 
     # The gates.
 
-    def _gate(self, call: Waiting) -> SessionGate | None:
-        """The gate for a call's model; None if no engine serves it."""
-        model = self._router.models.base(call.call.model)
-        gate = self.gates.get(model)
-        if gate is None and self._router.models.able(model):
-            look = partial(self.caches, self._router, model)
-            gate = self.gates[model] = SessionGate(self._router.block_tokens, look, self._weight, self._chat_tokens)
+    def _new_gate(self, model: str) -> SessionGate | None:
+        """The gate for a base model that has none so far; None if no engine serves it."""
+        if not self._router.models.able(model):
+            return None
+        look = partial(self.caches, self._router, model)
+        gate = self.gates[model] = SessionGate(self._router.block_tokens, look, self._weight, self._chat_tokens)
         return gate
 
     def _released(self, gate: SessionGate, now_s: float) -> list[Turn]:
         released = gate.release(now_s)
-        self._tell(gate)
+        if gate.worth.is_closed is not (gate in self._closed):
+            self._tell(gate)
         return released
 
     def _tell(self, gate: SessionGate) -> None:
-        """Log that the gate has closed or opened since the last time, and why."""
+        """Log that the gate has closed or opened, and why."""
         worth = gate.worth
-        if worth.is_closed is (gate in self._closed):
-            return
         (self._closed.add if worth.is_closed else self._closed.remove)(gate)
         log.info(
             "sessions are held" if worth.is_closed else "sessions are held no more",

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from plait.backends.errors import PlaitError
 from plait.gateway.fleet.booking import Booking
 from plait.policy.admission.ticket import Rank, Ticket
-from plait.policy.sessions.held import Turn
-from plait.policy.sessions.session_gate import SessionGate
+from plait.policy.sessions.session_gate import SessionGate, Turn
 from plait.policy.types import Call, Objective
 
 

@@ -7,10 +7,10 @@ from importlib.metadata import version
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.openapi import document
 from plait.gateway.fleet.router import Router
 
@@ -31,9 +31,10 @@ _PAGE = """<!doctype html>
 class About:
     """The routes of this module. They need no key, except those that tell which models there are."""
 
-    def __init__(self, router: Router, keys: KeyRing) -> None:
+    def __init__(self, router: Router, keys: KeyRing, admin: AdminAccess) -> None:
         self._router = router
         self._keys = keys
+        self._admin = admin
         self.routes = [
             Route("/", self._page),
             Route("/version", self._version),
@@ -43,8 +44,10 @@ class About:
             Route("/openapi.json", self._openapi),
         ]
 
-    async def _page(self, _request: Request) -> Response:
-        """A page for people. It names the models only where anybody may ask for them."""
+    async def _page(self, request: Request) -> Response:
+        """A page for people: the live view where there is one. It names the models only where anybody may ask."""
+        if self._admin.is_offered(request):
+            return RedirectResponse("admin/")  # relative: there may be a path before it
         named = ", ".join(sorted(self._router.models.names)) or "none so far"
         models = escape(named) if self._keys.is_open else "ask <code>/v1/models</code> with your key"
         return Response(_PAGE.format(version=VERSION, models=models), media_type="text/html")

@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from plait.backends.errors import CallerError, NotFoundError
+from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import decode_body
-from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.auth import AdminAccess
 from plait.gateway.asgi import read_body
-from plait.gateway.calls.engine_set import EngineSet
 from plait.gateway.config import EngineConfig
 from plait.gateway.config_values import Positive, Text, Token
+from plait.gateway.membership.engine_set import EngineSet
 
 MAX_BODY_BYTES = 2**16
 
@@ -40,15 +40,11 @@ BodyT = TypeVar("BodyT", EngineBody, StateBody)
 
 
 class AdminApi:
-    """The routes under `/admin`. They need a key of `keys`, and answer 404 while there is none.
+    """The routes under `/admin/engines`, for those with `access`."""
 
-    With a `port`, they answer on the listener with this port only.
-    """
-
-    def __init__(self, engines: EngineSet, keys: KeyRing, port: int | None) -> None:
+    def __init__(self, engines: EngineSet, access: AdminAccess) -> None:
         self._engines = engines
-        self._keys = keys
-        self._port = port
+        self._access = access
         self.routes = [
             Route("/admin/engines", self._list, methods=["GET"]),
             Route("/admin/engines", self._add, methods=["POST"]),
@@ -58,7 +54,7 @@ class AdminApi:
         ]
 
     async def _list(self, request: Request) -> Response:
-        self._check(request)
+        self._access.check(request)
         return _json({"object": "list", "data": self._engines.describe_all()})
 
     async def _add(self, request: Request) -> Response:
@@ -71,7 +67,7 @@ class AdminApi:
         return _json(self._engines.describe(engine.name), 201)
 
     async def _show(self, request: Request) -> Response:
-        self._check(request)
+        self._access.check(request)
         return _json(self._engines.describe(request.path_params["name"]))
 
     async def _set_state(self, request: Request) -> Response:
@@ -80,7 +76,7 @@ class AdminApi:
         return _json(self._engines.describe(name))
 
     async def _remove(self, request: Request) -> Response:
-        self._check(request)
+        self._access.check(request)
         name = request.path_params["name"]
         if request.query_params.get("force") == "true":
             await self._engines.cut(name)
@@ -89,16 +85,9 @@ class AdminApi:
         return _json({"object": "engine.deleted", "name": name, "deleted": True})
 
     async def _read(self, request: Request, kind: type[BodyT]) -> BodyT:
-        self._check(request)
+        self._access.check(request)
         raw = await read_body(request.receive, request.scope["headers"], MAX_BODY_BYTES)
         return decode_body(raw or b"{}", msgspec.json.Decoder(kind))
-
-    def _check(self, request: Request) -> None:
-        """Raises `NotFoundError` where there is no admin API, and `AuthenticationError` for a wrong key."""
-        _, port = request.scope.get("server") or ("", None)
-        if self._keys.is_open or self._port not in (None, port):
-            raise NotFoundError(f"Unknown path: {request.method} {request.url.path}.")
-        self._keys.check(request.scope["headers"])
 
 
 def _json(value: Any, status: int = 200) -> Response:

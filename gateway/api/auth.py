@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hmac import compare_digest
 
-from plait.backends.errors import AuthenticationError
-from plait.gateway.admission.tenant_ids import TenantIds
+from starlette.requests import Request
+
+from plait.backends.errors import AuthenticationError, NotFoundError
+from plait.gateway.admission.tenants import TenantIds
 from plait.gateway.asgi import Headers, presented_key
 from plait.gateway.config import TenantConfig
 
@@ -43,3 +45,26 @@ class KeyRing:
         if not tenants:
             raise AuthenticationError("Incorrect or missing API key: send 'Authorization: Bearer <key>'.")
         return tenants[0]
+
+
+class AdminAccess:
+    """Who may administer the gateway: whoever has a key of `keys`. With a `port`, on the listener with this port."""
+
+    def __init__(self, keys: KeyRing, port: int | None) -> None:
+        self._keys = keys
+        self._port = port
+
+    def is_offered(self, request: Request) -> bool:
+        """Whether there is an admin API where the request came in."""
+        _, port = request.scope.get("server") or ("", None)
+        return not self._keys.is_open and self._port in (None, port)
+
+    def offered(self, request: Request) -> None:
+        """Raise `NotFoundError` where there is no admin API."""
+        if not self.is_offered(request):
+            raise NotFoundError(f"Unknown path: {request.method} {request.url.path}.")
+
+    def check(self, request: Request) -> None:
+        """Raises `NotFoundError` where there is no admin API, and `AuthenticationError` for a wrong key."""
+        self.offered(request)
+        self._keys.check(request.scope["headers"])

@@ -28,9 +28,9 @@ class CompletionApi:
         held = None
         try:
             request = parse_request(incoming.body, KINDS[incoming.path])
-            self.calls.prompts.check(request)
             annotations = read_annotations(incoming.headers, request.plait)
             if annotations is not NO_ANNOTATIONS:
+                self.calls.prompts.check(request)
                 await self.chained.runner.entrance.whole(incoming.tenant, annotations.session)
                 if self.chained.takes(incoming, annotations):
                     check_request(request)  # now: an engine might do so much later

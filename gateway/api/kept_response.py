@@ -9,9 +9,9 @@ import msgspec
 from starlette.types import Message, Send
 
 from plait.backends.errors import CallerError
+from plait.gateway.answers.typed_streams import Json, json_object
 from plait.gateway.asgi import is_event_stream
 from plait.gateway.calls.stored_responses import StoredResponses
-from plait.gateway.calls.typed_streams import Json, json_object
 from plait.gateway.timer import loop_time_s
 
 _LAST_EVENTS = (b"response.completed", b"response.incomplete")

@@ -14,6 +14,8 @@ from starlette.routing import Route
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.asgi import RETRY_AFTER_S
 from plait.gateway.config import ModelConfig
+from plait.gateway.fleet.engine import degradation, engine_status
+from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import exposition
 
@@ -82,19 +84,24 @@ class Operations:
     async def _ready(self, _request: Request) -> Response:
         """Whether an engine is up for every model that is configured or that an engine has listed.
 
-        A gateway that stops is not ready, but still takes calls. `degraded` has the engines whose plugin does not
-        work, or whose tokenizer is not the gateway's.
+        A gateway that stops is not ready, but still takes calls. `out` has the engines that take no calls, and why.
+        `degraded` has those whose plugin does not work, or that differ from what the gateway takes them for.
         """
         wanted = self._router.models.names | {model.name for model in self._configured}
         serving = {model: self._router.models.serving(model) for model in sorted(wanted)}
         stopping = self._is_stopping()
         ready = bool(serving) and all(serving.values()) and not stopping
         engines = self._router.engines.items()
-        degraded = {
-            engine_id: problem for engine_id, engine in engines if (problem := engine.cache.problem) is not None
+        shows_all = self._keys.is_open  # an engine's error may quote a tenant's prompt
+        degraded = {engine_id: problem for engine_id, engine in engines if (problem := degradation(engine)) is not None}
+        out = {
+            engine_id: engine_status(engine) | ({} if shows_all else {"last_error": None})
+            for engine_id, engine in engines
+            if engine.health.state not in TAKES_CALLS
         }
         answer: dict[str, object] = {"ready": ready, "engines_up": serving}
-        answer |= ({"stopping": True} if stopping else {}) | ({"degraded": degraded} if degraded else {})
+        answer |= {"stopping": True} if stopping else {}
+        answer |= ({"out": out} if out else {}) | ({"degraded": degraded} if degraded else {})
         return _json(answer, status=200 if ready else 503)
 
     async def _metrics_text(self, request: Request) -> Response:

@@ -1,4 +1,6 @@
-"""A call's annotations beyond OpenAI's fields: `plait-...` headers, or the same keys in the body's `plait`.
+"""A call's annotations beyond OpenAI's fields: `plait-...` headers, or the same names in the body's `plait`.
+
+A header has a hyphen where the body has an underscore: `plait-slo-ttft-ms` is `slo_ttft_ms`.
 
 Every annotation is optional. An invalid value, an unknown name or two sources that disagree are the caller's error;
 none of them is ignored.
@@ -9,7 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +25,7 @@ _HEADER_PREFIX = "plait-"
 _BODY_PREFIX = "plait."
 _PREFIXES = (b"plait-", b"x-slo-")
 # The Kubernetes inference gateway's names. Other x-slo- headers are ignored.
-_ALIASES = {b"x-slo-ttft-ms": "slo-ttft-ms", b"x-slo-tpot-ms": "slo-tpot-ms"}
+_ALIASES = {b"x-slo-ttft-ms": "slo_ttft_ms", b"x-slo-tpot-ms": "slo_tpot_ms"}
 
 _SESSION = re.compile(SESSION_ID)
 _VARIABLE = re.compile(VARIABLE_NAME)
@@ -68,7 +70,10 @@ def read_annotations(
     given. The same annotation may come from several places if they agree. Raises `CallerError`, whose `param` is the
     header (`plait-priority`) or the place in the body (`plait.priority`).
     """
-    given = [header for header in headers if header[0].startswith(_PREFIXES)]
+    given = []
+    for header in headers:
+        if header[0].startswith(_PREFIXES):
+            given.append(header)  # noqa: PERF401 - a comprehension is a call in Python 3.11
     if not given and not body_annotations:
         return NO_ANNOTATIONS
     values = _merged([*_from_headers(given), *_from_body(body_annotations or {})])
@@ -79,9 +84,9 @@ def read_annotations(
         inputs=values.get("inputs", ()),
         output=values.get("output"),
         when=values.get("when"),
-        slo=Slo(values.get("slo-ttft-ms"), values.get("slo-tpot-ms"), values.get("slo-jct-ms")),
+        slo=Slo(values.get("slo_ttft_ms"), values.get("slo_tpot_ms"), values.get("slo_jct_ms")),
         objective=values.get("objective"),
-        session_objective=values.get("session-objective"),
+        session_objective=values.get("session_objective"),
         priority=values.get("priority", 0),
     )
 
@@ -109,27 +114,30 @@ def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str,
     for raw_name, raw_value in headers:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         if raw_name.startswith(b"plait-"):
-            yield name, _known(name.removeprefix(_HEADER_PREFIX), _HEADER_PREFIX), value
+            key = _HEADER_KEYS.get(name)
+            if key is None:
+                raise _unknown(name, _HEADER_PREFIX, _HEADER_KEYS)
+            yield name, key, value
         elif raw_name in _ALIASES:
             yield name, _ALIASES[raw_name], value
 
 
 def _from_body(body: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
-    """Each annotation as a triple: where it was found, its key, its JSON value."""
-    for key, value in body.items():
-        known = _known(key, _BODY_PREFIX)
+    """Each annotation as a triple: where it was found, its key, its JSON value. A key may have a header's hyphens."""
+    for given, value in body.items():
+        place, key = _BODY_PREFIX + given, given.replace("-", "_")
+        if key not in _READERS:
+            raise _unknown(place, _BODY_PREFIX, [_BODY_PREFIX + known for known in _READERS])
         if value is not None:
-            yield _BODY_PREFIX + key, known, value
+            yield place, key, value
 
 
-def _known(key: str, prefix: str) -> str:
-    if key in _READERS:
-        return key
-    nearest = difflib.get_close_matches(key[:64], _READERS, n=1)
-    known = ", ".join(prefix + name for name in _READERS)
-    hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"the known annotations are {known}"
-    place = prefix + key
-    raise CallerError(f"unknown annotation {_shown(place)}; {hint}", param=json.dumps(place)[1:-1][:80])
+def _unknown(place: str, prefix: str, known: Iterable[str]) -> CallerError:
+    keys = [name.removeprefix(prefix) for name in known]
+    nearest = difflib.get_close_matches(place.removeprefix(prefix)[:64], keys, n=1)
+    all_known = ", ".join(prefix + key for key in keys)
+    hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"the known annotations are {all_known}"
+    return CallerError(f"unknown annotation {_shown(place)}; {hint}", param=json.dumps(place)[1:-1][:80])
 
 
 def _merged(given: Sequence[tuple[str, str, object]]) -> dict[str, Any]:
@@ -228,12 +236,13 @@ _READERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "output": (_output, f"a variable name ({_VARIABLE_RULE}), or NAME; truncated=fail; transform=TRANSFORM"),
     "when": (read_condition, ACCEPTED),
     "objective": (_objective, "latency or throughput"),
-    "session-objective": (_objective, "latency or throughput"),
-    "slo-ttft-ms": (_seconds, _MILLISECONDS),
-    "slo-tpot-ms": (_seconds, _MILLISECONDS),
-    "slo-jct-ms": (_seconds, _MILLISECONDS),
+    "session_objective": (_objective, "latency or throughput"),
+    "slo_ttft_ms": (_seconds, _MILLISECONDS),
+    "slo_tpot_ms": (_seconds, _MILLISECONDS),
+    "slo_jct_ms": (_seconds, _MILLISECONDS),
     "priority": (_priority, "an integer from -2147483648 to 2147483647"),
 }
+_HEADER_KEYS = {_HEADER_PREFIX + key.replace("_", "-"): key for key in _READERS}
 
 
 def _shown(value: object) -> str:

@@ -22,7 +22,7 @@ from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
 from plait.gateway.calls.turns import Steps, TurnThreads
 from plait.gateway.fleet.router import Router
 from plait.gateway.server_config import ServerConfig
-from plait.policy.prefix.answered_prompts import whole_hash
+from plait.policy.prefix.block_hash import whole_hash
 from plait.policy.types import Call
 
 OFF_LOOP_BYTES = 16 * 1024
@@ -53,7 +53,7 @@ class Incoming(msgspec.Struct, frozen=True):
 class CallReader:
     """Reads requests for one fleet. With `isolate_tenants`, tenants do not share cached prefixes.
 
-    Long prompts are tokenized on `threads`, those with a chat template of their own on `template_threads`.
+    Long prompts are tokenized on `threads`, those whose chat template another process renders on `template_threads`.
     """
 
     router: Router
@@ -78,15 +78,44 @@ class CallReader:
 
         Raises `CallerError` for a call that no engine can take, `NoEngineError` while no engine of the model is up.
         """
-        asked, model = request.model, self.router.models.check(request.model)
+        self.prompts.check(request)
+        models, asked = self.router.models, request.model
+        model = models.check(asked)
         if asked != model:
             request = msgspec.structs.replace(request, model=model)
-        self.prompts.check(request)
-        cache_salt = self._cache_salt(request, incoming.tenant)
-        prompt = await self._tokenized(incoming, request, cache_salt)
-        if prompt.exact:
-            self._check_context(request, prompt.tokens)
-        call = Call(
+        salt, context_tokens = self._cache_salt(request, incoming.tenant), models.context_tokens(model)
+        prompt = await self._tokenized(incoming, request, salt, context_tokens)
+        limit, choices, prompts = request.output_limit, request.choices, len(prompt.prompts) or 1
+        if prompt.exact and context_tokens is not None and prompt.tokens + (limit or 1) > context_tokens:
+            _check_context(request, prompt.tokens, limit or 1, context_tokens)
+        call = self._call(incoming, request, annotations, prompt, limit=limit, choices=choices)
+        takes_ids = prompt.exact and not (isinstance(request, CompletionRequest) and request.echo)
+        ids = prompt.prompts if takes_ids else None
+        return Delivery(
+            call,
+            incoming.path,
+            incoming.headers,
+            OutgoingBody(incoming.body, request, ids, salt, renames=asked != model),
+            incoming.arrived_s,
+            annotations.session,
+            tenant=incoming.tenant,
+            prompts=prompts,
+            choices=prompts * choices,
+            context_tokens=context_tokens,
+            turn_of=call.session,
+        )
+
+    def _call(
+        self,
+        incoming: Incoming,
+        request: ChatRequest | CompletionRequest,
+        annotations: Annotations,
+        prompt: TokenizedPrompt,
+        *,
+        limit: int | None,
+        choices: int,
+    ) -> Call:
+        return Call(
             incoming.request_id,
             request.model,
             prompt.tokens,
@@ -95,15 +124,15 @@ class CallReader:
             slo=annotations.slo,
             objective=annotations.objective,
             priority=annotations.priority,
-            output_limit=request.output_limit,
+            output_limit=limit,
             streamed=bool(request.stream),
-            prompt_hash=self._arrived(request, prompt),
+            prompt_hash=self._arrived(request, prompt, choices),
+            session=annotations.session or known_session(incoming.headers, request),
         )
-        return self._delivery(incoming, request, annotations.session, call, prompt, renames=asked != model)
 
-    def _arrived(self, request: ChatRequest | CompletionRequest, prompt: TokenizedPrompt) -> int | None:
-        """Tell the router of a prompt with one answer. Returns the prompt's hash."""
-        if not prompt.exact or len(prompt.prompts) != 1 or request.choices != 1:
+    def _arrived(self, request: ChatRequest | CompletionRequest, prompt: TokenizedPrompt, choices: int) -> int | None:
+        """Tell the router of a prompt with one answer. Returns its hash; None if the engine computes other tokens."""
+        if not prompt.exact or len(prompt.prompts) != 1 or choices != 1 or request.truncate_prompt_tokens is not None:
             return None
         (tokens,), hashes = prompt.prompts, prompt.block_hashes
         self.router.answers.arrived(tokens, hashes, prompt.root, prompt.turn_ends)
@@ -128,7 +157,8 @@ class CallReader:
             prompt = TokenizedPrompt(guessed, array("Q"), exact=False, prompts=())
         else:
             salt = self._cache_salt(request, incoming.tenant)
-            prompt = await self._tokenized(incoming, msgspec.structs.replace(chat, model=model), salt)
+            chat = msgspec.structs.replace(chat, model=model)
+            prompt = await self._tokenized(incoming, chat, salt, self.router.models.context_tokens(model))
         call = Call(
             incoming.request_id,
             model,
@@ -137,6 +167,7 @@ class CallReader:
             prompt.block_hashes,
             output_limit=1 if chat is None else chat.output_limit,
             streamed=bool(request.stream),
+            session=session or known_session(incoming.headers, request),
         )
         renamed = None if model == request.model else model
         salt = self._cache_salt(request, incoming.tenant) if route.computes and self.isolate_tenants else None
@@ -144,15 +175,18 @@ class CallReader:
         return Delivery(
             call, incoming.path, incoming.headers, body, incoming.arrived_s, session,
             tenant=incoming.tenant, form=route.form, route=route.path,
-            turn_of=session or known_session(incoming.headers, request),
+            turn_of=call.session,
         )  # fmt: skip
 
     async def count(self, incoming: Incoming, request: ChatRequest) -> int:
         """The tokens of a chat's prompt. Raises as `read` does."""
         model = self.router.models.check(request.model)
         salt = self._cache_salt(request, incoming.tenant)
-        prompt = await self._tokenized(incoming, msgspec.structs.replace(request, model=model), salt)
-        return prompt.tokens
+        request, context_tokens = (
+            msgspec.structs.replace(request, model=model),
+            self.router.models.context_tokens(model),
+        )
+        return (await self._tokenized(incoming, request, salt, context_tokens)).tokens
 
     def check_sizes(self, model: str, sizes: Iterable[int], field: str) -> None:
         """Raises `CallerError` if prompts, not put together yet, have more bytes of text than the model can take."""
@@ -169,14 +203,17 @@ class CallReader:
         return work() if size <= OFF_LOOP_BYTES else await self.threads.run(tenant, _in_one_turn(work), size)
 
     async def _tokenized(
-        self, incoming: Incoming, request: ChatRequest | CompletionRequest, cache_salt: str | None
+        self,
+        incoming: Incoming,
+        request: ChatRequest | CompletionRequest,
+        cache_salt: str | None,
+        context_tokens: int | None,
     ) -> TokenizedPrompt:
         """The prompt: at once if it is short, else in turns with those of other tenants."""
-        context_tokens = self.router.models.context_tokens(request.model)
-        has_template = isinstance(request, ChatRequest) and request.chat_template is not None
-        if len(incoming.body) <= OFF_LOOP_BYTES and not has_template:
+        waits = self.prompts.waits(request)
+        if len(incoming.body) <= OFF_LOOP_BYTES and not waits:
             return self.prompts.read(request, cache_salt, context_tokens)
-        threads = self.template_threads if has_template else self.threads
+        threads = self.template_threads if waits else self.threads
         steps = self.prompts.steps(request, cache_salt, context_tokens)
         return await threads.run(incoming.tenant, steps, len(incoming.body))
 
@@ -193,54 +230,24 @@ class CallReader:
         expected_tokens = mean_tokens if output_tokens is None else min(output_tokens, mean_tokens)
         return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
 
-    def _delivery(
-        self,
-        incoming: Incoming,
-        request: ChatRequest | CompletionRequest,
-        session: str | None,
-        call: Call,
-        prompt: TokenizedPrompt,
-        *,
-        renames: bool,
-    ) -> Delivery:
-        takes_ids = prompt.exact and not (isinstance(request, CompletionRequest) and request.echo)
-        outgoing = OutgoingBody(
-            incoming.body,
-            request,
-            prompt.prompts if takes_ids else None,
-            self._cache_salt(request, incoming.tenant),
-            renames=renames,
-        )
-        prompts = max(1, len(prompt.prompts))
-        return Delivery(
-            call,
-            incoming.path,
-            incoming.headers,
-            outgoing,
-            incoming.arrived_s,
-            session,
-            tenant=incoming.tenant,
-            prompts=prompts,
-            choices=prompts * request.choices,
-            context_tokens=self.router.models.context_tokens(request.model),
-            turn_of=session or known_session(incoming.headers, request),
-        )
-
     def _cache_salt(self, request: Request, tenant: str) -> str | None:
         """The call's cache salt: the tenant if tenants are isolated, then the client's own salt."""
         if not self.isolate_tenants:
             return request.cache_salt
         return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
 
-    def _check_context(self, request: ChatRequest | CompletionRequest, prompt_tokens: int) -> None:
-        context_tokens = self.router.models.context_tokens(request.model)
-        needed = prompt_tokens + (request.output_limit or 1)
-        if context_tokens is not None and needed > context_tokens and request.single_prompt:
-            raise ContextLengthError(
-                f"The model '{request.model}' has a context of {context_tokens} tokens; the request needs {needed}: "
-                f"{prompt_tokens} of prompt and {request.output_limit or 1} of output. Shorten one of them.",
-                param=request.prompt_field,
-            )
+
+def _check_context(
+    request: ChatRequest | CompletionRequest, prompt_tokens: int, output_tokens: int, context_tokens: int
+) -> None:
+    """Raises `ContextLengthError` for a request with one prompt. Of several, each may fit."""
+    if request.single_prompt:
+        raise ContextLengthError(
+            f"The model '{request.model}' has a context of {context_tokens} tokens; the request needs "
+            f"{prompt_tokens + output_tokens}: {prompt_tokens} of prompt and {output_tokens} of output. Shorten one "
+            "of them.",
+            param=request.prompt_field,
+        )
 
 
 def _in_one_turn(work: Callable[[], T]) -> Steps[T]:

@@ -21,9 +21,8 @@ from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.protocol.call_objectives import MAX_CHANGES, PATH, ChangesAnswer, encode_changes
 from plait.gateway.admission.admission import Admission
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.engine_link import EngineLink
-from plait.gateway.calls.journey import Journey
 from plait.gateway.fleet.router import Router
+from plait.gateway.membership.engine_link import EngineLink
 from plait.gateway.supervision import Supervisor
 from plait.policy.types import NO_SLO, Call
 
@@ -56,35 +55,33 @@ class ChangedObjectives:
             ["engine", "told"],
             registry=registry,
         )
-        self._journeys: dict[str, Journey] = {}
+        self._deliveries: dict[str, Delivery] = {}
         self._untold: dict[str, dict[str, Call]] = {}
 
-    def begin(self, journey: Journey) -> None:
-        """The call is on its way until `end`."""
-        handle = journey.delivery.handle
-        if handle is not None:
-            self._journeys[handle] = journey
+    def begin(self, delivery: Delivery) -> None:
+        """The call, which has a handle, is on its way until `end`."""
+        assert delivery.handle is not None
+        self._deliveries[delivery.handle] = delivery
 
-    def end(self, journey: Journey) -> None:
+    def end(self, delivery: Delivery) -> None:
         """The call has ended."""
-        self._journeys.pop(journey.delivery.handle or "", None)
+        assert delivery.handle is not None
+        self._deliveries.pop(delivery.handle, None)
 
-    def change(self, delivery: Delivery) -> None:
-        """The call with this delivery's handle has its objectives from now on. No effect if it is not on its way."""
-        journey = self._journeys.get(delivery.handle or "")
-        if journey is None:
+    def change(self, handle: str, call: Call) -> None:
+        """The call with this handle has these objectives from now on. No effect if it is not on its way."""
+        delivery = self._deliveries.get(handle)
+        if delivery is None:
             return
-        before, call = journey.delivery.call, delivery.call
-        journey.delivery = msgspec.structs.replace(journey.delivery, call=call)
-        exchange = journey.exchange
-        if exchange is None and journey.waiting is not None:
-            self._admission.refine(journey.waiting, call)
-        if exchange is None or exchange.ended is not None:
+        before, booking = delivery.call, delivery.booking
+        delivery.call = call
+        if booking is None and delivery.waiting is not None:
+            self._admission.refine(delivery.waiting, call)
+        if booking is None or delivery.ended is not None:
             return
-        self._router.refine(exchange.booking, call)
+        self._router.refine(booking, call)
         if (before.slo or NO_SLO, before.objective) != (call.slo or NO_SLO, call.objective):
-            assert delivery.handle is not None
-            self._tell(exchange.engine_id, delivery.handle, call)
+            self._tell(delivery.engine_id, handle, call)
 
     def _tell(self, engine_id: str, handle: str, call: Call) -> None:
         report = self._router.engines[engine_id].cache.last_report
@@ -103,7 +100,7 @@ class ChangedObjectives:
         try:
             while untold:
                 batch = {handle: untold.pop(handle) for handle in tuple(islice(untold, MAX_CHANGES))}
-                batch = {handle: call for handle, call in batch.items() if handle in self._journeys}
+                batch = {handle: call for handle, call in batch.items() if handle in self._deliveries}
                 if batch:
                     known = await self._sent(engine_id, batch)
                     self._count(engine_id, told=known, untold=len(batch) - known)

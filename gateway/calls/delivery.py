@@ -1,17 +1,26 @@
-"""A call that is ready to be placed and sent, and how its delivery ended."""
+"""A call in the gateway: one record of what is asked, where it is, and what came back."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
 
 from plait.backends.errors import EngineError
+from plait.gateway.admission.waiting import Waiting
+from plait.gateway.answers.answer_forms import COMPLETION, AnswerForm
+from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.asgi import Headers
-from plait.gateway.calls.answer_forms import COMPLETION, AnswerForm
-from plait.gateway.calls.completion_text import TextTap
 from plait.gateway.calls.outgoing import EngineBody
+from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.membership.engine_link import EngineLink
 from plait.policy.types import Call
+
+CLIENT_CLOSED = 499
+"""The status of a call whose client went before its answer, as nginx has it."""
+
+OnWait = Callable[[int, float], Awaitable[None]]
 
 
 class HeldBytes(Protocol):
@@ -24,51 +33,78 @@ class HeldBytes(Protocol):
         """Count this much less."""
 
 
-class Delivery(msgspec.Struct, frozen=True):
-    """A request to be placed and sent. The call's times count from `arrived_s`: its arrival, or when it was ready.
+class Delivery(msgspec.Struct, eq=False):
+    """One call, from the last byte of its request to the end of its answer.
 
-    `handle` names a call whose objectives may change on its way (`ChangedObjectives`). `session` is echoed in a header.
-    `text` reads the completion's text, if it is needed. An answer that is not streamed counts in `held` while it comes.
-    The engine `continues_on` has most of the prompt in its cache. The call failed on the engines in `avoids`; it goes
-    there only if there is no other engine. The body has `prompts` prompts and asks for `choices` completions in all.
-    The model's context is `context_tokens` long, None if it is not known. The answer has this `form`. Only engines that
-    have the `route` may get it, if it is not None. It is a `turn_of` a session that the client has named, be it by
-    `session` or in its own way; empty if it has named none. Its text becomes the variable `output`. It was held for
-    `held_s` until its inputs had values.
+    Its maker sets what is asked, and the relay sets the rest. It is delivered once: a call that starts anew is a copy
+    of a delivery that was not sent.
     """
 
-    call: Call
+    # What is asked.
+
+    call: Call  # its objectives may change on its way, through `ChangedObjectives`
     path: str
-    headers: Headers
+    headers: Headers  # the client's
     body: EngineBody
-    arrived_s: float
-    session: str | None = None
-    text: TextTap | None = None
-    held: HeldBytes | None = None
-    continues_on: str | None = None
-    avoids: frozenset[str] = frozenset()
+    arrived_s: float  # the call's times count from here: its arrival, or when its inputs had values
+    session: str | None = None  # of a program; a header of the answer repeats it
+    text: TextTap | None = None  # reads the completion's text
+    held: HeldBytes | None = None  # where an answer that is not streamed counts while it comes
+    continues_on: str | None = None  # the engine that has most of the prompt in its cache
+    avoids: frozenset[str] = frozenset()  # engines that get the call only if there is no other
     tenant: str = ""
     prompts: int = 1
-    choices: int = 1
-    context_tokens: int | None = None
-    handle: str | None = None
+    choices: int = 1  # completions in all
+    context_tokens: int | None = None  # the model's; None: not known
+    handle: str | None = None  # names a call whose objectives may change
     form: AnswerForm = COMPLETION
-    route: str | None = None
-    turn_of: str = ""
-    output: str | None = None
-    held_s: float | None = None
+    route: str | None = None  # only engines that have this route may get it
+    turn_of: str = ""  # the session that the client has named, in any way
+    output: str | None = None  # the variable that the text becomes
+    held_s: float | None = None  # the time until its inputs had values
+
+    # Where it is.
+
+    may_leave: bool = False  # it may be told to come back, if it has to wait
+    on_wait: OnWait | None = None  # tells the client its place, and the seconds that it has to wait
+    waiting: Waiting | None = None  # its place in admission, from the first attempt on
+    booking: Booking | None = None  # of the attempt that is running or was the last
+    link: EngineLink | None = None  # to that attempt's engine
+    failures: tuple[tuple[str, EngineError], ...] = ()  # the engines of the attempts that failed, and how
+    charged: bool = False  # a retry was taken from the budget
+    forgotten: bool = False  # the engine serves later calls: nobody waits for its answer any more
+
+    # What came back.
+
+    response_started: bool = False  # the client was sent something, so the call stays with this attempt
+    ended: str | None = None  # `ok` or `refused`, once the engine has said all; the client may not have it yet
+    usage: CallUsage | None = None
+    usage_corrected: bool = False  # the engine's usage was out of bounds
+    finish: str | None = None  # why the first choice ended
+    engine_status: int = 200
+    held_bytes: int = 0  # of an answer that is not streamed
+    outcome: str = "client_gone"  # also `ok`, `refused`, `failed` and `no_engine`
+    status: int = CLIENT_CLOSED  # what the client gets
+    engine_id: str = ""  # where it ended
+    problem: EngineError | str | None = None
+    """None: the engine answered in full, with a text where one is read. An `EngineError`: the engine is at fault, so
+    that another one may succeed. A text: what is wrong by the caller's fault."""
+
+    def begin(self, booking: Booking, link: EngineLink) -> None:
+        """An attempt begins."""
+        self.booking, self.link, self.engine_id = booking, link, booking.placement.engine_id
+
+    def retry(self) -> None:
+        """Another attempt follows. What came back of the one that failed is forgotten."""
+        self.booking = self.ended = self.usage = self.finish = None
+        self.forgotten = self.usage_corrected = False
 
 
-Problem = EngineError | str | None
+class CallWatch(Protocol):
+    """Takes notice of calls on their way."""
 
+    def placed(self, delivery: Delivery) -> None:
+        """A call is sent to an engine, again after a failure."""
 
-class Outcome(msgspec.Struct, frozen=True):
-    """How a delivered call ended.
-
-    `problem` is None if the engine answered in full, with a text where one is read. It is an `EngineError` if the
-    engine is at fault, so that another engine may succeed. `is_told` is False if the client was sent nothing at all.
-    """
-
-    engine_id: str
-    problem: Problem = None
-    is_told: bool = True
+    def ended(self, delivery: Delivery, now_s: float) -> None:
+        """A call has ended."""

@@ -9,7 +9,6 @@ from plait.backends.errors import NoEngineError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.waiting import Waiting
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.journey import Journey
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.timer import loop_time_s
 
@@ -32,35 +31,46 @@ class Gate:
         self._hold_s = hold_s
         self._notice_s = notice_s
 
-    async def enter(self, journey: Journey, prefer: str | None) -> Booking:
+    async def enter(self, delivery: Delivery, prefer: str | None) -> Booking:
         """Return the call's booking once it is to be sent; `left` has to follow. Raises `PlaitError` otherwise.
 
         It continues one that ran on the engine that it may `prefer`.
         """
-        waiting = journey.waiting = new_waiting(journey.delivery, prefer)
+        call = delivery.call
+        output_tokens = min(EXPECTED_OUTPUT_TOKENS, call.output_limit or EXPECTED_OUTPUT_TOKENS) * delivery.choices
+        waiting = delivery.waiting = Waiting(
+            delivery.tenant,
+            call.prompt_tokens + output_tokens,
+            call=call,
+            output_tokens=output_tokens,
+            prefer=prefer,
+            avoid=delivery.avoids,
+            route=delivery.route,
+            session=delivery.turn_of,
+            passes=delivery.output is not None or delivery.held_s is not None or call.group is not None,
+        )
         try:
             self.admission.enter(waiting, loop_time_s())
             if not waiting.is_sent:
-                await self._told(waiting, journey)
+                await self._told(waiting, delivery)
         except PlaitError as error:
-            journey.outcome = "no_engine" if isinstance(error, NoEngineError) else "refused"
+            delivery.outcome = "no_engine" if isinstance(error, NoEngineError) else "refused"
             raise
         assert waiting.booking is not None
         return waiting.booking
 
-    def left(self, journey: Journey) -> None:
+    def left(self, delivery: Delivery, now_s: float) -> None:
         """A call has ended; no effect if it was not let through."""
-        if journey.waiting is not None and journey.waiting.is_sent:
-            usage = None if journey.exchange is None else journey.exchange.usage
-            used_tokens = None if usage is None else usage.prompt_tokens + usage.output_tokens
-            self.admission.left(journey.waiting, used_tokens, loop_time_s())
+        waiting, usage = delivery.waiting, delivery.usage
+        if waiting is not None and waiting.is_sent:
+            self.admission.left(waiting, None if usage is None else usage.prompt_tokens + usage.output_tokens, now_s)
 
-    async def _told(self, waiting: Waiting, journey: Journey) -> None:
+    async def _told(self, waiting: Waiting, delivery: Delivery) -> None:
         told = asyncio.get_running_loop().create_future()
         waiting.tell = partial(_tell, told)
         if waiting.error is None:
             try:
-                is_told = await self._hold(told, waiting, journey)
+                is_told = await self._hold(told, waiting, delivery)
             except asyncio.CancelledError:  # the client has gone, or the gateway is stopping
                 self.admission.gone(waiting, loop_time_s())
                 raise
@@ -69,31 +79,14 @@ class Gate:
         if waiting.error is not None:
             raise waiting.error
 
-    async def _hold(self, told: asyncio.Future[None], waiting: Waiting, journey: Journey) -> bool:
+    async def _hold(self, told: asyncio.Future[None], waiting: Waiting, delivery: Delivery) -> bool:
         """Wait until the call is told, and tell its client; False if it may leave and has waited for long enough."""
-        if journey.may_leave:
+        if delivery.may_leave:
             return bool((await asyncio.wait([told], timeout=self._hold_s))[0])
-        while journey.on_wait is not None and not (await asyncio.wait([told], timeout=self._notice_s))[0]:
-            await journey.on_wait(*self.admission.outlook(waiting))
+        while delivery.on_wait is not None and not (await asyncio.wait([told], timeout=self._notice_s))[0]:
+            await delivery.on_wait(*self.admission.outlook(waiting))
         await told
         return True
-
-
-def new_waiting(delivery: Delivery, prefer: str | None) -> Waiting:
-    """A call that wants to be placed."""
-    call = delivery.call
-    output_tokens = min(EXPECTED_OUTPUT_TOKENS, call.output_limit or EXPECTED_OUTPUT_TOKENS) * delivery.choices
-    return Waiting(
-        delivery.tenant,
-        call.prompt_tokens + output_tokens,
-        call=call,
-        output_tokens=output_tokens,
-        prefer=prefer,
-        avoid=delivery.avoids,
-        route=delivery.route,
-        session=delivery.turn_of,
-        passes=delivery.output is not None or delivery.held_s is not None or call.group is not None,
-    )
 
 
 def _tell(told: asyncio.Future[None]) -> None:

@@ -6,15 +6,14 @@ answer comes. The headers that are known only then come as one more comment, and
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Final
 
 from starlette.types import Message, Send
 
 from plait.backends.errors import PlaitError
+from plait.gateway.answers.answer_error import error_of
+from plait.gateway.answers.answer_forms import AnswerForm
 from plait.gateway.asgi import Headers
-from plait.gateway.calls.answer_error import error_of
-from plait.gateway.calls.answer_forms import AnswerForm
 
 OURS: Final = b"plait-"
 """Headers with this prefix are told in a comment once the status has gone out."""
@@ -30,15 +29,6 @@ class HeldStream:
         self._call_id = call_id
         self._failed_status: int | None = None
         self._parts: list[bytes] = []
-
-    async def follow(self, work: Awaitable[None]) -> None:
-        """Do the work. Its `PlaitError` is an event if the status has gone out, and raised otherwise."""
-        try:
-            await work
-        except PlaitError as error:
-            if not self.has_begun:
-                raise
-            await self._fail(error)
 
     async def waits(self, position: int, expected_s: float) -> None:
         """Tell the client that its call is the tenant's `position`th that waits, and for how long it is expected to."""
@@ -64,9 +54,9 @@ class HeldStream:
         else:
             self._parts.append(message.get("body", b""))
             if not message.get("more_body", False):
-                await self._fail(error_of(self._failed_status, b"".join(self._parts)))
+                await self.fail(error_of(self._failed_status, b"".join(self._parts)))
 
-    async def _fail(self, error: PlaitError) -> None:
+    async def fail(self, error: PlaitError) -> None:
         """The call has failed. The status has gone out, so the error is an event, and the last one."""
         await self._to_client({"type": "http.response.body", "body": self._form.error_event(error)})
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from plait.backends.errors import LimitError
 from plait.gateway.calls.turns import Turns
-from plait.policy.admission.active_tenants import ActiveTenants
+from plait.policy.admission.fair_shares import ActiveTenants
 
 LONG_PASS_S: Final = 0.01
 """A pass of the loop above this lets fewer requests begin in the next one, a pass below half of it more."""
@@ -62,6 +62,10 @@ class LoopTurns:
         """Wait for the tenant's turn. Raises `LimitError` if it does not come in time."""
         now_s = time.monotonic()
         self._active.came(tenant, now_s)
+        if self._turns.sit(tenant):
+            self._free_s = now_s
+            self._note_begun(tenant, now_s)
+            return
         if self._turns.length:
             self._check(tenant, now_s)
         else:
@@ -86,10 +90,13 @@ class LoopTurns:
             tenant, request = taken
             if not request.turn.done():  # else its client has gone in this moment
                 request.turn.set_result(None)
-            if not self._begun:
-                self._began_s = time.monotonic()
-                asyncio.get_running_loop().call_soon(self._passed)
-            self._begun.append(tenant)
+            self._note_begun(tenant, time.monotonic())
+
+    def _note_begun(self, tenant: str, now_s: float) -> None:
+        if not self._begun:
+            self._began_s = now_s
+            asyncio.get_running_loop().call_soon(self._passed)
+        self._begun.append(tenant)
 
     def _passed(self) -> None:
         """A pass is over: those that began in it have done their first part."""
@@ -105,7 +112,8 @@ class LoopTurns:
         self._turns.seats = seats
         if self._turns.length and now_s - self._free_s > STANDING_S:
             self._refuse_late(now_s, REFUSED * seats)
-        self._let_begin()
+        if self._turns.length:
+            self._let_begin()
 
     def _refuse_late(self, now_s: float, most: int) -> None:
         for request in self._turns.expire(lambda request: now_s - request.arrived_s > MOST_WAIT_S, most):

@@ -1,23 +1,21 @@
-"""Prometheus metrics of calls: tokens, times, outcomes, and how well cache predictions match reports."""
+"""Prometheus metrics of calls: tokens, times, outcomes, promises, and how well cache predictions match reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter
 
-from plait.gateway.calls.exchange import Exchange
-from plait.gateway.calls.objective_metrics import ObjectiveMetrics
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.parity import Parity
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.metrics import Buckets, Count, FastCounter, FastHistogram
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TENANT_TTFT_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-
 ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
-
 
 TOKENS = {
     "prompt_tokens": "Prompt tokens of ended calls",
@@ -26,6 +24,14 @@ TOKENS = {
     "cached_tokens_reported": "Prompt tokens the engine found cached",
     "cached_tokens_mispredicted": "Sum over calls of the difference between predicted and reported cached tokens",
 }
+
+FINISHES: Final = frozenset(
+    (
+        "stop", "length", "tool_calls", "function_call", "content_filter", "end_turn", "max_tokens", "stop_sequence",
+        "tool_use", "refusal", "pause_turn", "completed", "incomplete",
+    )
+)  # fmt: skip
+"""Why answers end, in the words of the three APIs. Anything else counts as `other`: an engine may say what it likes."""
 
 
 class _OfEngine(NamedTuple):
@@ -42,15 +48,25 @@ class _OfEngine(NamedTuple):
     mispredicted: Count
 
 
+class _OfTenant(NamedTuple):
+    """The metrics of one tenant's calls for a model that ended alike."""
+
+    calls: Count
+    prompt_tokens: Count
+    output_tokens: Count
+    ttft: Buckets
+
+
 class CallMetrics:
     """Counters and histograms that are updated when calls are placed and when they end.
 
     A call counts on each engine that it was sent to. Its `outcome` there is `ok`, `refused` (the caller's fault),
-    `failed` (the engine's) or `client_gone`. `tenant_label` turns a tenant into what operators read.
+    `failed` (the engine's) or `client_gone`. For its tenant it counts once, when it has ended, however often it was
+    tried. `tenant_label` turns a tenant into what operators read.
     """
 
     def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str] = str) -> None:
-        self.tenant_label = tenant_label
+        self._tenant_label = tenant_label
         by_engine = ["model", "engine"]
         self._calls = FastCounter("plait_calls", "Calls by model, engine and outcome", [*by_engine, "outcome"])
         self._placements = FastCounter("plait_placements", "Placements by reason", [*by_engine, "reason"])
@@ -60,7 +76,7 @@ class CallMetrics:
         self._by_engine: dict[tuple[str, str], _OfEngine] = {}
         self._count_retries(registry)
         self._measure_times(registry)
-        self.objectives = ObjectiveMetrics(registry, tenant_label)
+        self._count_tenants(registry)
 
     def _count_retries(self, registry: CollectorRegistry) -> None:
         by_engine = ["model", "engine"]
@@ -90,10 +106,32 @@ class CallMetrics:
         for collector in (self._ttft, self._tpot, self._e2e, self.gaps, self._parity):
             registry.register(collector)
 
+    def _count_tenants(self, registry: CollectorRegistry) -> None:
+        by_tenant, by_objective = ["tenant", "model"], ["model", "tenant", "objective"]
+        self._tenant_calls = FastCounter(
+            "plait_tenant_calls", "Calls that ended, by the status that the client got and why the answer ended",
+            [*by_tenant, "status", "finish_reason"],
+        )  # fmt: skip
+        self._tenant_prompt = FastCounter("plait_tenant_prompt_tokens", "Prompt tokens of answered calls", by_tenant)
+        self._tenant_output = FastCounter("plait_tenant_output_tokens", "Tokens generated", by_tenant)
+        self._tenant_ttft = FastHistogram(
+            "plait_tenant_ttft_seconds", "Arrival to first token", by_tenant, TENANT_TTFT_BUCKETS_S
+        )
+        self._slo = FastCounter(
+            "plait_slo_calls", "Calls with this SLO, by whether it was met", [*by_objective, "slo", "met"]
+        )
+        self._good = FastCounter(
+            "plait_good_calls", "Calls that met all their SLOs: the rate is the goodput", by_objective
+        )
+        of_tenants = (self._tenant_calls, self._tenant_prompt, self._tenant_output, self._tenant_ttft)
+        for collector in (*of_tenants, self._slo, self._good):
+            registry.register(collector)
+        self._by_tenant: dict[tuple[str, str, int, str | None], _OfTenant] = {}
+
     def placed(self, booking: Booking) -> None:
         """A call was placed."""
         placement = booking.placement
-        self._placements.of(booking.call.model, placement.engine_id, placement.reason).inc()
+        self._placements.of(booking.call.model, placement.engine_id, placement.reason).value += 1
 
     def retried(self, model: str, engine_id: str, cause: str) -> None:
         """A call that the engine failed is tried again."""
@@ -103,43 +141,93 @@ class CallMetrics:
         """A call that an engine failed is not tried again."""
         self._not_retried.labels(model, why).inc()
 
-    def ended(self, exchange: Exchange, outcome: str, cause: str | None, now_s: float) -> None:
-        """A call left its engine. `cause` is the kind of failure, if the engine failed it."""
-        booking, usage, arrived_s = exchange.booking, exchange.usage, exchange.delivery.arrived_s
+    def left_engine(self, delivery: Delivery, booking: Booking, cause: str | None, now_s: float) -> None:
+        """An attempt has ended. `cause` is the kind of failure, if the engine failed it."""
+        outcome, usage, first_s = delivery.outcome, delivery.usage, booking.first_token_s
         model, engine_id = booking.call.model, booking.placement.engine_id
-        mine = self._of(model, engine_id)
+        mine = self._by_engine.get((model, engine_id)) or self._new(model, engine_id)
         if outcome == "ok":
-            mine.ok.inc()
+            mine.ok.value += 1
         else:
-            self._calls.of(model, engine_id, outcome).inc()
+            self._calls.of(model, engine_id, outcome).value += 1
         if cause is not None:
             self._failures.labels(model, engine_id, cause).inc()
-        if booking.first_token_s is not None:
-            mine.ttft.observe(booking.first_token_s - arrived_s)
-        if exchange.usage_corrected:
+        if first_s is not None:
+            mine.ttft.observe(first_s - delivery.arrived_s)
+        if delivery.usage_corrected:
             self._corrected.labels(model, engine_id).inc()
         if usage is None or outcome != "ok":
             return
-        mine.e2e.observe(now_s - arrived_s)
-        if booking.first_token_s is not None and usage.output_tokens > 1:
-            mine.tpot.observe((now_s - booking.first_token_s) / (usage.output_tokens - 1))
-        mine.prompt_tokens.inc(usage.prompt_tokens)
-        mine.output_tokens.inc(usage.output_tokens)
+        mine.e2e.observe(now_s - delivery.arrived_s)
+        if first_s is not None and usage.output_tokens > 1:
+            mine.tpot.observe((now_s - first_s) / (usage.output_tokens - 1))
+        mine.prompt_tokens.value += usage.prompt_tokens
+        mine.output_tokens.value += usage.output_tokens
         if usage.cached_tokens is not None:
             predicted = booking.placement.cached_tokens
-            mine.predicted.inc(predicted)
-            mine.reported.inc(usage.cached_tokens)
-            mine.mispredicted.inc(abs(predicted - usage.cached_tokens))
+            mine.predicted.value += predicted
+            mine.reported.value += usage.cached_tokens
+            mine.mispredicted.value += abs(predicted - usage.cached_tokens)
             self._parity.observe(model, engine_id, predicted, usage, now_s)
 
-    def _of(self, model: str, engine_id: str) -> _OfEngine:
-        found = self._by_engine.get((model, engine_id))
-        if found is None:
-            found = self._by_engine[model, engine_id] = _OfEngine(
-                self._calls.of(model, engine_id, "ok"),
-                self._ttft.of(model, engine_id),
-                self._tpot.of(model, engine_id),
-                self._e2e.of(model, engine_id),
-                *(counter.of(model, engine_id) for counter in self._tokens),
-            )
+    def ended(self, delivery: Delivery, now_s: float) -> str:
+        """A call has ended, however it did; returns its tenant as operators read it."""
+        booking, usage, finish, model = delivery.booking, delivery.usage, delivery.finish, delivery.call.model
+        tenant = self._tenant_label(delivery.tenant)
+        if booking is not None and delivery.outcome in {"ok", "failed"}:
+            self._count_promises(delivery, booking, tenant, now_s)
+        key = (tenant, model, delivery.status, finish if finish in FINISHES else finish and "other")
+        mine = self._by_tenant.get(key) or self._new_of_tenant(key)
+        mine.calls.value += 1
+        if booking is not None and usage is not None:
+            mine.prompt_tokens.value += usage.prompt_tokens
+            mine.output_tokens.value += usage.output_tokens
+        if booking is not None and booking.first_token_s is not None:
+            mine.ttft.observe(booking.first_token_s - delivery.arrived_s)
+        return tenant
+
+    def _count_promises(self, delivery: Delivery, booking: Booking, tenant: str, now_s: float) -> None:
+        """Count whether each SLO of the call was met, and whether all were."""
+        call, met_all = booking.call, delivery.outcome == "ok"
+        labels = (call.model, tenant, "" if call.objective is None else call.objective)
+        if call.slo is not None:
+            for slo, limit_s, taken_s in _times(delivery, booking, now_s):
+                met = delivery.outcome == "ok" and taken_s <= limit_s
+                met_all &= met
+                self._slo.of(*labels, slo, "yes" if met else "no").value += 1
+        if met_all:
+            self._good.of(*labels).value += 1
+
+    def _new(self, model: str, engine_id: str) -> _OfEngine:
+        found = self._by_engine[model, engine_id] = _OfEngine(
+            self._calls.of(model, engine_id, "ok"),
+            self._ttft.of(model, engine_id),
+            self._tpot.of(model, engine_id),
+            self._e2e.of(model, engine_id),
+            *(counter.of(model, engine_id) for counter in self._tokens),
+        )
         return found
+
+    def _new_of_tenant(self, key: tuple[str, str, int, str | None]) -> _OfTenant:
+        tenant, model, status, finish = key
+        found = self._by_tenant[key] = _OfTenant(
+            self._tenant_calls.of(tenant, model, str(status), finish or ""),
+            self._tenant_prompt.of(tenant, model),
+            self._tenant_output.of(tenant, model),
+            self._tenant_ttft.of(tenant, model),
+        )
+        return found
+
+
+def _times(delivery: Delivery, booking: Booking, now_s: float) -> Iterator[tuple[str, float, float]]:
+    """Each SLO of the call, with its limit and the time that was taken."""
+    slo, arrived_s = booking.call.slo, delivery.arrived_s
+    assert slo is not None
+    first_s = now_s if booking.first_token_s is None else booking.first_token_s
+    tokens = 0 if delivery.usage is None else delivery.usage.output_tokens
+    if slo.ttft_s is not None:
+        yield "ttft", slo.ttft_s, first_s - arrived_s
+    if slo.tpot_s is not None:
+        yield "tpot", slo.tpot_s, (now_s - first_s) / max(1, tokens - 1)
+    if slo.jct_s is not None:
+        yield "jct", slo.jct_s, now_s - arrived_s

@@ -101,18 +101,15 @@ class OpenBody:
         """
         await self.bodies.turns.begin(self.tenant)
         body = await read_body(receive, headers, self.bodies.max_bytes, self._add)
-        wait_s = self._wait_s(len(body))
-        if wait_s:
+        if self.size > LARGE_BYTES and (wait_s := self._wait_s(len(body))):
             await asyncio.sleep(wait_s)
         return body
 
     def _add(self, size: int) -> float:
         self.bodies.add(self.tenant, size)
         self.size += size
-        return self._wait_s(size)
+        return self._wait_s(size) if self.size > LARGE_BYTES else 0.0
 
     def _wait_s(self, size: int) -> float:
         """Seconds until so many bytes of this body have their turn."""
-        if self.size <= LARGE_BYTES:
-            return 0.0
         return self.bodies.pace.wait_s(self.tenant, size, loop_time_s())

@@ -14,7 +14,7 @@ import msgspec
 
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.call_annotations import EngineAnnotations, is_annotation, to_parameters
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions, whole_number
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, StreamOptions, whole_number
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.types import Call, Placement
 
@@ -158,15 +158,16 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         """The body for an engine."""
         request = self.request
         salted = self.cache_salt != request.cache_salt
-        speaks_for_us = [name for name in _PARAMETER_NAMES if _has_annotations(getattr(request, name))]
-        changes = self.withholds_usage or salted or self.renames or request.plait is not None or speaks_for_us
+        speaks_for_us = _speaking_for_us(request) if request.vllm_xargs or request.custom_params else ()
+        withholds_usage = self.withholds_usage
+        changes = withholds_usage or salted or self.renames or request.plait is not None or speaks_for_us
         if kind is None and not changes:
             return self.original
         fields = FIELDS.decode(self.original)
         for name in speaks_for_us:
             fields[name] = _raw({key: raw for key, raw in _object(fields[name]).items() if not is_annotation(key)})
         fields.pop("plait", None)
-        if self.withholds_usage:  # and what goes with each event of an engine that has been asked for it
+        if withholds_usage:  # and what goes with each event of an engine that has been asked for it
             options = {**_object(fields.get("stream_options")), "include_usage": True}
             options.pop("continuous_usage_stats", None)
             fields["stream_options"] = _raw(options)
@@ -224,8 +225,10 @@ def engine_annotations(
     )
 
 
-def _has_annotations(parameters: object) -> bool:
-    return isinstance(parameters, dict) and any(map(is_annotation, parameters))
+def _speaking_for_us(request: Request) -> list[str]:
+    """The fields in which a client has set what only the gateway may tell engines."""
+    given = ((name, getattr(request, name)) for name in _PARAMETER_NAMES)
+    return [name for name, value in given if isinstance(value, dict) and any(map(is_annotation, value))]
 
 
 def _merged(present: msgspec.Raw | None, more: dict[str, Any]) -> msgspec.Raw:

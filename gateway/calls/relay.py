@@ -1,42 +1,58 @@
 """The relay: places a call, sends it to its engine, and tries another engine while the client has been told nothing.
 
-However an attempt ends (answered, refused, failed, client gone, gateway stopping), `Relay._close` settles, releases or
-fails its booking, exactly once.
+`Relay` awaits. What comes next after an attempt is decided by synchronous methods: `_close`, `_may_retry`, `_give_up`.
+However an attempt ends (answered, refused, failed, client gone, gateway stopping), `_close` settles, releases or fails
+its booking, exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from random import random
 
 import structlog
 from starlette.types import Receive, Send
 
-from plait.backends.errors import EngineError, EngineLostError, EngineStatusError, EngineUnreachableError, NoEngineError
+from plait.backends.errors import (
+    EngineError,
+    EngineLostError,
+    EngineStatusError,
+    EngineUnreachableError,
+    NoEngineError,
+    PlaitError,
+)
 from plait.gateway.asgi import unless_gone
+from plait.gateway.calls.call_log import log_call
 from plait.gateway.calls.changed_objectives import ChangedObjectives
-from plait.gateway.calls.delivery import Delivery, Outcome
-from plait.gateway.calls.engine_link import EngineLink
-from plait.gateway.calls.exchange import Exchange
+from plait.gateway.calls.delivery import CallWatch, Delivery
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.held_stream import HeldStream
-from plait.gateway.calls.journey import Journey
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
-from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.session_engines import SessionEngines
+from plait.gateway.calls.upstream import Upstream
 from plait.gateway.fleet.booking import Booking, Failure
+from plait.gateway.fleet.engine_checks import note_answer
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
+from plait.gateway.membership.engine_link import EngineLink
+from plait.gateway.membership.recovery import Recovery
 from plait.gateway.timer import loop_time_s
+from plait.policy.types import Call
 
 BUSY = frozenset((429, 503))
 """Statuses of an engine that has too many calls. The calls that it has taken may go on."""
+
+REPEAT_S = 0.5
+"""About the first pause before an engine without another is asked again. It doubles."""
 
 log = structlog.get_logger(__name__)
 
 
 class Relay:
-    """Delivers calls over `links`, by engine id, each at most `max_attempts` times.
+    """Delivers calls over `links`, by engine id, each at most `max_attempts` times. A `watch` may take notice of each.
 
     With `forward_client_key`, engines without a key of their own get the client's bearer token. The objectives of calls
     on their way change through `objectives`. The answers that are held count in `open_answers`.
@@ -54,8 +70,10 @@ class Relay:
         max_attempts: int,
         open_answers: OpenAnswers,
         forward_client_key: bool,
+        watch: CallWatch | None = None,
     ) -> None:
         self.open_answers = open_answers
+        self._upstream = Upstream(router, metrics.gaps, open_answers, forward_client_key=forward_client_key)
         self._router = router
         self._links = links
         self._recovery = recovery
@@ -63,210 +81,198 @@ class Relay:
         self._metrics = metrics
         self._objectives = objectives
         self._max_attempts = max_attempts
-        self._forward_client_key = forward_client_key
         self._sessions = SessionEngines()
+        self._watch = watch
 
     async def deliver(self, delivery: Delivery, receive: Receive, send: Send) -> None:
         """Place the call, send it, stream the answer back. Raises `PlaitError` only before the first byte."""
+        held = None
         if delivery.call.streamed:
             held = HeldStream(send, delivery.form, delivery.call.call_id)
-            journey = Journey(delivery, on_wait=held.waits)
-            await held.follow(_delivered(self._travel(journey, held.send), receive))
+            delivery.on_wait, send = held.waits, held.send
         else:
-            await _delivered(self._travel(Journey(delivery, may_leave=True), send), receive)
-
-    async def run(self, delivery: Delivery, send: Send) -> Outcome:
-        """As `deliver`, but the call does not end when a client goes. Raises `PlaitError` if no engine can take it."""
-        return await self._travel(Journey(delivery), send)
-
-    async def _travel(self, journey: Journey, send: Send) -> Outcome:
-        self._objectives.begin(journey)
+            delivery.may_leave = True
         try:
-            return await self._run(journey, send)
-        finally:
-            self._objectives.end(journey)
+            await unless_gone(receive, self.run(delivery, send))
+            if isinstance(delivery.problem, EngineError) and not delivery.response_started:
+                raise delivery.problem
+        except PlaitError as error:
+            if held is None or not held.has_begun:
+                raise
+            await held.fail(error)
 
-    def refine(self, delivery: Delivery) -> None:
-        """The call with this delivery's handle has its objectives from now on. No effect if it is not on its way."""
-        self._objectives.change(delivery)
+    async def run(self, delivery: Delivery, send: Send) -> None:
+        """Deliver a call that does not end when a client goes. How it ended is in its `problem`.
 
-    async def _run(self, journey: Journey, send: Send) -> Outcome:
-        """Try engine after engine until the call has ended."""
+        Raises `PlaitError` if no engine can take it.
+        """
+        if delivery.handle is not None:
+            self._objectives.begin(delivery)
         try:
             while True:
                 try:
-                    problem = await self._attempt(journey, send)
+                    await self._attempt(delivery, send)
                 except EngineError as error:
-                    exchange = journey.exchange
-                    if exchange is None:  # no engine takes calls
-                        if journey.failures:
-                            return self._given_up(journey)
+                    if delivery.booking is None and not delivery.failures:  # no engine takes calls
                         raise
-                    journey.failures.append((exchange.engine_id, error))
-                    _tell_of_failure(journey, error)
-                    if exchange.told:
-                        return Outcome(exchange.engine_id, error)
-                    if not self._may_retry(journey, error):
-                        return self._given_up(journey)
-                else:
-                    assert journey.exchange is not None
-                    return Outcome(journey.exchange.engine_id, problem)
+                    if self._may_retry(delivery, error):
+                        continue
+                if delivery.response_started:
+                    delivery.status = delivery.engine_status
+                return
+        except PlaitError as error:
+            delivery.status = error.status
+            raise
         finally:
-            self._gate.left(journey)
-            if journey.charged:
-                self._router.retries.give_back(journey.delivery.call.model)
-            self._finish(journey)
+            if delivery.handle is not None:
+                self._objectives.end(delivery)
+            self._finish(delivery)
 
-    async def _attempt(self, journey: Journey, send: Send) -> str | None:
-        """Place the call and run it there; returns what is wrong with the answer, as `Exchange.run` does."""
-        booking = await self._booked(journey)
-        delivery, engine_id = journey.delivery, booking.placement.engine_id
-        link, known = self._links[engine_id], self._router.engines[engine_id].cache
-        if delivery.turn_of and not delivery.call.prompt_tokens:
-            self._sessions.placed(delivery.tenant, delivery.turn_of, delivery.call.model, engine_id)
+    def refine(self, handle: str, call: Call) -> None:
+        """The call with this handle has these objectives from now on. No effect if it is not on its way."""
+        self._objectives.change(handle, call)
+
+    async def _attempt(self, delivery: Delivery, send: Send) -> None:
+        """Place the call and run it there."""
+        booking = await self._booked(delivery)
+        engine_id, call = booking.placement.engine_id, delivery.call
+        delivery.begin(booking, self._links[engine_id])
+        if delivery.turn_of and not call.prompt_tokens:
+            self._sessions.placed(delivery.tenant, delivery.turn_of, call.model, engine_id)
         self._metrics.placed(booking)
-        gaps = self._metrics.gaps.of(delivery.call.model, engine_id)
-        exchange = journey.exchange = Exchange(
-            booking, delivery, link, known, self._router, gaps, self.open_answers,
-            sends_client_key=self._forward_client_key,
-        )  # fmt: skip
+        if self._watch is not None:
+            self._watch.placed(delivery)
         error: EngineError | None = None
         try:
-            return await exchange.run(send)
+            await self._upstream.send(delivery, send)
         except EngineError as failure:
             error = failure
             raise
         finally:
-            journey.outcome = "failed" if error is not None else exchange.ended or "client_gone"
-            self._close(exchange, journey.outcome, error)
+            delivery.outcome = "failed" if error is not None else delivery.ended or "client_gone"
+            self._close(delivery, booking, error)
 
-    async def _booked(self, journey: Journey) -> Booking:
+    async def _booked(self, delivery: Delivery) -> Booking:
         """The booking of the next attempt, once the call is to be sent. A retry does not wait."""
-        delivery, journey.exchange = journey.delivery, None
-        prefer = self._continues_on(delivery)
-        if journey.waiting is None:
-            return await self._gate.enter(journey, prefer)
-        now_s = loop_time_s()
-        placement = self._router.select(delivery.call, now_s, prefer=prefer, avoid=journey.avoids, route=delivery.route)
-        if placement.engine_id in journey.avoids and not _may_repeat(journey.failures[-1][1]):
-            raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")
-        return self._router.book(delivery.call, placement, now_s)
+        prefer = delivery.continues_on
+        if prefer is None and delivery.turn_of and not delivery.call.prompt_tokens:  # the prompt does not tell
+            prefer = self._sessions.engine_of(delivery.tenant, delivery.turn_of, delivery.call.model)
+        if delivery.waiting is None:
+            return await self._gate.enter(delivery, prefer)
+        return await _booked_again(self._router, delivery, prefer)
 
-    def _continues_on(self, delivery: Delivery) -> str | None:
-        """The engine that has most of the prompt, if something else than the prompt tells."""
-        if delivery.continues_on is None and delivery.turn_of and not delivery.call.prompt_tokens:
-            return self._sessions.engine_of(delivery.tenant, delivery.turn_of, delivery.call.model)
-        return delivery.continues_on
-
-    def _close(self, exchange: Exchange, outcome: str, error: EngineError | None) -> None:
+    def _close(self, delivery: Delivery, booking: Booking, error: EngineError | None) -> None:
         """Settle, release or fail the booking, and tell those who look after the engines."""
-        booking, now_s, change = exchange.booking, loop_time_s(), None
+        outcome, now_s, change = delivery.outcome, loop_time_s(), None
         if outcome == "ok":
-            usage = None if exchange.usage_corrected else exchange.usage  # the prediction is better than a wrong count
+            usage = None if delivery.usage_corrected else delivery.usage  # the prediction is better than a wrong count
             change = self._router.settle(booking, usage, now_s)
+            if usage is not None:
+                note_answer(self._router.engines[delivery.engine_id], booking, usage, now_s)
         elif error is None:
             refused = outcome == "refused"
-            self._router.release(booking, now_s, delivered=exchange.told and not refused, refused=refused)
+            delivered = delivery.response_started and not refused
+            self._router.release(booking, now_s, delivered=delivered, refused=refused)
         elif isinstance(error, EngineLostError):
             self._router.fail(booking, None, now_s)
         else:
             change = self._router.fail(booking, _failure(error), now_s)
             if isinstance(error, EngineUnreachableError) and error.cause == "unreachable":
-                change = self._router.health.unreachable(exchange.engine_id) or change
-        self._metrics.ended(exchange, outcome, None if error is None else error.cause, now_s)
-        self._recovery.on_change(change)
+                change = self._router.health.unreachable(delivery.engine_id, said=error.message) or change
+        self._metrics.left_engine(delivery, booking, None if error is None else error.cause, now_s)
+        if change is not None:
+            self._recovery.on_change(change)
 
-    def _may_retry(self, journey: Journey, error: EngineError) -> bool:
-        """Whether the call is tried again. A retry because the engine went out is not charged to the budget."""
-        exchange, model = journey.exchange, journey.delivery.call.model
-        assert exchange is not None
-        if len(journey.failures) >= self._max_attempts:
-            self._metrics.not_retried(model, "attempts")
+    def _may_retry(self, delivery: Delivery, error: EngineError) -> bool:
+        """Whether a failed call is tried again; else its `problem` is set.
+
+        A retry because the engine went out is not charged to the budget.
+        """
+        booking, model = delivery.booking, delivery.call.model
+        if booking is None:  # no engine takes it
+            self._give_up(delivery)
             return False
-        engine = self._router.engines[exchange.engine_id]
+        delivery.failures += ((delivery.engine_id, error),)
+        _tell_of_failure(delivery, error)
+        if delivery.response_started:
+            delivery.problem = error
+            return False
+        engine = self._router.engines[delivery.engine_id]
         went_out = engine.draining or engine.health.state not in TAKES_CALLS
-        is_free = went_out or not engine.health.counts(exchange.booking.sent_s)
-        if not is_free and not journey.charged:
-            journey.charged = self._router.retries.take(model)
-            if not journey.charged:
-                self._metrics.not_retried(model, "budget")
-                return False
-        self._metrics.retried(model, exchange.engine_id, error.cause)
+        is_free = delivery.charged or went_out or not engine.health.counts(booking.sent_s)
+        why = None
+        if len(delivery.failures) >= self._max_attempts:
+            why = "attempts"
+        elif not is_free:
+            delivery.charged = self._router.retries.take(model)
+            why = None if delivery.charged else "budget"
+        if why is not None:
+            self._metrics.not_retried(model, why)
+            self._give_up(delivery)
+            return False
+        self._metrics.retried(model, delivery.engine_id, error.cause)
+        delivery.retry()
         return True
 
-    def _given_up(self, journey: Journey) -> Outcome:
-        """The outcome of a call that no engine answered: the most useful of its errors."""
-        engine_id, error = min(journey.failures, key=lambda failure: _USEFULNESS.get(failure[1].cause, 2))
+    def _give_up(self, delivery: Delivery) -> None:
+        """The problem of a call that no engine answered: the most useful of its errors."""
+        engine_id, error = min(delivery.failures, key=lambda failure: _USEFULNESS.get(failure[1].cause, 2))
         if isinstance(error, EngineUnreachableError):
-            error = NoEngineError(f"No engine that serves '{journey.delivery.call.model}' can be reached.")
+            error = NoEngineError(f"No engine that serves '{delivery.call.model}' can be reached.")
         if error.retry_after_s is None:
             error.retry_after_s = 1.0
-        return Outcome(engine_id, error, is_told=False)
+        delivery.status, delivery.engine_id, delivery.problem = error.status, engine_id, error
 
-    def _finish(self, journey: Journey) -> None:
-        """The call has ended: what it was promised is counted, and it gets its line in the log."""
-        delivery, exchange, now_s = journey.delivery, journey.exchange, loop_time_s()
-        if exchange is not None and journey.outcome in {"ok", "failed"}:
-            self._metrics.objectives.ended(exchange, now_s, answered=journey.outcome == "ok")
-        booking = exchange and exchange.booking
-        usage = exchange and exchange.usage
-        tenant = self._metrics.tenant_label(delivery.tenant)
-        log.info(
-            "call",
-            request_id=delivery.call.call_id,
-            tenant=tenant,
-            model=delivery.call.model,
-            session=delivery.session,
-            output=delivery.output,
-            engine=exchange and exchange.engine_id,
-            placement=booking and booking.placement.reason,
-            objective=delivery.call.objective,
-            slo_at_risk=bool(booking and booking.placement.is_at_risk) or None,
-            group=delivery.call.group and delivery.call.group.group_id.replace(delivery.tenant, tenant, 1),
-            outcome=journey.outcome if exchange or not journey.failures else "no_engine",
-            failed_on=[f"{engine_id}: {error.cause}" for engine_id, error in journey.failures] or None,
-            prompt_tokens=delivery.call.prompt_tokens,
-            predicted_cached_tokens=booking and booking.placement.cached_tokens,
-            cached_tokens=usage and usage.cached_tokens,
-            output_tokens=usage and usage.output_tokens,
-            held_s=delivery.held_s and round(delivery.held_s, 4),
-            placed_s=booking and round(booking.booked_s - delivery.arrived_s, 4),
-            waited_s=booking and round(booking.sent_s - booking.booked_s, 4),
-            ttft_s=booking and booking.first_token_s and round(booking.first_token_s - delivery.arrived_s, 4),
-            e2e_s=round(now_s - delivery.arrived_s, 4),
-        )
+    def _finish(self, delivery: Delivery) -> None:
+        """The call has ended: it leaves the books, what it was promised is counted, and it gets its line in the log."""
+        now_s = loop_time_s()
+        self._gate.left(delivery, now_s)
+        if delivery.charged:
+            self._router.retries.give_back(delivery.call.model)
+        tenant = self._metrics.ended(delivery, now_s)
+        log_call(delivery, tenant, now_s)
+        if self._watch is not None:
+            self._watch.ended(delivery, now_s)
 
 
 _USEFULNESS = {"status_429": 0, "status_503": 0, "status_500": 1, "unreachable": 4, "connect_timeout": 4, "lost": 3}
 """The order of errors for a client that gets one of several: first what the engine said, last what it did not."""
 
 
-def _tell_of_failure(journey: Journey, error: EngineError) -> None:
-    exchange = journey.exchange
-    assert exchange is not None
+def _tell_of_failure(delivery: Delivery, error: EngineError) -> None:
     log.warning(
         "engine failed a call",
-        request_id=journey.delivery.call.call_id,
-        engine=exchange.engine_id,
+        request_id=delivery.call.call_id,
+        engine=delivery.engine_id,
         cause=error.cause,
         error=error.message,
         detail=error.__cause__ and str(error.__cause__),
-        in_mid_stream=exchange.told,
+        in_mid_stream=delivery.response_started,
     )
 
 
-async def _delivered(run: Coroutine[None, None, Outcome], receive: Receive) -> None:
-    """Raises the call's error if its client has not been told of it."""
-    outcome = await unless_gone(receive, run)
-    if isinstance(outcome.problem, EngineError) and not outcome.is_told:
-        raise outcome.problem
+async def _booked_again(router: Router, delivery: Delivery, prefer: str | None) -> Booking:
+    """The booking of a call that has failed: on another engine, or after a pause on the same."""
+    avoid = delivery.avoids.union(engine_id for engine_id, _ in delivery.failures)
+    select = partial(router.select, delivery.call, prefer=prefer, avoid=avoid, route=delivery.route)
+    placement = select(loop_time_s())
+    if placement.engine_id in avoid:
+        await asyncio.sleep(_pause_s(delivery))
+        placement = select(loop_time_s())
+    return router.book(delivery.call, placement, loop_time_s())
 
 
-def _may_repeat(error: EngineError) -> bool:
-    """Whether the same engine may be tried again at once, as there is no other."""
-    return error.cause in {"closed", "garbled", "broken", "status_500", "status_502"}
+def _pause_s(delivery: Delivery) -> float:
+    """The pause before the same engine is tried again, as there is no other. Raises `NoEngineError` if it shall not be.
+
+    A connection that was closed may have been an old one, for which nobody has to wait.
+    """
+    cause, failed = delivery.failures[-1][1].cause, len(delivery.failures)
+    if cause not in {"closed", "garbled", "broken", "status_500", "status_502"}:
+        raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")
+    return 0.0 if cause == "closed" and failed == 1 else REPEAT_S * 2 ** (failed - 1) * (0.75 + random() / 2)  # noqa: S311
 
 
 def _failure(error: EngineError) -> Failure:
     is_busy = isinstance(error, EngineStatusError) and error.status in BUSY
-    return Failure(error.cause, moves_waiting=not is_busy, retry_after_s=error.retry_after_s)
+    return Failure(error.cause, not is_busy, error.retry_after_s, error.message)

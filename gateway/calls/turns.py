@@ -57,6 +57,14 @@ class Turns(Generic[JobT]):
         self._waiting.setdefault(tenant, deque()).append(job)
         self._length += 1
 
+    def sit(self, tenant: str) -> bool:
+        """Give the tenant a turn at once, until `done`, unless jobs wait or it may have none."""
+        taken = self._seated.total()
+        if self._waiting or taken >= self.seats or self._seated[tenant] >= max(1, self.seats - 1):
+            return False
+        self._seated[tenant] += 1
+        return True
+
     def take(self) -> tuple[str, JobT] | None:
         """The next job, which has a turn until `done`; None if no job may have one."""
         if not self._waiting or self._seated.total() >= self.seats:

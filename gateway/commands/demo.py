@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import secrets
+import shutil
 import signal
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from plait.backends.profiles import load_profile
 from plait.gateway.commands import positive, positive_number
+from plait.gateway.commands.live import follow, has_screen
+from plait.gateway.commands.progress import progress_of
+from plait.gateway.log.events import configure_logging
 from plait.gateway.simulation.compare import (
+    OURS,
     Experiment,
+    Outcome,
     Progress,
     Workload,
+    after_warm_up,
     arrival_times,
     prepare,
     saturation_rate,
@@ -24,11 +35,15 @@ from plait.gateway.simulation.compare import (
     summarise,
 )
 from plait.gateway.simulation.comparison_report import Report
+from plait.gateway.simulation.endless_load import DEFAULT_CALLS_PER_S, running_load
 from plait.gateway.simulation.live import send_workload
 from plait.gateway.simulation.processes import FleetPlan, running_fleet
+from plait.gateway.simulation.rivals import KNOWN, RIVALS
 from plait.gateway.simulation.simulated_call import CallRecord
 
 DEFAULTS = Experiment()
+QUICK_CALLS = 800
+TURNS = 3
 
 INVITATION = """
 Plait runs on {url} over {engines} emulated engines: text is made up, timing follows the profile {profile}.
@@ -43,7 +58,19 @@ or into a shell:
     curl -si {url}/v1/chat/completions -H 'content-type: application/json' \\
       -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
+Watch the engines and the calls in a browser:
+
+    {url}/#key={key}
+
 See where calls went in the plait-* response headers, and on {url}/metrics. Stop with Ctrl-C.
+"""
+
+HINT = """ none so far. From another terminal:
+
+    curl -si {url}/v1/chat/completions -H 'content-type: application/json' \\
+      -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+ or start with `plait demo --load`, which sends calls by itself.
 """
 
 
@@ -56,25 +83,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", default=DEFAULTS.profile, help="the engines' cost profile (default: %(default)s)")
     parser.add_argument("--kv-tokens", type=positive, help="an engine's KV cache (default: the profile's)")
     parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds per real second")
-    compare = parser.add_argument_group("comparison of placement policies on shared-prefix prompts")
-    compare.add_argument("--compare", action="store_true", help="replay prompts through each policy and print a table")
+    parser.add_argument(
+        "--load",
+        type=positive_number,
+        nargs="?",
+        const=DEFAULT_CALLS_PER_S,
+        metavar="CALLS/S",
+        help=f"send a built-in load to watch, of so many calls a second (default: {DEFAULT_CALLS_PER_S:g})",
+    )
+    parser.add_argument("--plain", action="store_true", help="lines of text in place of the live screen")
+    _add_comparison(parser.add_argument_group("comparison of placement policies on sessions that share prefixes"))
+
+
+def _add_comparison(compare: argparse._ArgumentGroup) -> None:
+    compare.add_argument("--compare", action="store_true", help="the same calls through each policy, and a table")
+    compare.add_argument("--quick", action="store_true", help=f"{QUICK_CALLS} calls")
+    compare.add_argument("--calls", type=positive, help=f"how many (default: {DEFAULTS.calls})")
     compare.add_argument(
         "--traces", type=Path, metavar="DIR", help="a folder with toolbench/ and loogle/ (default: built-in prompts)"
     )
     compare.add_argument(
-        "--policies", default=",".join(DEFAULTS.policies), help="separated by commas (default: %(default)s)"
+        "--policies",
+        help=f"any of {', '.join(KNOWN)}, separated by commas (default: {','.join(DEFAULTS.policies)}; with "
+        "--real-time those of them that the gateway has)",
     )
-    compare.add_argument("--calls", type=positive, default=DEFAULTS.calls, help="how many (default: %(default)s)")
     compare.add_argument("--seed", type=int, default=DEFAULTS.seed, help="the workload's (default: %(default)s)")
     compare.add_argument(
         "--rate",
         type=positive_number,
         default=DEFAULTS.rate,
-        help="calls per second, as a share of round robin's saturation (default: %(default)s)",
+        help=f"calls per second, as a share of what {OURS} completes if all come at once (default: %(default)s)",
     )
     compare.add_argument("--no-admission", dest="admission", action="store_false", help="send calls as they arrive")
     compare.add_argument("--real-time", action="store_true", help="run real servers instead of virtual time")
     compare.add_argument("--json", type=Path, metavar="PATH", help="also write the report to this file")
+    compare.add_argument("--markdown", action="store_true", help="print a short table in Markdown")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -87,55 +130,91 @@ def run(arguments: argparse.Namespace) -> None:
         time_scale=arguments.time_scale,
     )
     if not arguments.compare:
-        run_demo(plan)
+        run_demo(plan, load_per_s=arguments.load, plain=arguments.plain or not has_screen())
         return
     experiment = Experiment(
         traces=arguments.traces,
-        policies=tuple(arguments.policies.split(",")),
-        calls=arguments.calls,
+        policies=_policies(arguments.policies, real_time=arguments.real_time),
+        calls=arguments.calls or (QUICK_CALLS if arguments.quick else DEFAULTS.calls),
+        turns=TURNS,
         seed=arguments.seed,
         profile=arguments.profile,
         kv_tokens=arguments.kv_tokens,
         rate=arguments.rate,
         admission=arguments.admission,
     )
-    run_comparison(experiment, plan if arguments.real_time else None, arguments.json)
+    configure_logging("warning", "auto")
+    report = compared(experiment, plan if arguments.real_time else None)
+    print(report.markdown() if arguments.markdown else report.text())
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_bytes(report.json())
 
 
-def run_demo(plan: FleetPlan) -> None:
-    """Start everything, say how to use it, and wait to be interrupted or terminated."""
+def _policies(named: str | None, *, real_time: bool) -> tuple[str, ...]:
+    """The policies to compare. Raises ValueError for one that the gateway does not have, if it is to run it."""
+    if named is None:
+        return tuple(policy for policy in DEFAULTS.policies if not real_time or policy not in RIVALS)
+    policies = tuple(named.split(","))
+    rivals = [policy for policy in policies if policy in RIVALS]
+    if real_time and rivals:
+        raise ValueError(f"the gateway does not have the policy {rivals[0]!r}: leave --real-time out")
+    return policies
+
+
+def run_demo(plan: FleetPlan, *, load_per_s: float | None, plain: bool) -> None:
+    """Start everything, say how to use it, and show what goes on until interrupted or terminated."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda _signal, _frame: stop.set())
-    with running_fleet(plan):
-        print(INVITATION.format(url=plan.url, engines=plan.engines, profile=plan.profile, model=plan.model), flush=True)
+    plan = replace(plan, admin_key=secrets.token_urlsafe(12))
+    try:
+        with (
+            _stderr_of_servers(beside_screen=not plain) as stderr,
+            running_fleet(plan, stderr),
+            running_load(plan.url, plan.model, load_per_s),
+        ):
+            said = INVITATION.format(
+                url=plan.url, engines=plan.engines, profile=plan.profile, model=plan.model, key=plan.admin_key
+            )
+            print(said, flush=True)
+            title, hint = f"{plan.url}/#key={plan.admin_key}", HINT.format(url=plan.url, model=plan.model)
+            follow(plan.url, plan.admin_key, stop, plain=plain, title=title, hint=hint)
+    except KeyboardInterrupt:
+        print("stopping", flush=True)
+
+
+@contextmanager
+def _stderr_of_servers(*, beside_screen: bool) -> Iterator[IO[bytes] | None]:
+    """Where servers write. What they write beside a screen is shown once the screen is gone."""
+    if not beside_screen:
+        yield None
+        return
+    with tempfile.TemporaryFile() as kept:
         try:
-            stop.wait()
-        except KeyboardInterrupt:
-            print("stopping", flush=True)
+            yield kept
+        finally:
+            kept.seek(0)
+            shutil.copyfileobj(kept, sys.stderr.buffer)
 
 
-def run_comparison(experiment: Experiment, plan: FleetPlan | None, json_path: Path | None) -> None:
-    """Replay the workload through every policy and print the table. If `json_path` is given, write the report there.
+def compared(experiment: Experiment, plan: FleetPlan | None) -> Report:
+    """Send the workload through every policy.
 
     Without `plan`, time is virtual. With it, its real servers are started for each policy, with cold caches.
     """
-    progress = _progress_line if sys.stderr.isatty() else _no_progress
-    workload = prepare(experiment, progress)
-    saturation_per_s = saturation_rate(experiment, workload, progress)
-    outcomes = []
-    for policy in experiment.policies:
-        rate_per_s = experiment.rate * saturation_per_s
-        if plan is None:
-            records = simulate(experiment, workload, policy, rate_per_s, progress)
-        else:
-            fleet = _fleet(plan, policy, experiment, workload)
-            records = _live(fleet, workload, arrival_times(experiment, rate_per_s), progress)
-        outcomes.append(summarise(policy, records))
-    report = Report(experiment, workload, saturation_per_s, tuple(outcomes), real_time=plan is not None)
-    print(report.text())
-    if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_bytes(report.json())
+    with progress_of(2 + len(experiment.policies)) as progress:
+        workload = prepare(experiment, progress)
+        saturation_per_s = saturation_rate(experiment, workload, progress, OURS)
+        outcomes: list[Outcome] = []
+        for policy in experiment.policies:
+            rate_per_s = experiment.rate * saturation_per_s
+            if plan is None:
+                records = simulate(experiment, workload, policy, rate_per_s, progress)
+            else:
+                fleet = _fleet(plan, policy, experiment, workload)
+                records = _live(fleet, workload, arrival_times(experiment, workload, rate_per_s), progress)
+            outcomes.append(summarise(policy, after_warm_up(records)))
+    return Report(experiment, workload, saturation_per_s, tuple(outcomes), real_time=plan is not None)
 
 
 def _fleet(plan: FleetPlan, policy: str, experiment: Experiment, workload: Workload) -> FleetPlan:
@@ -151,19 +230,7 @@ def _fleet(plan: FleetPlan, policy: str, experiment: Experiment, workload: Workl
 
 def _live(fleet: FleetPlan, workload: Workload, arrivals_s: Sequence[float], progress: Progress) -> list[CallRecord]:
     def on_finished(finished: int) -> None:
-        progress(f"{fleet.policy}, real servers", finished, len(arrivals_s))
+        progress(f"{fleet.policy}, real servers", finished, len(workload.calls))
 
     with running_fleet(fleet):
-        return asyncio.run(send_workload(fleet, workload.calls, arrivals_s, on_finished))
-
-
-def _progress_line(label: str, done: int, total: int) -> None:
-    if done % max(1, total // 200) == 0 or done == total:
-        bar = "#" * (30 * done // total)
-        sys.stderr.write(f"\r{label:<40} [{bar:<30}] {done}/{total}" + ("\r\x1b[K" if done == total else ""))
-        sys.stderr.flush()
-
-
-def _no_progress(label: str, done: int, total: int) -> None:
-    if done == total:
-        sys.stderr.write(f"{label}: {total} calls\n")
+        return asyncio.run(send_workload(fleet, workload, arrivals_s, on_finished))

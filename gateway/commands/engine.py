@@ -10,9 +10,9 @@ from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile, shipped_profiles
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.commands import positive, positive_number
-from plait.gateway.commands.http_server import run_server
 from plait.gateway.log.background_stderr import write_stderr_in_background
 from plait.gateway.log.events import configure_logging
+from plait.gateway.server.http_server import run_server
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 
 
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-context-tokens", type=positive, help="prompt and output (default: the KV cache)")
     parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds per real second")
     parser.add_argument("--api-key", help="require this bearer token")
+    parser.add_argument("--stock", action="store_true", help="answer as an engine without Plait's adapter")
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
 
 
@@ -61,5 +62,6 @@ def run(arguments: argparse.Namespace) -> None:
         model=ServedModel(arguments.model, load_tokenizer(arguments.tokenizer), context_tokens),
         time_scale=arguments.time_scale,
         api_key=arguments.api_key,
+        stock=arguments.stock,
     )
     run_server(EmbeddedServer(settings).app, arguments.host, arguments.port, grace_s=1.0)

@@ -24,13 +24,15 @@ FOR_OTHERS: Final = 0o077
 log = structlog.get_logger(__name__)
 
 
-def server_secret(config: Config, path: Path) -> bytes | None:
+def server_secret(config: Config, path: Path | None) -> bytes | None:
     """The secret of a gateway whose configuration is the file `path`; None if it asks for no keys and needs none.
+
+    Without a file, no keys can be configured.
 
     It is made if there is none. If that cannot be written, it lasts as long as the process, which is logged. Raises
     `ConfigError` for a file that holds no secret.
     """
-    if config.is_open:
+    if config.is_open or path is None:
         return None
     file, secret = secret_file(path), known_secret(config, path)
     if secret is None:

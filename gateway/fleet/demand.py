@@ -1,22 +1,26 @@
-"""What is asked of the fleet: the calls so far, the lengths of answers, and the task groups that are on their way."""
+"""What is asked of the fleet: calls by model and by task group, the lengths of their answers, and retries."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.situation import NOTHING_PASSED, Passed, Situation
-from plait.policy.placement.traffic import NOTHING_COMES, Arrivals, Traffic
+from plait.policy.placement.situation import NOTHING_COMES, NOTHING_PASSED, Arrivals, Passed, Situation, Traffic
 from plait.policy.prefix.prefix_tree import Segment
-from plait.policy.types import Call
+from plait.policy.types import Call, TaskGroup
+
+ACTIVE_SHARE = 0.2
+LEAST_RETRIES = 3
+"""Envoy's defaults. Envoy keeps a retry budget for each cluster, which is a model here."""
 
 
 class Demand:
     """Calls by model and by task group.
 
     The calls of task groups have a mean output length of their own: the parts of a program are not as long as chat.
-    `prior_output_tokens` is expected before calls have ended. A mean forgets over `window_s`.
+    `prior_output_tokens` is expected before calls have ended. A mean forgets over `window_s`. `active` counts the calls
+    of each model that are on engines.
     """
 
     def __init__(self, window_s: float, prior_output_tokens: float) -> None:
@@ -27,34 +31,39 @@ class Demand:
         self._placed: Counter[str] = Counter()
         self._arrivals: dict[str, Arrivals] = {}
         self._groups: Counter[str] = Counter()
+        self.active: Counter[str] = Counter()
 
     def placed(self, call: Call, now_s: float) -> None:
         """The call is on an engine from now on."""
         self._placed[call.model] += 1
-        if call.model not in self._arrivals:
-            self._arrivals[call.model] = Arrivals(now_s)
-        self._arrivals[call.model].came(call.prompt_tokens, now_s)
-        self._enter(call)
+        self.active[call.model] += 1
+        arrivals = self._arrivals.get(call.model)
+        if arrivals is None:
+            arrivals = self._arrivals[call.model] = Arrivals(now_s)
+        arrivals.came(call.prompt_tokens, now_s)
+        if call.group is not None:
+            self._groups[call.group.group_id] += 1
 
     def refined(self, before: Call, after: Call) -> None:
         """The objectives of a call on an engine have changed: it may be in another task group."""
-        self._enter(after)
-        self.left(before)
+        if after.group is not None:
+            self._groups[after.group.group_id] += 1
+        if before.group is not None:
+            self._leave_group(before.group.group_id)
 
     def left(self, call: Call) -> None:
         """The call is on no engine any more."""
+        self.active[call.model] -= 1
         if call.group is not None:
-            group_id = call.group.group_id
-            self._groups[group_id] -= 1
-            if not self._groups[group_id]:
-                del self._groups[group_id]
+            self._leave_group(call.group.group_id)
 
     def answered(self, call: Call, output_tokens: int, now_s: float) -> None:
         """The call got its whole answer."""
-        kind = _kind(call)
-        if kind not in self._traffic:
-            self._traffic[kind] = Traffic(self._window_s, self._prior_output_tokens)
-        self._traffic[kind].ended(output_tokens, now_s)
+        kind = call.model, call.group is not None
+        traffic = self._traffic.get(kind)
+        if traffic is None:
+            traffic = self._traffic[kind] = Traffic(self._window_s, self._prior_output_tokens)
+        traffic.ended(output_tokens, now_s)
 
     def situation(
         self,
@@ -71,25 +80,20 @@ class Demand:
             engines,
             self._placed[call.model],
             now_s,
-            self.traffic(call),
-            self.siblings(call),
+            self._traffic.get((call.model, call.group is not None), self._nothing),
+            0 if call.group is None else self.siblings(call.group),
             passed,
             NOTHING_COMES if arrivals is None else arrivals.coming(len(engines), now_s),
         )
 
-    def traffic(self, call: Call) -> Traffic:
-        """The traffic that the call is a part of."""
-        return self._traffic.get(_kind(call), self._nothing)
+    def siblings(self, group: TaskGroup) -> int:
+        """How many other calls of a call's task group still have to be placed."""
+        return max(0, group.calls - 1 - self._groups[group.group_id])
 
-    def siblings(self, call: Call) -> int:
-        """The other calls of its task group that still have to be placed."""
-        if call.group is None:
-            return 0
-        return max(0, call.group.calls - 1 - self._groups[call.group.group_id])
-
-    def _enter(self, call: Call) -> None:
-        if call.group is not None:
-            self._groups[call.group.group_id] += 1
+    def _leave_group(self, group_id: str) -> None:
+        self._groups[group_id] -= 1
+        if not self._groups[group_id]:
+            del self._groups[group_id]
 
     def check(self, active_calls: int) -> None:
         """Assert the invariants for a fleet with this many calls on its engines; for tests."""
@@ -97,5 +101,29 @@ class Demand:
         assert self._groups.total() <= active_calls
 
 
-def _kind(call: Call) -> tuple[str, bool]:
-    return call.model, call.group is not None
+class RetryBudgets:
+    """Retries may be a share of a model's `active` calls, so that sick engines are not asked ever more."""
+
+    def __init__(self, active: Mapping[str, int]) -> None:
+        self._active = active
+        self._retrying: Counter[str] = Counter()
+
+    def take(self, model: str) -> bool:
+        """Ask for a retry of a call that has just left its engine; False if the budget is used up.
+
+        A retry that was granted is ended by `give_back`.
+        """
+        if self._retrying[model] >= max(LEAST_RETRIES, ACTIVE_SHARE * (self._active.get(model, 0) + 1)):
+            return False
+        self._retrying[model] += 1
+        return True
+
+    def give_back(self, model: str) -> None:
+        """A retry has ended."""
+        assert self._retrying[model] > 0
+        self._retrying[model] -= 1
+
+    def check(self, active_calls: int) -> None:
+        """Assert the invariants for a fleet with this many calls on its engines; for tests."""
+        assert sum(self._active.values()) == active_calls
+        assert all(count >= 0 for count in (*self._active.values(), *self._retrying.values()))

@@ -6,18 +6,19 @@ Part of the router's state: only the router calls the methods that change it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from math import inf
+from time import time
 
 from plait.backends.protocol.cache_state import CacheState
-from plait.gateway.fleet.booking import Booking, BookingState, CallUsage
+from plait.gateway.fleet.booking import Booking, BookingState, CallUsage, Progress
 from plait.gateway.fleet.engine_cache import EngineCache
 from plait.gateway.fleet.health import Health
-from plait.gateway.fleet.offer import Offer
-from plait.gateway.fleet.progress import Progress
+from plait.gateway.fleet.offer import EngineCounts, Offer
 from plait.gateway.fleet.tokenizer_agreement import Agreement
 from plait.policy.placement.engine_view import EngineView, sent_calls
 from plait.policy.placement.prefill_queue import Prefill
-from plait.policy.prefix.node import Node
+from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement
 
 
@@ -26,7 +27,12 @@ class FleetEngine:
     """One engine. `offer` is what it serves. `cache` is what it holds, as far as that is known.
 
     A `draining` engine gets no new calls; one that is `stalled` gets them if there is no other. The last report was
-    asked for at `reported_s`, and the last that had all calls which the engine was sent before at `complete_s`.
+    asked for at `reported_s`, and the last that had all calls which the engine was sent before at `complete_s`. Its
+    health is as it is since `health_since`, in seconds since 1970; `last_error` is what went wrong last. `mismatches`
+    has what is not as the gateway takes it to be: `tokenizer`, `context`, `count` or `cache`, with both values, for
+    people. `contradictions` counts answers in a row whose cached tokens the reports contradict, the last at
+    `contradicted_s`.
+    `counts` are what an engine without reports counts itself; its tokenizer is `compared` if it can be.
     """
 
     view: EngineView
@@ -38,6 +44,13 @@ class FleetEngine:
     stalled: bool = False
     reported_s: float = -inf
     complete_s: float = -inf
+    health_since: float = field(default_factory=time)
+    last_error: str = ""
+    mismatches: dict[str, str] = field(default_factory=dict)
+    contradictions: int = 0
+    contradicted_s: float = -inf
+    counts: EngineCounts | None = None
+    compared: bool = False
 
     @property
     def takes_calls(self) -> bool:
@@ -50,6 +63,7 @@ class FleetEngine:
         """Expect the prompt's blocks, which end at `leaf`, and count the call's work. If it `waits`, `send` follows."""
         view, missed_tokens = self.view, placement.missed_tokens
         view.residency.book(leaf, waits=waits)
+        is_urgent = call.slo is not None and call.slo.ttft_s is not None
         entry = view.ledger.book(leaf, missed_tokens, call.prompt_tokens, now_s)
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
         taken_tokens = 0.0
@@ -57,11 +71,11 @@ class FleetEngine:
             taken_tokens = min(view.free_tokens, missed_tokens)
             view.free_tokens -= taken_tokens
         attention_s = view.cost_model.attention_time_s(missed_tokens, placement.cached_tokens)
-        prefill = Prefill(missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, _is_urgent(call))
+        prefill = Prefill(missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, is_urgent)
         booking = Booking(
             call, placement, leaf, entry, context_tokens, now_s, taken_tokens, self.cache.report_number, prefill
         )
-        view.begin(context_tokens, prefill)
+        view.begin(context_tokens, prefill, None if waits else now_s)
         if not waits:
             booking.enter(BookingState.SENT)
             self._begin(booking, now_s)
@@ -73,13 +87,16 @@ class FleetEngine:
         self._look_again(booking)
         self.view.residency.send(booking.leaf)
         self._begin(booking, now_s)
+        self.view.send(booking.prefill, now_s)
 
     def _begin(self, booking: Booking, now_s: float) -> None:
         """Silence counts from now on, and the engine makes room for the prompt."""
-        booking.sent_s = now_s
-        self.cache.evictions.begin(booking, booking.leaf, booking.call.prompt_tokens)
-        self.progress.book(booking, booking.prefill.time_s, _answer_s(booking.call, self.view))
-        self.view.send(booking.prefill, now_s)
+        booking.sent_s, call, answer_s = now_s, booking.call, 0.0
+        if not call.streamed:
+            limit, costs = call.output_limit, self.view.cost_model
+            answer_s = inf if limit is None else costs.decode_time_s(limit, call.prompt_tokens)
+        self.cache.evictions.begin(booking, booking.leaf, call.prompt_tokens)
+        self.progress.book(booking, booking.prefill.time_s, answer_s)
 
     def ready_tokens(self, booking: Booking) -> int:
         """How much of a waiting call's prompt it would find here now, with what the calls sent before it compute."""
@@ -102,13 +119,13 @@ class FleetEngine:
     def refine(self, booking: Booking, call: Call) -> None:
         """The call's objectives have changed."""
         booking.call = call
-        self.view.queue.mark(booking.prefill, is_urgent=_is_urgent(call))
+        self.view.queue.mark(booking.prefill, is_urgent=call.slo is not None and call.slo.ttft_s is not None)
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The prompt has been computed."""
         booking.enter(BookingState.STREAMING)
         booking.first_token_s = now_s
-        self.progress.first_byte(booking, now_s)
+        self.progress.came(booking, now_s, is_whole=False)
         view = self.view
         view.compute(booking.prefill, now_s)
         booking.computed_s, booking.iteration_s = view.computed_s, view.iteration_s
@@ -125,12 +142,13 @@ class FleetEngine:
         if booking.first_token_s is not None and usage.output_tokens > 1:
             time_s = now_s - booking.first_token_s
             view.observe_decode(time_s, usage.output_tokens - 1, booking.iteration_s, booking.computed_s, now_s)
-        self.progress.answered(booking, now_s)
+        self.progress.came(booking, now_s, is_whole=True)
         self._leave(booking, now_s, stored=True)
 
     def fail(self, booking: Booking, now_s: float) -> None:
         """The engine failed the call. Its cost stays for a time: a fast failure must not look cheap."""
         booking.enter(BookingState.RELEASED)
+        self.progress.leave(booking)
         self._leave(booking, now_s, stored=False, is_lost=True)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
@@ -145,6 +163,7 @@ class FleetEngine:
                 view.residency.unshare(booking.leaf)
             if view.free_tokens is not None and self.cache.report_number == booking.report_number:
                 view.free_tokens += booking.taken_tokens
+        self.progress.leave(booking)
         self._leave(booking, now_s, stored=delivered, is_lost=again)
 
     # Reports.
@@ -167,6 +186,7 @@ class FleetEngine:
         """Assert the invariants; for tests."""
         self.view.residency.check()
         self.view.ledger.check()
+        assert self.view.calls >= self.view.outstanding + self.view.others
         assert self.view.outstanding >= len(self.view.queue)
         self.progress.check(sent_calls(self.view))
         self.view.queue.check()
@@ -175,7 +195,6 @@ class FleetEngine:
         """Remove an ended call. Stored blocks of an engine that reports stay expected until a later report."""
         view = self.view
         (view.lose if is_lost else view.end)(booking.context_tokens, booking.prefill, now_s)
-        self.progress.leave(booking)
         self.cache.evictions.given_up(booking)
         if stored:
             self.cache.ended(booking.leaf, now_s)
@@ -183,15 +202,13 @@ class FleetEngine:
             view.residency.unbook(booking.leaf, waits=booking.sent_s == inf)
 
 
-def _is_urgent(call: Call) -> bool:
-    """Whether the engine serves the call before others: it has a TTFT."""
-    return call.slo is not None and call.slo.ttft_s is not None
+def engine_status(engine: FleetEngine) -> dict[str, str | None]:
+    """For people, in `/ready` and the admin API: its health, why and since when it is so, and the last error."""
+    since = datetime.fromtimestamp(engine.health_since, UTC).isoformat(timespec="seconds")
+    state, cause, error = engine.health.state, engine.health.cause, engine.last_error
+    return {"health": state.value, "cause": cause or None, "since": since, "last_error": error or None}
 
 
-def _answer_s(call: Call, view: EngineView) -> float:
-    """The longest time from the prompt's end to the answer's first byte, as predicted; infinite if not bounded."""
-    if call.streamed:
-        return 0.0
-    if call.output_limit is None:
-        return inf
-    return view.cost_model.decode_time_s(call.output_limit, call.prompt_tokens)
+def degradation(engine: FleetEngine) -> str | None:
+    """What keeps the gateway from knowing the engine's cache, or from predicting it rightly; None if nothing does."""
+    return "; ".join(filter(None, (engine.cache.problem, *engine.mismatches.values()))) or None

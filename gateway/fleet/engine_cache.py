@@ -1,20 +1,24 @@
 """One engine's cache as the gateway knows it: by the engine's reports, or estimated from the calls placed there.
 
-Part of the router's state, and of `FleetEngine`.
+Estimated caches hold what their engines have generated, too: the next turn shows it. Part of the router's state.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import msgspec
 
 from plait.backends.protocol.cache_state import CacheState, EngineKind
+from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.tokenizer_agreement import UNKNOWN, Agreement
 from plait.policy.placement.engine_view import EngineView
+from plait.policy.prefix.answered_prompts import AnsweredPrompts
 from plait.policy.prefix.expected_evictions import ExpectedEvictions
-from plait.policy.prefix.node import Node
+from plait.policy.prefix.prefix_tree import Node, PrefixTree
 
 SLO_SCHEDULER = "slo"
 """The local scheduler that serves calls with a TTFT before others, by its name in `local_scheduler.SCHEDULERS`."""
@@ -73,9 +77,10 @@ class EngineCache:
     def no_reports(self, problem: str | None = None) -> None:
         """The engine has no usable report. Its cache is estimated from the calls placed there."""
         self.problem = problem
+        if self.reports is not False:
+            self.view.use_report()
         self.reports, self.cursor, self.epoch, self.kind = False, None, None, None
         self.agreement, self.last_report = UNKNOWN, None
-        self.view.slots = 0
         self.report_number += 1
         self._assume_unconfirmed()
 
@@ -97,7 +102,7 @@ class EngineCache:
             self.view.residency.touch(leaf)
             self.unconfirmed.append((now_s, leaf))
         else:
-            self._assume_stored(leaf)
+            self.assume_stored(leaf, is_booked=True)
 
     def _apply(self, state: CacheState, requested_s: float, agreement: Agreement) -> bool:
         if state.granularity_tokens != self.block_tokens:
@@ -145,11 +150,58 @@ class EngineCache:
         self.view.free_tokens = None
         self.evictions.update(None)
         while self.unconfirmed:
-            self._assume_stored(self.unconfirmed.popleft()[1])
+            self.assume_stored(self.unconfirmed.popleft()[1], is_booked=True)
 
-    def _assume_stored(self, leaf: Node) -> None:
+    def assume_stored(self, leaf: Node, *, is_booked: bool) -> None:
+        """The engine does not report: it has stored the prefix that ends at `leaf`, and has evicted others for it."""
         residency = self.view.residency
         residency.resident.store_path(leaf)
-        residency.unbook(leaf)
-        if self.estimated_tokens is not None:
-            residency.evict(len(residency.resident) - self.estimated_tokens // self.block_tokens)
+        if is_booked:
+            residency.unbook(leaf)
+        kv_tokens = self.estimated_tokens
+        if kv_tokens is not None and residency.resident.blocks > kv_tokens // self.block_tokens:
+            residency.evict(residency.resident.blocks - kv_tokens // self.block_tokens)
+
+
+class EstimatedAnswers:
+    """The answers that the estimated caches of a fleet hold. Engines that report report what they have generated too.
+
+    `cache_of` returns an engine's cache.
+    """
+
+    def __init__(self, cache_of: Callable[[str], EngineCache], tree: PrefixTree, block_tokens: int) -> None:
+        self._cache_of = cache_of
+        self._tree = tree
+        self._block_tokens = block_tokens
+        self._prompts = AnsweredPrompts(block_tokens)
+
+    def ended(self, cache: EngineCache, booking: Booking, usage: CallUsage) -> None:
+        """A call was answered. Nothing is learnt of a prompt that the engine has counted differently."""
+        call = booking.call
+        if cache.reports or call.prompt_hash is None or usage.prompt_tokens != call.prompt_tokens:
+            return
+        before = call.block_hashes[-1] if call.block_hashes else None
+        self._prompts.add(cache.view.engine_id, call.prompt_hash, before, call.prompt_tokens, usage.output_tokens)
+
+    def arrived(
+        self, tokens: Sequence[int], hashes: Sequence[int], root: int, turn_ends: AbstractSet[int] | None
+    ) -> None:
+        """A prompt arrived. If it continues an answered one, the engines that still have that one have the answer too.
+
+        The arguments are those of `AnsweredPrompts.continued`.
+        """
+        if not self._prompts.prompts:
+            return
+        blocks, stored = self._prompts.continued(tokens, hashes, root, turn_ends)
+        for engine_id, stored_tokens in stored.items():
+            self._store(self._cache_of(engine_id), hashes[: stored_tokens // self._block_tokens], blocks)
+
+    def forget(self, engine_id: str) -> None:
+        """Nothing is known of an engine's cache any more."""
+        self._prompts.forget(engine_id)
+
+    def _store(self, cache: EngineCache, hashes: Sequence[int], known_blocks: int) -> None:
+        """Assume that the blocks behind the first `known_blocks` are stored, if these are."""
+        held_blocks = cache.view.residency.held_blocks(self._tree.match(hashes))
+        if not cache.reports and known_blocks <= held_blocks < len(hashes):
+            cache.assume_stored(self._tree.insert(hashes), is_booked=False)

@@ -5,14 +5,15 @@ Each event returns the change that it made, if any. The asyncio shell acts on it
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
+from time import time
 
 from plait.backends.errors import EngineTimeoutError
 from plait.gateway.fleet.booking import Booking, Failure
 from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.health import TAKES_CALLS, HealthEvent, HealthState
-from plait.gateway.fleet.health_change import Aborts, HealthChange
-from plait.gateway.fleet.loop_lag import LoopLag
+from plait.gateway.fleet.health import TAKES_CALLS, Aborts, HealthChange, HealthEvent, HealthState
 from plait.gateway.fleet.offer import Offer
 from plait.gateway.fleet.served_models import ServedModels
 from plait.policy.placement.engine_view import sent_calls
@@ -32,11 +33,59 @@ has just come waits until an iteration ends, and an answer that is on its way is
 SILENT_S = 4.0
 """An engine that misses its probes is only busy if a byte of an answer came within this time."""
 
+LEAST_LAG_S = 0.25
+"""Less does not count: silences are judged in seconds, and a busy loop is always late by some hundredths of one."""
+
+LATE_SHARE = 0.25
+"""A wait for so large a part of which the loop was late says nothing of an engine."""
+
+KEPT_S = 120.0
+"""Longer than any silence that is judged."""
+
+
+class LoopLag:
+    """When the gateway's own event loop was late, by a task that wakes up at known times.
+
+    What it missed meanwhile is no engine's fault.
+    """
+
+    def __init__(self) -> None:
+        self._lags: deque[tuple[float, float]] = deque()  # (when it went on, by how much it was late)
+        self._due_s = inf
+
+    def expects(self, due_s: float) -> None:
+        """The task is to wake up at this time."""
+        self._due_s = due_s
+
+    def woke(self, now_s: float) -> float:
+        """The task has woken up; returns by how much it was late, in seconds."""
+        lag_s, self._due_s = max(0.0, now_s - self._due_s), inf
+        if lag_s >= LEAST_LAG_S:
+            self._lags.append((now_s, lag_s))
+        while self._lags and self._lags[0][0] < now_s - KEPT_S:
+            self._lags.popleft()
+        return lag_s
+
+    def since(self, since_s: float, now_s: float) -> float:
+        """For how long the loop was late between two times, with the lag that may not be over yet."""
+        late_s = 0.0
+        for went_on_s, lag_s in reversed(self._lags):
+            if went_on_s <= since_s:
+                break
+            late_s += min(lag_s, went_on_s - since_s)
+        unseen_s = now_s - max(since_s, self._due_s)
+        return late_s + (unseen_s if unseen_s >= LEAST_LAG_S else 0.0)
+
+    def hides(self, since_s: float, now_s: float) -> bool:
+        """Whether the loop was late for so much of this time that it may have missed what an engine sent."""
+        return self.since(since_s, now_s) > LATE_SHARE * (now_s - since_s)
+
 
 class FleetHealth:
     """`on_fleet_change` is called when an engine may take calls that could not, or the other way round.
 
-    `lag` is that of the gateway's loop. It is taken out of every verdict on an engine.
+    `lag` is that of the gateway's loop. It is taken out of every verdict on an engine. `trials` has the first call on
+    each engine on probation.
     """
 
     def __init__(
@@ -51,7 +100,7 @@ class FleetHealth:
         self._on_fleet_change = on_fleet_change
         self._jitter = jitter
         self.lag = LoopLag()
-        self._trials: dict[str, Booking] = {}  # of the engines on probation
+        self.trials: dict[str, Booking] = {}
 
     # Probes.
 
@@ -72,13 +121,13 @@ class FleetHealth:
         self._on_fleet_change()
         return self._change(engine, before)
 
-    def unreachable(self, engine_id: str, cause: str = "unreachable") -> HealthChange | None:
-        """A connection or a probe was refused. The engine gets no calls until a probe succeeds.
+    def unreachable(self, engine_id: str, cause: str = "unreachable", said: str = "") -> HealthChange | None:
+        """A connection or a probe was refused. The engine gets no calls until a probe succeeds. `said` is the error.
 
         Its calls go on. An engine that is shutting down may finish them, and one that has ended has closed their
         connections.
         """
-        return self._down(self._engines[engine_id], cause, Aborts.NONE)
+        return self._down(self._engines[engine_id], cause, Aborts.NONE, said)
 
     def silent(self, engine_id: str, asked_s: float, now_s: float) -> HealthChange | None:
         """Probes since `asked_s` were not answered in time. The engine's calls are aborted: nothing else ends them.
@@ -90,7 +139,7 @@ class FleetHealth:
             return None
         if sent_calls(engine.view) and engine.progress.silent_s(now_s) < SILENT_S:
             return None
-        return self._down(engine, "silent", Aborts.ALL)
+        return self._down(engine, "silent", Aborts.ALL, "two probes in a row were not answered in time")
 
     def tried(self, engine_id: str, failure: Failure | None, begun_s: float, now_s: float) -> HealthChange | None:
         """The one-token call that tries an ejected engine has ended. `failure` is None if it got its answer."""
@@ -99,13 +148,14 @@ class FleetHealth:
         if failure is None:
             engine.health.try_passed(now_s)
         else:
+            engine.last_error = failure.said or failure.cause
             engine.health.try_failed(failure.cause, begun_s, now_s, self._jitter(), failure.retry_after_s)
         return self._change(engine, before)
 
     def hung(self, now_s: float) -> list[HealthChange]:
         """Eject the engines that owe bytes and are silent. Called about once a second."""
         changes = [
-            self._eject(engine, Failure("hung"), now_s, Aborts.ALL)
+            self._eject(engine, Failure("hung", said="it owes answers and sends nothing"), now_s, Aborts.ALL)
             for engine in self._engines.values()
             if engine.health.state in TAKES_CALLS and engine.progress.is_hung(_heard_s(engine, self.lag, now_s))
         ]
@@ -132,16 +182,16 @@ class FleetHealth:
     # Calls.
 
     def booked(self, engine: FleetEngine, booking: Booking) -> None:
-        """A call was placed. An engine on probation takes no other until this one has ended."""
-        if engine.health.state is HealthState.PROBATION and not engine.health.on_trial:
+        """A call was placed on an engine on probation. That takes no other until this one has ended."""
+        if not engine.health.on_trial:
             engine.health.on_trial = True
-            self._trials[engine.view.engine_id] = booking
+            self.trials[engine.view.engine_id] = booking
             self._on_fleet_change()
 
     def left(self, booking: Booking) -> None:
         """A call is on no engine any more."""
         engine_id = booking.placement.engine_id
-        if self._trials.get(engine_id) is booking:
+        if self.trials.get(engine_id) is booking:
             self._end_trial(self._engines[engine_id])
             self._on_fleet_change()
 
@@ -150,8 +200,7 @@ class FleetHealth:
         if not engine.health.counts(booking.sent_s):
             return None
         before = engine.health.state
-        engine.health.succeeded(now_s)
-        return self._change(engine, before)
+        return self._change(engine, before) if engine.health.succeeded(now_s) else None
 
     def failed(self, engine: FleetEngine, booking: Booking, failure: Failure, now_s: float) -> HealthChange | None:
         """The engine failed a call. One that asks to be left alone for a time is ejected at once."""
@@ -159,20 +208,20 @@ class FleetHealth:
             return None
         if failure.cause in TIMEOUTS and self.lag.hides(booking.sent_s, now_s):
             return None
-        before = engine.health.state
+        before, engine.last_error = engine.health.state, failure.said or failure.cause
         if engine.health.failed(failure.cause, now_s) or failure.retry_after_s is not None:
             return self._eject(engine, failure, now_s, Aborts.WAITING if failure.moves_waiting else Aborts.NONE)
         return self._change(engine, before)
 
-    def _down(self, engine: FleetEngine, cause: str, aborts: Aborts) -> HealthChange | None:
-        before = engine.health.state
+    def _down(self, engine: FleetEngine, cause: str, aborts: Aborts, said: str) -> HealthChange | None:
+        before, engine.last_error = engine.health.state, said or cause
         engine.cache.lost()
         engine.health.on(HealthEvent.UNREACHABLE, cause)
         return self._change(engine, before, aborts)
 
     def _eject(self, engine: FleetEngine, failure: Failure, now_s: float, aborts: Aborts) -> HealthChange | None:
         """Eject the engine. If its models need it, it is only suspect."""
-        before = engine.health.state
+        before, engine.last_error = engine.health.state, failure.said or failure.cause
         if self._models.may_eject(engine):
             engine.health.eject(failure.cause, now_s, self._jitter(), failure.retry_after_s)
         else:
@@ -185,6 +234,7 @@ class FleetHealth:
         after = engine.health.state
         if after is before:
             return None
+        engine.health_since = time()
         if after is not HealthState.PROBATION:
             self._end_trial(engine)
         self._on_fleet_change()
@@ -192,7 +242,7 @@ class FleetHealth:
 
     def _end_trial(self, engine: FleetEngine) -> None:
         engine.health.on_trial = False
-        self._trials.pop(engine.view.engine_id, None)
+        self.trials.pop(engine.view.engine_id, None)
 
 
 def forgotten(engines: Iterable[FleetEngine], lag: LoopLag, now_s: float) -> list[Booking]:

@@ -1,4 +1,4 @@
-"""One engine's health, by the outcomes of its calls and by its probes (docs/design/failures.md).
+"""One engine's health, by the outcomes of its calls and by its probes, and its changes (docs/design/failures.md).
 
 After Envoy's outlier detection. Pure: events in, the state out. Times and the jitter are arguments.
 """
@@ -68,7 +68,8 @@ class HealthLimits:
     It is ejected after `consecutive_failures`, or when `failed_share` of at least `least_calls` calls of the last
     `window_s` failed. The first probe of an ejected engine comes after `ejection_s`, doubled with each ejection that
     follows within `memory_s`, up to `max_ejection_s`; an engine's Retry-After counts up to `max_retry_after_s`. Probes
-    of an engine that is out are `probe_s` apart at first; the pause doubles up to `max_probe_s`.
+    of an engine that is out are `probe_s` apart at first; the pause doubles up to `max_probe_s`, unless it has never
+    answered: its first calls wait for it.
     """
 
     consecutive_failures: int = 3
@@ -109,6 +110,7 @@ class Health:
     _ejected_s: float = -float("inf")
     _failures_in_a_row: int = 0
     _failed_probes: int = 0
+    _has_answered: bool = False
     _seconds: deque[_Second] = field(default_factory=deque)
 
     @property
@@ -119,6 +121,8 @@ class Health:
     @property
     def probe_after_s(self) -> float:
         """The pause before the next probe, without jitter."""
+        if not self._has_answered:
+            return self.limits.probe_s
         doublings = min(30, max(0, self._failed_probes - 1))
         return min(self.limits.max_probe_s, self.limits.probe_s * float(1 << doublings))
 
@@ -127,6 +131,7 @@ class Health:
         before, self.state = self.state, TRANSITIONS.get((self.state, event), self.state)
         if event in (HealthEvent.ANSWERED, HealthEvent.PASSED):
             self._failed_probes = 0
+            self._has_answered = True
         elif event is HealthEvent.UNREACHABLE:
             self._failed_probes += 1
         if self.state is before:
@@ -144,7 +149,7 @@ class Health:
         """A call got its whole answer; True if the state changed."""
         self._failures_in_a_row = 0
         self._record(now_s, failed=False)
-        return self.on(HealthEvent.SUCCEEDED)
+        return self.state is not HealthState.UP and self.on(HealthEvent.SUCCEEDED)
 
     def failed(self, cause: str, now_s: float) -> bool:
         """A call failed here; True if the engine is to be ejected, which `eject` does."""
@@ -199,3 +204,25 @@ class Health:
     def _forget_outcomes(self) -> None:
         self._seconds.clear()
         self._failures_in_a_row = 0
+
+
+class Aborts(StrEnum):
+    """The calls on an engine that are aborted when its health changes: waiting ones have no byte of their answer."""
+
+    NONE = "none"
+    WAITING = "waiting"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChange:
+    """A change of an engine's health, as the router returns it: the state before and after, and why.
+
+    The asyncio shell (`recovery`) acts on it. `aborts` says which of its calls are aborted and moved.
+    """
+
+    engine_id: str
+    before: HealthState
+    after: HealthState
+    cause: str
+    aborts: Aborts = Aborts.NONE

@@ -10,9 +10,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from plait.backends.protocol.cache_state import CacheState
-from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.health import TAKES_CALLS, HealthState
-from plait.gateway.fleet.health_change import HealthChange
+from plait.gateway.fleet.engine import FleetEngine, degradation
+from plait.gateway.fleet.health import TAKES_CALLS, HealthChange, HealthState
+from plait.gateway.fleet.offer import EngineCounts
 from plait.gateway.fleet.router import Router
 from plait.policy.placement.routes import RouteState
 
@@ -27,6 +27,17 @@ def _reported(read: Callable[[CacheState], float | None]) -> Reading:
     return lambda engine: None if engine.cache.last_report is None else read(engine.cache.last_report)
 
 
+def _counted(report: Callable[[CacheState], float], counts: Callable[[EngineCounts], float]) -> Reading:
+    """A figure from the latest report, else from what an engine without reports counts."""
+
+    def read(engine: FleetEngine) -> float | None:
+        if engine.cache.last_report is not None:
+            return report(engine.cache.last_report)
+        return None if engine.counts is None else counts(engine.counts)
+
+    return read
+
+
 ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
     "up": ("1 while the engine takes calls", lambda engine: engine.health.state in TAKES_CALLS and not engine.draining),
     "draining": ("1 while the engine is draining", lambda engine: engine.draining),
@@ -36,16 +47,22 @@ ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
     ),
     "reports": ("1 if the engine reports its cache, 0 if it is estimated", lambda engine: bool(engine.cache.reports)),
     "degraded": (
-        "1 while the engine has Plait's plugin but no usable report, or another tokenizer: see /ready",
-        lambda engine: engine.cache.problem is not None,
+        "1 while the engine has Plait's plugin but no usable report, or differs from what the gateway has: see /ready",
+        lambda engine: degradation(engine) is not None,
     ),
     "outstanding_calls": ("Calls on the engine", lambda engine: engine.view.outstanding),
     "window_seconds": (
         "Engine time of the calls placed within the window",
         lambda engine: engine.view.ledger.window_cost_s(),
     ),
-    "waiting_calls": ("Calls in the engine's queue, as it reports", _reported(lambda report: report.queue.waiting)),
-    "running_calls": ("Calls in the engine's batch, as it reports", _reported(lambda report: report.queue.running)),
+    "waiting_calls": (
+        "Calls in the engine's queue, as it reports or counts",
+        _counted(lambda report: report.queue.waiting, lambda counts: counts.waiting),
+    ),
+    "running_calls": (
+        "Calls in the engine's batch, as it reports or counts",
+        _counted(lambda report: report.queue.running, lambda counts: counts.running),
+    ),
     "slots": (
         "Calls that the engine runs at a time, as it reports",
         _reported(lambda report: report.scheduler.slots or None),
@@ -74,6 +91,16 @@ ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
 """`plait_engine_*`, by engine."""
 
 
+KNOWLEDGE = ("exact", "counts", "estimated")
+
+
+def knowledge_of(engine: FleetEngine) -> str:
+    """`exact`: the engine reports its cache. `counts`: it counts its calls. `estimated`: by what it was sent alone."""
+    if engine.cache.reports:
+        return "exact"
+    return "estimated" if engine.counts is None else "counts"
+
+
 class FleetCollector(Collector):
     """State of the fleet, read from the router when scraped."""
 
@@ -94,11 +121,19 @@ class FleetCollector(Collector):
         for engine_id, engine in engines.items():
             for state in HealthState:
                 health.add_metric([engine_id, state.value], engine.health.state is state)
+        knowledge = GaugeMetricFamily(
+            "plait_engine_knowledge",
+            "1 for what is known of the engine's cache and load",
+            labels=["engine", "knowledge"],
+        )
+        for engine_id, engine in engines.items():
+            for name in KNOWLEDGE:
+                knowledge.add_metric([engine_id, name], name == knowledge_of(engine))
         resident = GaugeMetricFamily(
             "plait_engine_resident_tokens", "Prompt tokens known to be in the engine's cache", labels=["engine"]
         )
         for engine_id, engine in engines.items():
-            resident.add_metric([engine_id], len(engine.view.residency.resident) * self._router.block_tokens)
+            resident.add_metric([engine_id], engine.view.residency.resident.blocks * self._router.block_tokens)
         tree = GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree")
         tree.add_metric([], len(self._router.tree))
         routes = GaugeMetricFamily(
@@ -106,7 +141,7 @@ class FleetCollector(Collector):
         )
         for rerouted in REROUTED:
             routes.add_metric([rerouted.value], len(list(self._router.routes.of_state(rerouted))))
-        yield from (health, resident, tree, routes)
+        yield from (health, knowledge, resident, tree, routes)
 
 
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

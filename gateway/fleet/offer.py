@@ -1,9 +1,10 @@
-"""What an engine serves, as its probes say."""
+"""What an engine serves and counts, as its probes say."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,11 @@ class Offer:
         Engines have some routes with and without `/v1`, and do not always list both.
         """
         return None if self.routes is None else route in self.routes or f"/v1{route}" in self.routes
+
+
+class EngineCounts(NamedTuple):
+    """Calls that run and wait in an engine, and its KV cache in tokens (None: it does not say)."""
+
+    running: int
+    waiting: int
+    kv_tokens: int | None

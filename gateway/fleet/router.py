@@ -13,26 +13,20 @@ from math import inf
 
 from plait.backends.errors import ConflictError
 from plait.backends.protocol.cache_state import CacheState
-from plait.gateway.fleet.booking import Booking, CallUsage, Failure
-from plait.gateway.fleet.demand import Demand
+from plait.gateway.fleet.booking import DEFAULT_HANG_S, Booking, CallUsage, Failure, Progress
+from plait.gateway.fleet.demand import Demand, RetryBudgets
 from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.engine_cache import EngineCache
-from plait.gateway.fleet.estimated_answers import EstimatedAnswers
+from plait.gateway.fleet.engine_cache import EngineCache, EstimatedAnswers
 from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
-from plait.gateway.fleet.health import Health
-from plait.gateway.fleet.health_change import HealthChange
-from plait.gateway.fleet.model_names import ModelNames
-from plait.gateway.fleet.progress import DEFAULT_HANG_S, Progress
-from plait.gateway.fleet.retry_budget import RetryBudgets
-from plait.gateway.fleet.served_models import ServedModels
+from plait.gateway.fleet.health import Health, HealthChange, HealthState
+from plait.gateway.fleet.served_models import ModelNames, ServedModels
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.cost_model import CostModel
-from plait.policy.placement.continuation import continued
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.hand_over import HandOver
 from plait.policy.placement.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
 from plait.policy.placement.pace import FleetPace, Pace
-from plait.policy.placement.policies import POLICIES
+from plait.policy.placement.policies import POLICIES, continued
 from plait.policy.placement.rebalancing import RebalancedE2
 from plait.policy.placement.routes import Routes
 from plait.policy.placement.situation import NOTHING_PASSED, Passed, Policy
@@ -80,9 +74,8 @@ class Router:
         self.tree = PrefixTree()
         self.engines: dict[str, FleetEngine] = {}
         self.models = ServedModels(self.engines, names)
-        self.answers = EstimatedAnswers(self.engines, self.tree, block_tokens)
+        self.answers = EstimatedAnswers(lambda engine_id: self.engines[engine_id].cache, self.tree, block_tokens)
         self.health = FleetHealth(self.engines, self.models, self.models.refresh, jitter)
-        self.retries = RetryBudgets()
         self.on_room: Callable[[str], None] = lambda _engine_id: None
         self.is_ours = policy == "plait"
         self._select = POLICIES[policy] if isinstance(policy, str) else policy
@@ -90,6 +83,7 @@ class Router:
         self._fleet_pace = FleetPace()
         self._cost_models: dict[CostModel, CostModel] = {}
         self.demand = Demand(window_s, prior_output_tokens)
+        self.retries = RetryBudgets(self.demand.active)
         self.hand_over = HandOver()
         self._new_ledger = partial(LoadLedger, window_s=window_s, prior_output_tokens=prior_output_tokens)
 
@@ -115,7 +109,8 @@ class Router:
         if avoid:
             engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
         situation = self.demand.situation(call, self.tree.match(call.block_hashes), engines, now_s, passed)
-        situation = self.hand_over.narrow(call, situation)
+        if self.hand_over.leaving:
+            situation = self.hand_over.narrow(call, situation)
         there = None if prefer is None or prefer in avoid else continued(prefer, call, situation)
         return there or self._select(call, situation)
 
@@ -124,13 +119,14 @@ class Router:
 
         The engine is expected to hold the prompt's blocks. The call's work counts in the window.
         """
-        self.hand_over.placed(call, self.tree, placement, now_s)
+        if self.hand_over.leaving:
+            self.hand_over.placed(call, self.tree, placement, now_s)
         leaf = self.tree.insert(call.block_hashes)
         leaf.use(now_s)
         engine = self.engines[placement.engine_id]
         booking = engine.book(call, placement, leaf, now_s, waits=waits)
-        self.health.booked(engine, booking)
-        self.retries.begin(call.model)
+        if engine.health.state is HealthState.PROBATION:
+            self.health.booked(engine, booking)
         self.demand.placed(call, now_s)
         return booking
 
@@ -156,7 +152,7 @@ class Router:
         else:
             engine.settle(booking, usage, now_s)
             self.demand.answered(booking.call, usage.output_tokens, now_s)
-            self.answers.ended(engine, booking, usage)
+            self.answers.ended(engine.cache, booking, usage)
         self._left(booking)
         return self.health.succeeded(engine, booking, now_s)
 
@@ -253,6 +249,6 @@ class Router:
     def _left(self, booking: Booking) -> None:
         """The call is on no engine any more."""
         self.on_room(booking.placement.engine_id)
-        self.retries.end(booking.call.model)
         self.demand.left(booking.call)
-        self.health.left(booking)
+        if self.health.trials:
+            self.health.left(booking)

@@ -1,13 +1,14 @@
-"""The models that the fleet serves under which names, and the engines that serve each."""
+"""The models that the fleet serves, under which names clients may call them, and the engines that serve each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from plait.backends.errors import NoEngineError, NotFoundError
+from plait.backends.errors import CallerError, ModelNotFoundError, NoEngineError, NotFoundError
+from plait.backends.protocol.openai import ANY_MODEL
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, HealthState
-from plait.gateway.fleet.model_names import UNNAMED, ModelNames
 from plait.policy.placement.engine_view import EngineView
 
 KEPT_SHARE = 0.5
@@ -15,11 +16,43 @@ KEPT_SHARE = 0.5
 
 _BETTER_THAN_NONE = frozenset((HealthState.EJECTED, HealthState.PROBATION))
 
+UNNAMED = frozenset(("", ANY_MODEL))
+"""What stands for the only model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """What the operator says of the models' names.
+
+    `expected` models belong to the fleet even if no engine serves them. `aliases` maps a further name to a model.
+    `fallbacks` has the models that answer, in this order, while no engine takes calls for the one that is asked.
+    """
+
+    expected: Collection[str] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    fallbacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def meant(self, name: str, base_models: Collection[str]) -> str:
+        """The model that a name stands for, which may be the name itself."""
+        if name in self.aliases:
+            return self.aliases[name]
+        if name in UNNAMED and name not in base_models and len(base_models) == 1:
+            (only,) = base_models
+            return only
+        return name
+
+    def unknown(self, name: str, models: Collection[str]) -> CallerError:
+        """The error for a name that stands for no model."""
+        known = ", ".join(sorted({*models, *self.aliases})) or "none so far"
+        if not name:
+            return CallerError(f"Say which model, in 'model'. Several are served here: {known}.", param="model")
+        return ModelNotFoundError(f"The model '{name}' does not exist. Models served here: {known}.", param="model")
+
 
 class ServedModels:
     """The models of the fleet's `engines`. `refresh` has to be called after each change of the fleet.
 
-    `on_change` is called then.
+    `on_change` is called then. `bases` has the base model of each LoRA adapter.
 
     `given` is what the operator says of their names. A call for an expected model that no engine serves fails with
     `NoEngineError`: the fleet is at fault, not the caller.
@@ -29,7 +62,7 @@ class ServedModels:
         self._engines = engines
         self.given = names
         self.on_change: Callable[[], None] = lambda: None
-        self._bases: dict[str, str] = {}
+        self.bases: Mapping[str, str] = {}
         self._eligible: dict[str, list[EngineView]] = {}
         self._contexts: dict[str, int | None] = {}
 
@@ -42,20 +75,20 @@ class ServedModels:
         """Update the lists: an engine's health changed, or its models."""
         names = self.names
         offers = [engine.offer for engine in self._engines.values()]
-        self._bases = {adapter: base for offer in offers for adapter, base in offer.adapters.items()}
+        self.bases = {adapter: base for offer in offers for adapter, base in offer.adapters.items()}
         self._eligible = {model: [engine.view for engine in self._able(model)] for model in names}
         self._contexts = {model: self._longest_context(model) for model in names}
         self.on_change()
 
     def base(self, model: str) -> str:
         """The base model of a LoRA adapter; any other model itself."""
-        return self._bases.get(model, model)
+        return self.bases.get(model, model)
 
     def target(self, name: str) -> str:
         """The model that answers calls for `name`: an alias's model, the only one, a fallback, or the name itself."""
         if self._eligible.get(name) and name not in self.given.aliases:
             return name
-        model = self.given.meant(name, self.names.union(self.given.expected).difference(self._bases))
+        model = self.given.meant(name, self.names.union(self.given.expected).difference(self.bases))
         if self._eligible.get(model):
             return model
         return next((other for other in self.given.fallbacks.get(model, ()) if self._eligible.get(other)), model)
@@ -65,9 +98,12 @@ class ServedModels:
 
         Raises `CallerError` or `NoEngineError`.
         """
+        if self._eligible.get(name) and name not in self.given.aliases:
+            return name
         model = self.target(name)
         if not self._eligible.get(model):
             if model not in self.names.union(self.given.expected) and (self.names or name not in UNNAMED):
+                _check_all_answered(self._engines.values(), name)
                 raise self.given.unknown(name, self.names)
             raise NoEngineError(f"No engine that serves model '{model}' is up; try again shortly.", retry_after_s=1.0)
         return model
@@ -137,3 +173,11 @@ class ServedModels:
         offers = [engine.offer.models[model] for engine in self._engines.values() if model in engine.offer.models]
         known = [offer for offer in offers if offer is not None]
         return max(known) if known and len(known) == len(offers) else None
+
+
+def _check_all_answered(engines: Collection[FleetEngine], name: str) -> None:
+    """Raises `NoEngineError` while an engine has never answered: it may serve the model."""
+    silent = sorted(engine.view.engine_id for engine in engines if not engine.offer.models)
+    if silent or not engines:
+        waits = f"no answer so far from {', '.join(silent[:5])}" if silent else "there are no engines so far"
+        raise NoEngineError(f"No engine is known to serve '{name}': {waits}; try again shortly.", retry_after_s=1.0)

@@ -6,7 +6,7 @@ would hold what it read, under the names that the gateway expects. So nothing el
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,43 +75,59 @@ Configured = Callable[[str], TokenizerFingerprint | None]
 """The gateway's tokenizer for a model; None if the gateway only counts bytes."""
 
 
+_Compared = tuple[Mapping[str, TokenizerFingerprint | None], TokenizerFingerprint | None]
+"""The gateway's tokenizers by model, and the engine's."""
+
+
 class TokenizerAgreements:
     """Compares the tokenizers that engines report with those that the gateway has for their models."""
 
     def __init__(self, configured: Configured) -> None:
         self._configured = configured
-        self._latest: dict[str, tuple[Offer, TokenizerFingerprint | None, Agreement]] = {}
+        self._latest: dict[str, tuple[_Compared, Agreement]] = {}
 
     def of(self, engine_id: str, offer: Offer, reported: TokenizerFingerprint | None) -> Agreement:
         """The agreement on all models that an engine offers. Most reports are as the one before."""
+        ours = {model: self._configured(model) for model in _base_models(offer)}
         latest = self._latest.get(engine_id)
-        if latest is None or latest[0] is not offer or latest[1] != reported:
-            latest = self._latest[engine_id] = (offer, reported, self._compared(offer, reported))
-        return latest[2]
+        if latest is None or latest[0] != (ours, reported):
+            latest = self._latest[engine_id] = ((ours, reported), _agreement(ours, reported))
+        return latest[1]
 
     def forget(self, engine_id: str) -> None:
         """The engine has gone."""
         self._latest.pop(engine_id, None)
 
-    def _compared(self, offer: Offer, reported: TokenizerFingerprint | None) -> Agreement:
-        configured = {model: found for model in _base_models(offer) if (found := self._configured(model)) is not None}
-        if not configured:
-            return AGREED  # there are no ids
-        if reported is None:
-            return NOT_REPORTED
-        ours = configured.values()
-        differing = tuple(part for part in PARTS if any(getattr(one, part) != getattr(reported, part) for one in ours))
-        if not differing or reported.is_none:
-            return AGREED
-        parts = ", ".join(PARTS[part] for part in differing)
-        return Agreement(
-            prompts=differing == ("chats",),
-            chats=differing == ("prompt_ids",),
-            problem=f"the engine's tokenizer is not the gateway's, they differ in {parts}: {INSTEAD}",
-            hint="set tokenizer and chat_template of [[models]] to what the engine loads, and restart the gateway",
-            configured=tuple(sorted(f"{model}: {one.name}" for model, one in configured.items())),
-            reported=reported.name,
-        )
+
+def _agreement(all_ours: Mapping[str, TokenizerFingerprint | None], reported: TokenizerFingerprint | None) -> Agreement:
+    configured = {model: one for model, one in all_ours.items() if one is not None}
+    if not configured:
+        return AGREED  # there are no ids
+    if reported is None:
+        return NOT_REPORTED
+    ours = configured.values()
+    differing = tuple(part for part in PARTS if any(getattr(one, part) != getattr(reported, part) for one in ours))
+    if not differing or reported.is_none:
+        return AGREED
+    parts = ", ".join(_both(part, ours, reported) for part in differing)
+    names = ", ".join(sorted({one.name for one in ours}))
+    return Agreement(
+        prompts=differing == ("chats",),
+        chats=differing == ("prompt_ids",),
+        problem=(
+            f"the engine's tokenizer ({reported.name}) is not the gateway's ({names}), "
+            f"they differ in {parts}: {INSTEAD}"
+        ),
+        hint="set tokenizer and chat_template of [[models]] to what the engine loads, and restart the gateway",
+        configured=tuple(sorted(f"{model}: {one.name}" for model, one in configured.items())),
+        reported=reported.name,
+    )
+
+
+def _both(part: str, ours: Collection[TokenizerFingerprint], reported: TokenizerFingerprint) -> str:
+    """What differs, with both digests, of which the beginning tells them apart."""
+    own = next(getattr(one, part) for one in ours if getattr(one, part) != getattr(reported, part))
+    return f"{PARTS[part]} ({own[:8]} here, {getattr(reported, part)[:8]} there)"
 
 
 def _base_models(offer: Offer) -> set[str]:

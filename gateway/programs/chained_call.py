@@ -14,9 +14,9 @@ from starlette.types import Send
 
 from plait.backends.errors import CallerError, EngineError, LimitError, NoEngineError, PlaitError, ValueTooLargeError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
-from plait.gateway.calls.completion_text import TextTap
-from plait.gateway.calls.delivery import Delivery, Outcome
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.answer_bytes import AnswerBytes
@@ -145,39 +145,39 @@ class ChainedCall(ABC):
         """
         self.promise.begin(delivery)
         try:
-            attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Outcome]()
+            attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Delivery]()
             while True:
                 try:
-                    outcome = await self._attempt(send, failed)
+                    tried = await self._attempt(send, failed)
                 except NoEngineError as error:
                     if failed:
                         raise _broken(failed[-1]) from error
                     raise
-                if outcome.problem is None:
-                    return outcome.engine_id
-                failed.append(outcome)
-                broke_off = isinstance(outcome.problem, EngineError) and outcome.is_told
+                if tried.problem is None:
+                    return tried.engine_id
+                failed.append(tried)
+                broke_off = isinstance(tried.problem, EngineError) and tried.response_started
                 if not broke_off or len(failed) == attempts or not self.take_back():
-                    raise _broken(outcome)
+                    raise _broken(tried)
                 self.runner.executor.begin_anew(self.call)
-                self.runner.metrics.tried_again(delivery.call.model, outcome.engine_id)
+                self.runner.metrics.tried_again(delivery.call.model, tried.engine_id)
         finally:
             self.promise.end()
 
-    async def _attempt(self, send: Send, failed: Sequence[Outcome]) -> Outcome:
+    async def _attempt(self, send: Send, failed: Sequence[Delivery]) -> Delivery:
         output = self.call.output
         text = None if output is None else TextTap(self._on_text)
         delivery = msgspec.structs.replace(
             self.promise.delivery,
             text=text,
             held=self.answer_bytes,
-            avoids=frozenset(outcome.engine_id for outcome in failed),
+            avoids=frozenset(tried.engine_id for tried in failed),
             output=None if output is None else output.variable,
             held_s=self.call.held_s,
         )
-        outcome = await self.runner.relay.run(delivery, send)
+        await self.runner.relay.run(delivery, send)
         self._was_cut = text is not None and text.was_cut
-        return outcome
+        return delivery
 
     def _on_text(self, text: str) -> None:
         """Raises `PlaitError` if the text cannot become a value any more and nobody reads the rest."""
@@ -238,9 +238,9 @@ def _cause_of(error: PlaitError) -> FailureCause:
     return FailureCause(message=error.message, transient=is_transient)
 
 
-def _broken(outcome: Outcome) -> BrokenCallError:
+def _broken(tried: Delivery) -> BrokenCallError:
     """The error of a call that is not retried."""
-    engine_id, problem = outcome.engine_id, outcome.problem
+    engine_id, problem = tried.engine_id, tried.problem
     if isinstance(problem, EngineError):
         return BrokenCallError(FailureCause(engine=engine_id, message=problem.message, transient=True), problem)
     return BrokenCallError(FailureCause(engine=engine_id, message=f"engine {engine_id}: {problem}"))

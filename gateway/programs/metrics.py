@@ -80,7 +80,7 @@ class SessionCollector(Collector):
         """Gauges over all tenants, and the number of variables set, failed and skipped."""
         tenants = self._executor.sessions.tenants.values()
         gauges: dict[str, tuple[str, int]] = {
-            "sessions": ("Sessions", len(self._executor.sessions)),
+            "program_sessions": ("Sessions of programs", len(self._executor.sessions)),
             "semantic_variables": ("Semantic variables", sum(tenant.variables for tenant in tenants)),
             "held_calls": ("Calls that wait for inputs", sum(tenant.waiting_calls for tenant in tenants)),
             "held_bytes": (

@@ -39,8 +39,9 @@ class StandingPromise:
         """The call is promised this from now on. If it is on its way, its engine is told."""
         self._promise = promise
         if self._delivery is not None:
-            self._delivery = self._renewed(self._delivery, self._delivery.handle)
-            self._relay.refine(self._delivery)
+            self._delivery, handle = self._renewed(self._delivery, self._delivery.handle), self._delivery.handle
+            assert handle is not None
+            self._relay.refine(handle, self._delivery.call)
 
     def begin(self, delivery: Delivery) -> None:
         """The delivery is on its way until `end`."""

@@ -1,41 +1,52 @@
-"""`plait demo --compare`: the same shared-prefix calls through several policies, on equal engines.
+"""The same calls on shared prefixes through several policies, on equal engines: single calls, or sessions.
 
-By default, the real router and the real engine cores run in virtual time. `live` sends the calls to real servers.
+The real router and the real engine cores run in virtual time. `live` sends the calls to real servers.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from math import inf
 from pathlib import Path
+from typing import Any, Final
 
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.backends.tokenization.tokenizer import Tokenizer
+from plait.backends.tokenization.part_cache import PartCache
+from plait.backends.tokenization.prompt_encoder import EncodedPrompt, PromptEncoder
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.fleet.router import Router
+from plait.gateway.simulation.rivals import KNOWN, RIVALS, TITLES
+from plait.gateway.simulation.shared_prefixes import Kind, load_prefixes
 from plait.gateway.simulation.simulate import Simulation
 from plait.gateway.simulation.simulated_call import CallRecord, Prompt, SimulatedCall
 from plait.gateway.simulation.workload import (
-    Kind,
-    SharedPrefix,
     WorkloadCall,
     generate_calls,
-    load_prefixes,
+    generate_sessions,
     poisson_arrivals,
     select_working_set,
 )
 from plait.policy.placement.load import DEFAULT_WINDOW_S
-from plait.policy.placement.policies import POLICIES
 from plait.policy.placement.situation import Policy
 from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
 
 MODEL = "demo"
+OURS: Final = "plait"
+
+WARM_UP: Final = 0.25
+"""So much of a run fills the caches. These first calls are in no figure."""
+
+CACHE_BYTES: Final = 256 * 2**20
+"""Of encoded beginnings."""
 
 Progress = Callable[[str, int, int], None]
 """Called with a label, how much is done, and how much there is in all."""
@@ -43,15 +54,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """The inputs. `working_set` is in units of one engine's KV cache, `rate` in units of round robin's saturation.
+    """The inputs. `working_set` is in units of one engine's KV cache, `rate` in units of a saturation.
 
-    `kinds` of prompts are asked. Without `admission`, calls are sent as they arrive. `scheduler` names the engines'
-    local scheduler. `window_s` is the router's.
+    `kinds` of prompts are asked, in sessions of so many `turns` on average, or else in single calls. Without
+    `admission`, calls are sent as they arrive. `scheduler` names the engines' local scheduler. `window_s` is the
+    router's.
     """
 
     traces: Path | None = None
-    policies: tuple[str, ...] = ("round_robin", "e2", "plait")
-    calls: int = 6000
+    policies: tuple[str, ...] = (OURS, "least_outstanding", "session_hash", "smg", "llmd")
+    calls: int = 2000
     seed: int = 1
     zipf: float = 1.1
     engines: int = 4
@@ -59,16 +71,17 @@ class Experiment:
     kv_tokens: int | None = None
     block_tokens: int = 16
     working_set: float = 1.5
-    rate: float = 0.9
+    rate: float = 0.85
     kinds: tuple[Kind, ...] = ("document", "tools")
+    turns: int | None = None
     scheduler: str = "slo"
     window_s: float = DEFAULT_WINDOW_S
     admission: bool = True
 
     def __post_init__(self) -> None:
-        unknown = [policy for policy in self.policies if policy not in POLICIES]
+        unknown = [policy for policy in self.policies if policy not in KNOWN]
         if unknown:
-            raise ValueError(f"unknown placement policy {unknown[0]!r}; expected any of {', '.join(POLICIES)}")
+            raise ValueError(f"unknown placement policy {unknown[0]!r}; expected any of {', '.join(KNOWN)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +93,15 @@ class Workload:
     prefixes: int
     working_set_tokens: int
     kv_tokens: int
+
+    def sessions(self) -> Iterator[Sequence[int]]:
+        """The numbers of each session's calls. A call without a session is one by itself."""
+
+        def session(number: int) -> Hashable:
+            return self.calls[number].session or number
+
+        for _, numbers in groupby(range(len(self.calls)), session):
+            yield tuple(numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,49 +128,42 @@ class Outcome:
 
 def prepare(experiment: Experiment, progress: Progress) -> Workload:
     """Choose the working set, draw the calls, tokenize their prompts. Raises ValueError for unusable traces."""
-    tokenizer = load_tokenizer("embedded")
+    encode = _Encoder(experiment.block_tokens)
     prefixes = [prefix for prefix in load_prefixes(experiment.traces) if prefix.kind in experiment.kinds]
-    sizes = {prefix.name: len(_encode(tokenizer, prefix)) for prefix in prefixes}
+    sizes = {prefix.name: len(encode(prefix.messages_for(""), prefix.tools)) for prefix in prefixes}
     kv_tokens = experiment.kv_tokens or min(
         load_profile(experiment.profile).kv.tokens, int(sum(sizes.values()) / experiment.working_set)
     )
     chosen = select_working_set(
         prefixes, lambda prefix: sizes[prefix.name], round(kv_tokens * experiment.working_set), experiment.seed
     )
-    calls = generate_calls(chosen, experiment.calls, experiment.seed, experiment.zipf)
+    drawn = (chosen, experiment.calls, experiment.seed, experiment.zipf)
+    calls = generate_calls(*drawn) if experiment.turns is None else generate_sessions(*drawn, experiment.turns)
     prompts = []
     for call in calls:
-        prompts.append(_prompt(tokenizer.encode_chat(call.messages, tools=call.tools), experiment.block_tokens))
+        prompts.append(_prompt(encode(call.messages, call.tools), experiment.block_tokens))
         progress("tokenizing", len(prompts), len(calls))
     return Workload(calls, prompts, len(chosen), sum(sizes[prefix.name] for prefix in chosen), kv_tokens)
 
 
-def saturation_rate(experiment: Experiment, workload: Workload, progress: Progress) -> float:
-    """The calls/s that round robin completes if all calls arrive at the start."""
-    records = simulate(experiment, workload, "round_robin", None, progress)
+def saturation_rate(
+    experiment: Experiment, workload: Workload, progress: Progress, policy: str | Policy = "round_robin"
+) -> float:
+    """The calls/s that a policy completes if all sessions begin at the start, and nobody thinks."""
+    records = simulate(experiment, workload, policy, None, progress)
     return len(records) / max(record.finished_s for record in records)
 
 
 def simulate(
     experiment: Experiment, workload: Workload, policy: str | Policy, rate_per_s: float | None, progress: Progress
 ) -> list[CallRecord]:
-    """Run the workload in virtual time. Calls arrive at a Poisson rate; None: all at once."""
-    profile = load_profile(experiment.profile)
-    router = Router(policy, block_tokens=tree_block_tokens(experiment.block_tokens), window_s=experiment.window_s)
-    engines = {}
-    for number in range(experiment.engines):
-        engine_id = f"engine-{number}"
-        router.add_engine(engine_id, profile.cost_model(), kv_tokens=workload.kv_tokens)
-        settings = EngineSettings(
-            name=engine_id,
-            model=MODEL,
-            kv_tokens=workload.kv_tokens,
-            block_tokens=experiment.block_tokens,
-            scheduler=experiment.scheduler,
-        )
-        engines[engine_id] = Engine(settings, profile.cost_model())
-    name = policy if isinstance(policy, str) else "policy"
-    label = f"{name} at {rate_per_s:.2f}/s" if rate_per_s else f"{name}, saturated"
+    """Run the workload in virtual time; returns the records in the order of its calls.
+
+    Sessions begin at Poisson times, so that on average `rate_per_s` calls come; None: all at once.
+    """
+    name = TITLES.get(policy, policy) if isinstance(policy, str) else "policy"
+    label = f"{name}, {rate_per_s:.1f} calls/s" if rate_per_s else f"{name}, all at once"
+    router, engines = _fleet(experiment, workload, RIVALS.get(policy, policy) if isinstance(policy, str) else policy)
     simulation = Simulation(
         router,
         engines,
@@ -156,20 +171,30 @@ def simulate(
         ahead_s=AHEAD_S if experiment.admission else inf,
         progress=lambda finished: progress(label, finished, len(workload.calls)),
     )
-    arrivals = arrival_times(experiment, rate_per_s)
-    return simulation.run(
-        [
-            SimulatedCall(arrives_s, prompt, call.max_tokens, call.prefix)
-            for arrives_s, prompt, call in zip(arrivals, workload.prompts, workload.calls, strict=True)
-        ]
-    )
+    records: dict[int, CallRecord] = {}
+
+    def send(number: int, later: Sequence[int], now_s: float) -> None:
+        call = workload.calls[number]
+        simulated = SimulatedCall(now_s, workload.prompts[number], call.max_tokens, call.prefix, session=call.session)
+        records[number] = simulation.send(simulated, partial(go_on, later))
+
+    def go_on(later: Sequence[int], _ended: CallRecord) -> None:
+        if later:
+            think_s = workload.calls[later[0]].think_s if rate_per_s else 0.0
+            simulation.at(simulation.now_s + think_s, partial(send, later[0], later[1:]))
+
+    for begins_s, numbers in zip(arrival_times(experiment, workload, rate_per_s), workload.sessions(), strict=True):
+        simulation.at(begins_s, partial(send, numbers[0], numbers[1:]))
+    simulation.run()
+    return [records[number] for number in range(len(workload.calls))]
 
 
-def arrival_times(experiment: Experiment, rate_per_s: float | None) -> list[float]:
-    """Seconds from the start at which each call arrives."""
+def arrival_times(experiment: Experiment, workload: Workload, rate_per_s: float | None) -> list[float]:
+    """Seconds from the start at which each session begins."""
+    sessions, calls = sum(1 for _ in workload.sessions()), len(workload.calls)
     if rate_per_s is None:
-        return [0.0] * experiment.calls
-    return poisson_arrivals(experiment.calls, rate_per_s, experiment.seed)
+        return [0.0] * sessions
+    return poisson_arrivals(sessions, rate_per_s * sessions / calls, experiment.seed)
 
 
 def summarise(policy: str, records: Sequence[CallRecord]) -> Outcome:
@@ -195,14 +220,53 @@ def summarise(policy: str, records: Sequence[CallRecord]) -> Outcome:
     )
 
 
+def after_warm_up(records: Sequence[CallRecord]) -> Sequence[CallRecord]:
+    """The records that count."""
+    return records[round(WARM_UP * len(records)) :]
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(1, math.ceil(round(len(ordered) * share, 6))) - 1]
 
 
-def _encode(tokenizer: Tokenizer, prefix: SharedPrefix) -> list[int]:
-    return tokenizer.encode_chat(prefix.messages_for(""), tools=list(prefix.tools) or None)
+def _fleet(experiment: Experiment, workload: Workload, policy: str | Policy) -> tuple[Router, dict[str, Engine]]:
+    """A router, and its engines by id."""
+    profile = load_profile(experiment.profile)
+    router = Router(policy, block_tokens=tree_block_tokens(experiment.block_tokens), window_s=experiment.window_s)
+    engines = {}
+    for number in range(experiment.engines):
+        engine_id = f"engine-{number}"
+        router.add_engine(engine_id, profile.cost_model(), kv_tokens=workload.kv_tokens)
+        settings = EngineSettings(
+            name=engine_id,
+            model=MODEL,
+            kv_tokens=workload.kv_tokens,
+            block_tokens=experiment.block_tokens,
+            scheduler=experiment.scheduler,
+        )
+        engines[engine_id] = Engine(settings, profile.cost_model())
+    return router, engines
+
+
+class _Encoder:
+    """Encodes chats. A beginning that was encoded before is not encoded again."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._tokenizer = load_tokenizer("embedded")
+        self._root = root_hash(MODEL)
+        self._encoder = PromptEncoder(self._tokenizer, tree_block_tokens(block_tokens), PartCache(CACHE_BYTES))
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> array[int]:
+        text = self._tokenizer.render_chat(messages, tools=tools or None)
+        steps = self._encoder.steps(text, MODEL, self._root, add_special_tokens=False)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                prompt: EncodedPrompt = end.value
+                return prompt.ids
 
 
 def _prompt(tokens: Sequence[int], block_tokens: int) -> Prompt:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from plait.backends.http.client import HttpClient, Response
+from plait.gateway.answers.completion_stream import CompletionStream
 from plait.gateway.asgi import header
-from plait.gateway.calls.completion_stream import CompletionStream
+from plait.gateway.simulation.compare import Workload
 from plait.gateway.simulation.processes import FleetPlan
 from plait.gateway.simulation.simulated_call import CallRecord
 from plait.gateway.simulation.workload import WorkloadCall
@@ -17,11 +18,12 @@ from plait.policy.types import PlacementReason
 
 
 async def send_workload(
-    plan: FleetPlan, calls: Sequence[WorkloadCall], arrivals_s: Sequence[float], progress: Callable[[int], None]
+    plan: FleetPlan, workload: Workload, arrivals_s: Sequence[float], progress: Callable[[int], None]
 ) -> list[CallRecord]:
-    """Send each of `calls` to the plan's gateway, `arrivals_s` emulated seconds from now.
+    """Begin each session of the workload at the plan's gateway, `arrivals_s` emulated seconds from now.
 
-    The times of the records are emulated seconds too. Raises RuntimeError for a call that is not answered in full.
+    The records are in the order of the calls; their times are emulated seconds too. Raises RuntimeError for a call that
+    is not answered in full.
     """
     client = HttpClient(plan.url)
     loop = asyncio.get_running_loop()
@@ -31,20 +33,26 @@ async def send_workload(
     def now_s() -> float:
         return (loop.time() - zero) * plan.time_scale
 
-    async def send(call: WorkloadCall, arrives_s: float) -> CallRecord:
-        await asyncio.sleep((arrives_s - now_s()) / plan.time_scale)
-        record = await _send(client, plan.model, call, now_s)
-        nonlocal finished
-        finished += 1
-        progress(finished)
-        return record
+    async def send(numbers: Sequence[int], begins_s: float) -> list[CallRecord]:
+        records: list[CallRecord] = []
+        due_s = begins_s
+        for number in numbers:
+            call = workload.calls[number]
+            due_s += call.think_s
+            await asyncio.sleep((due_s - now_s()) / plan.time_scale)
+            records.append(await _send(client, plan.model, call, now_s))
+            due_s = records[-1].finished_s
+            nonlocal finished
+            finished += 1
+            progress(finished)
+        return records
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(send(*pair)) for pair in zip(calls, arrivals_s, strict=True)]
+            tasks = [group.create_task(send(*pair)) for pair in zip(workload.sessions(), arrivals_s, strict=True)]
     finally:
         await client.aclose()
-    return [task.result() for task in tasks]
+    return [record for task in tasks for record in task.result()]
 
 
 async def _send(client: HttpClient, model: str, call: WorkloadCall, now_s: Callable[[], float]) -> CallRecord:
@@ -56,6 +64,8 @@ async def _send(client: HttpClient, model: str, call: WorkloadCall, now_s: Calla
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if call.session:
+        body["prompt_cache_key"] = call.session
     if call.tools is not None:
         body["tools"] = call.tools
     arrived_s = now_s()

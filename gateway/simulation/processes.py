@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -20,7 +21,10 @@ STOP_DEADLINE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """The servers to start: `engines` embedded engines from `engine_port` on, and a gateway over them."""
+    """The servers to start: `engines` embedded engines from `engine_port` on, and a gateway over them.
+
+    The gateway has an admin API if there is an `admin_key`.
+    """
 
     port: int = 8000
     engine_port: int = 8101
@@ -32,6 +36,7 @@ class FleetPlan:
     block_tokens: int = 16
     time_scale: float = 1.0
     log_level: str = "warning"
+    admin_key: str = ""
 
     @property
     def engine_ports(self) -> range:
@@ -49,8 +54,9 @@ class FleetPlan:
             f'[[engines]]\nname = "engine-{i}"\nurl = "http://127.0.0.1:{port}"\n'
             for i, port in enumerate(self.engine_ports)
         )
+        admin = f'admin_key = "{self.admin_key}"\n' if self.admin_key else ""
         return (
-            f"[server]\nport = {self.port}\ndrain_delay_s = 0\n"
+            f"[server]\nport = {self.port}\ndrain_delay_s = 0\n{admin}"
             f'[log]\nlevel = "{self.log_level}"\n[placement]\npolicy = "{self.policy}"\n'
             f'[[models]]\nname = "{self.model}"\ntokenizer = "embedded"\nprofile = "{self.profile}"\n{engines}'
         )
@@ -70,8 +76,10 @@ class FleetPlan:
 
 
 @contextmanager
-def running_fleet(plan: FleetPlan) -> Iterator[None]:
-    """Engines and gateway, up and ready on entry, stopped on exit.
+def running_fleet(plan: FleetPlan, stderr: IO[bytes] | None = None) -> Iterator[int]:
+    """Engines and gateway, up and ready on entry, stopped on exit. Gives the gateway's process id.
+
+    They write to `stderr`, by default to this process's.
 
     Raises ValueError if a server ends early, for example because its port is in use, or is not ready in time. The
     server's own message is on stderr.
@@ -81,15 +89,16 @@ def running_fleet(plan: FleetPlan) -> Iterator[None]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-"))
         config = Path(folder, "config.toml")
         config.write_text(plan.config(), encoding="utf-8")
-        servers = [stack.enter_context(_process(plan.engine_arguments(i))) for i in range(plan.engines)]
-        servers.append(stack.enter_context(_process(["serve", f"--config={config}"])))
+        servers = [stack.enter_context(_process(plan.engine_arguments(i), stderr)) for i in range(plan.engines)]
+        servers.append(stack.enter_context(_process(["serve", f"--config={config}"], stderr)))
         _await_ready(plan, servers)
-        yield
+        yield servers[-1].pid
 
 
 @contextmanager
-def _process(arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-m", "plait.gateway.cli", *arguments])  # noqa: S603 - our own command
+def _process(arguments: Sequence[str], stderr: IO[bytes] | None) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "plait.gateway.cli", *arguments]
+    process = subprocess.Popen(command, stderr=stderr)  # noqa: S603 - our own command
     try:
         yield process
     finally:

@@ -19,7 +19,7 @@ from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.engine import Engine
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.room import AHEAD_S
-from plait.gateway.admission.tenant_limits import UNLIMITED
+from plait.gateway.admission.tenants import UNLIMITED
 from plait.gateway.admission.waiting import Waiting
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
@@ -120,6 +120,7 @@ class Simulation:
             slo=simulated.slo,
             objective=simulated.objective,
             group=simulated.group,
+            session=simulated.session,
         )
         record = CallRecord(simulated.prefix, prompt.tokens, simulated.output_tokens, now_s, simulated.tenant)
         self.records.append(record)

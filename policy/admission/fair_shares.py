@@ -1,4 +1,6 @@
-"""Who is furthest behind: the tokens that each tenant was served, for its weight, over the whole fleet.
+"""Tenants' shares: who is furthest behind, and who is active.
+
+Who is furthest behind is known by the tokens that each tenant was served, for its weight, over the whole fleet.
 
 Each tenant has a virtual time, which its tokens over its weight advance (start-time fair queueing, Goyal et al. 1996).
 A tenant that comes back after a pause begins at the time of the one that is furthest behind of those that wait. So
@@ -16,6 +18,9 @@ from typing import Final
 
 MOST_OLD: Final = 64
 """More old entries than this, and more than half, are thrown away."""
+
+ACTIVE_S: Final = 60.0
+"""So long after its last call a tenant counts."""
 
 
 class FairShares:
@@ -59,22 +64,24 @@ class FairShares:
 
     def serve(self, tenant: str, tokens: int) -> None:
         """A call of the tenant is sent. If it has waited, `left` comes after this."""
-        served = self.served(tenant)
+        served = self._served.get(tenant, 0.0)
+        if tenant not in self._waiting:
+            served = max(served, self._present() if self._order else self._latest)
         self._latest = max(self._latest, served)
-        self._served[tenant] = served + tokens / self.weight(tenant)
+        self._served[tenant] = served + tokens / self._weights.get(tenant, 1.0)
 
     def correct(self, tenant: str, tokens: int) -> None:
         """A call has ended: it took so many tokens more (or less, if negative) than expected."""
         served = self._served.get(tenant)
         if served is None:
             return
-        served += tokens / self.weight(tenant)
+        served += tokens / self._weights.get(tenant, 1.0)
         if tenant in self._waiting:
             self._served[tenant] = max(0.0, served)
             if tokens < 0:
                 self._enter(tenant)
                 self.on_earlier(tenant)
-        elif served > self._present():
+        elif served > (self._present() if self._order else self._latest):
             self._served[tenant] = served
         else:
             del self._served[tenant]  # as good as new
@@ -97,3 +104,43 @@ class FairShares:
             else:
                 return entered
         return self._latest
+
+
+class ActiveTenants:
+    """The tenants that have sent a call within `ACTIVE_S`, and which part of a model each of them may take.
+
+    `weight` returns a tenant's weight.
+    """
+
+    def __init__(self, weight: Callable[[str], float]) -> None:
+        self._weight = weight
+        self._latest: dict[str, tuple[float, float]] = {}  # the last call's time and the tenant's weight, oldest first
+        self._weights = 0.0
+
+    def came(self, tenant: str, now_s: float) -> None:
+        """A call of the tenant has come, or was sent on."""
+        before = self._latest.pop(tenant, None)
+        weight = self._weight(tenant)
+        self._weights += weight - (0.0 if before is None else before[1])
+        self._latest[tenant] = now_s, weight
+
+    def are_several(self, now_s: float) -> bool:
+        """Whether more than one tenant counts."""
+        if len(self._latest) > 1:
+            self._forget(now_s)
+        return len(self._latest) > 1
+
+    def share(self, tenant: str, now_s: float) -> float:
+        """The part that the tenant may take while all that count want some."""
+        self._forget(now_s)
+        mine = self._latest.get(tenant)
+        weight = self._weight(tenant) if mine is None else mine[1]
+        return weight / (self._weights if mine is not None else self._weights + weight)
+
+    def _forget(self, now_s: float) -> None:
+        while self._latest:
+            tenant, (latest_s, weight) = next(iter(self._latest.items()))
+            if now_s - latest_s <= ACTIVE_S:
+                return
+            del self._latest[tenant]
+            self._weights = self._weights - weight if self._latest else 0.0  # rounding ends with the tenants

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 from plait.policy.placement.delay import Asked, Offer, delay_cost
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.situation import Situation, cached_blocks
-from plait.policy.prefix.node import USES_S
+from plait.policy.prefix.prefix_tree import USES_S
 
 REPAID = 4.0
 """How much longer than one call the engines stay as unequal as now: the copy serves the uses of this time."""
@@ -25,18 +25,25 @@ class Longest(NamedTuple):
     holders: Collection[int]
 
 
-def longest(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Longest | None:
-    """None if no engine has a part of the prompt, or all have as much. Looks at few engines that have less."""
+def longest(
+    asked: Asked, situation: Situation, engines: Sequence[EngineView], offers: Sequence[Offer] = ()
+) -> Longest | None:
+    """None if no engine has a part of the prompt, or all have as much. Looks at few engines that have less.
+
+    `offers` are those of all engines, or none.
+    """
     held: dict[int, int] = {}
     best = 0
     for segment in reversed(situation.path):
         if best and best >= min(asked.call.cacheable_blocks, segment.node.start_blocks + segment.blocks):
             break
-        holdings = segment.node.holdings
-        for place in [place for place, engine in enumerate(engines) if engine.engine_id in holdings]:
-            if place not in held:
-                held[place] = cached_blocks(asked.call, situation, engines[place])
-                best = max(best, held[place])
+        node = segment.node
+        first_id, others = node.first.engine_id if node.first is not None else None, node.others
+        for place, engine in enumerate(engines):
+            if (engine.engine_id == first_id or engine.engine_id in others) and place not in held:
+                blocks = offers[place].held_blocks if offers else cached_blocks(asked.call, situation, engine)
+                held[place] = blocks
+                best = max(best, blocks)
     holders = [place for place, found in held.items() if found == best]
     return Longest(best, holders) if best and len(holders) < len(engines) else None
 

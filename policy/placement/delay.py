@@ -82,19 +82,18 @@ def offer(asked: Asked, situation: Situation, engine: EngineView) -> Offer:
     """What `engine` offers to the call."""
     held_blocks = cached_blocks(asked.call, situation, engine)
     cost = delay_cost(asked, engine, held_blocks, situation.now_s, situation.passed)
-    evicted_s = _evicted_s(asked.call, situation, engine, held_blocks)
-    if evicted_s:
-        cost = cost._replace(evicted_s=evicted_s)
+    if engine.free_tokens is not None:
+        evicted_s = _evicted_s(asked.call, situation, engine, held_blocks, engine.free_tokens)
+        if evicted_s:
+            cost = cost._replace(evicted_s=evicted_s)
     late_s = max(0.0, cost.first_token_s - asked.ttft_s) if asked.ttft_s < inf else 0.0
     return Offer((late_s, cost.total_s), engine, held_blocks, cost)
 
 
-def _evicted_s(call: Call, situation: Situation, engine: EngineView, held_blocks: int) -> float:
+def _evicted_s(call: Call, situation: Situation, engine: EngineView, held_blocks: int, free_tokens: float) -> float:
     """The delay of what will be computed again, once, because LRU drops it for the call."""
-    if engine.free_tokens is None:
-        return 0.0
     missed_tokens = call.prompt_tokens - held_blocks * call.block_tokens
-    short_tokens = missed_tokens + engine.ledger.mean_output_tokens - engine.free_tokens
+    short_tokens = missed_tokens + engine.ledger.mean_output_tokens - free_tokens
     if short_tokens <= 0:
         return 0.0
     own, now_s, costs, lost_s = {segment.node for segment in situation.path}, situation.now_s, engine.cost_model, 0.0
@@ -151,8 +150,12 @@ def delay_beside(asked: Asked, engine: EngineView, held_blocks: int, present: Pr
     cached_tokens = held_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
     attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
-    before_s = costs.decode_iteration_s(calls, context_tokens)
     after_s = costs.decode_iteration_s(calls + 1, context_tokens + call.prompt_tokens + output_tokens / 2)
+    slow_s = 0.0
+    if calls:
+        known = engine.floor if (calls, context_tokens) == (engine.calls, engine.context_tokens) else None
+        before_s = costs.decode_iteration_s(calls, context_tokens) if known is None else known.iteration_s
+        slow_s = slowness * calls * LEFT_SHARE * output_tokens * (after_s - before_s)
     prefill_s = slowness * (engine.drain_s(missed_tokens) + attention_s)
     work_s = slowness * (costs.marginal_s(missed_tokens) + attention_s)
     return DelayCost(
@@ -160,6 +163,6 @@ def delay_beside(asked: Asked, engine: EngineView, held_blocks: int, present: Pr
         prefill_s=prefill_s,
         decode_s=slowness * output_tokens * after_s,
         stall_s=STALLED_SHARE * calls * work_s,
-        slow_s=slowness * calls * LEFT_SHARE * output_tokens * (after_s - before_s),
+        slow_s=slow_s,
         later_s=LATER * asked.rate_s * work_s * min(asked.most_wait_s, present.queue_s + prefill_s / 2),
     )

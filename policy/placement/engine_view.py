@@ -8,9 +8,8 @@ from math import inf
 from typing import NamedTuple
 
 from plait.policy.cost_model import CostModel
-from plait.policy.placement.first_bytes import FirstBytes
 from plait.policy.placement.load import LoadLedger
-from plait.policy.placement.pace import Pace
+from plait.policy.placement.pace import FirstBytes, Pace
 from plait.policy.placement.prefill_queue import Prefill, PrefillQueue
 from plait.policy.prefix.residency import Residency
 
@@ -44,9 +43,11 @@ class EngineView:
     """One engine's figures. The router owns and updates them; the policies read them.
 
     `free_tokens` is the part of the KV cache that no block fills: the reported number, less the tokens booked since
-    then. It is None if the engine reports none; no eviction is expected then. `context_tokens` are the prompts of all
-    `calls`, with half of the expected answer each. `batch_tokens` is the token budget of an iteration.
-    `slots` is how many calls run at a time (0: not known). `urgent_first` says that its local scheduler serves calls
+    then. It is None if the engine reports none; no eviction is expected then. `calls` are the `outstanding` ones, those
+    of `others`, and those that failed lately. `context_tokens` are their prompts, with half of the expected answer
+    each. `batch_tokens` is the token budget of an iteration.
+    `slots` is how many calls run at a time (0: not known). `others` are calls there that this gateway has not sent, as
+    far as it knows. `urgent_first` says that its local scheduler serves calls
     with a TTFT first. `computed_s` is what all prompts so far have added to iterations, by the cost model. `pace`
     measures how fast the engine is, and `slowness` is its latest figure. `first_bytes` measures how fast prompts end,
     whatever holds them up. `floor` follows from all of these (None: it
@@ -63,41 +64,51 @@ class EngineView:
     queue: PrefillQueue = field(default_factory=PrefillQueue)
     batch_tokens: int = DEFAULT_BATCH_TOKENS
     slots: int = 0
+    others: int = 0
     urgent_first: bool = False
     computed_s: float = 0.0
     pace: Pace = field(default_factory=Pace)
     slowness: float = 1.0
     first_bytes: FirstBytes = field(default_factory=FirstBytes)
     floor: Floor | None = None
+    calls: int = field(init=False)
     _lost: list[tuple[float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.calls = self.outstanding
 
     # What changes.
 
-    def begin(self, context_tokens: float, prefill: Prefill) -> None:
-        """A call was placed here. It waits in the gateway."""
+    def begin(self, context_tokens: float, prefill: Prefill, sent_s: float | None = None) -> None:
+        """A call was placed here. The engine was sent it at `sent_s`; None: it waits in the gateway."""
         self.outstanding += 1
+        self.calls += 1
         self.context_tokens += context_tokens
-        self.queue.add(prefill)
-        self._changed()
+        if sent_s is None:
+            self.queue.add(prefill)
+        else:
+            self.queue.send(prefill, sent_s)
+        self.floor = None
 
     def send(self, prefill: Prefill, now_s: float) -> None:
-        """The engine was sent a call."""
+        """The engine was sent a call that has waited."""
         self.queue.send(prefill, now_s)
-        self._changed()
+        self.floor = None
 
     def compute(self, prefill: Prefill, now_s: float) -> None:
         """A call has its first token."""
         self.first_bytes.came(prefill.sent_s, now_s)
         self.queue.leave(prefill, now_s)
         self.computed_s += self.cost_model.marginal_s(prefill.tokens) + prefill.attention_s
-        self._changed()
+        self.floor = None
 
     def end(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
         """A call has ended."""
         self.outstanding -= 1
-        self._give_back(context_tokens)
+        self.calls -= 1
+        self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
         self.queue.leave(prefill, now_s)
-        self._changed()
+        self.floor = None
 
     def lose(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
         """The engine failed a call. The call keeps its place for as long as an answer would have taken.
@@ -108,20 +119,23 @@ class EngineView:
         self.queue.leave(prefill, now_s)
         until_s = prefill.sent_s + prefill.time_s + self.ledger.mean_output_tokens * self.iteration_s
         heappush(self._lost, (max(now_s, until_s), context_tokens))
-        self._changed()
+        self.floor = None
 
-    def use_report(self, batch_tokens: int, *, urgent_first: bool, slots: int = 0) -> None:
-        """The engine has reported how it makes its iterations; 0 tokens or slots: not known."""
-        self.batch_tokens, self.slots = batch_tokens or DEFAULT_BATCH_TOKENS, slots
+    def use_report(self, batch_tokens: int = 0, *, urgent_first: bool = False, slots: int = 0, others: int = 0) -> None:
+        """The engine has said how it makes its iterations, and what others have there; 0 tokens or slots: not known."""
+        self.calls += others - self.others
+        self.batch_tokens, self.slots, self.others = batch_tokens or DEFAULT_BATCH_TOKENS, slots, others
         self.urgent_first = urgent_first
-        self._changed()
+        self.floor = None
 
     def refresh(self, now_s: float) -> None:
         """Take the latest pace. This comes about once a second."""
         self.slowness = self.pace.slowness(now_s)
         while self._lost and self._lost[0][0] <= now_s:
-            self._give_back(heappop(self._lost)[1])
-        self._changed()
+            context_tokens = heappop(self._lost)[1]
+            self.calls -= 1
+            self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
+        self.floor = None
 
     def observe_decode(
         self, time_s: float, iterations: int, begun_iteration_s: float, begun_computed_s: float, now_s: float
@@ -136,11 +150,6 @@ class EngineView:
     # What policies read.
 
     @property
-    def calls(self) -> int:
-        """The outstanding calls, and those that failed lately."""
-        return self.outstanding + len(self._lost)
-
-    @property
     def iteration_s(self) -> float:
         """Seconds of an iteration in which all calls decode, at least one, by the cost model."""
         return self.cost_model.decode_iteration_s(max(1, self.calls), self.context_tokens)
@@ -149,7 +158,7 @@ class EngineView:
         """What a new call costs here at least. It is computed when it is needed: a small fleet needs none."""
         queue = self.queue
         until_s, least_s = -inf, 0.0
-        if not queue.is_empty and not queue.may_expire:
+        if (queue.held or queue.sent) and queue.expires_s == inf:
             drain_s = self.drain_s(queue.tokens) + queue.attention_s
             until_s, least_s = queue.head_s + drain_s, max(0.0, drain_s - queue.most_progress_s)
         self.floor = Floor(
@@ -169,9 +178,9 @@ class EngineView:
         wait in the gateway, `passed_share` is behind the call that this is asked for.
         """
         queue = self.queue
-        if not queue.is_empty:
+        if queue.expires_s <= now_s:
             queue.expire(now_s)
-        if queue.is_empty:
+        if not queue.held and not queue.sent:
             return 0.0
         if is_urgent and self.urgent_first:
             return self.drain_s(queue.urgent_tokens)
@@ -185,7 +194,8 @@ class EngineView:
 
         Each iteration has a token for each decode. The others are the prompts'.
         """
-        costs, decodes = self.cost_model, self.calls - len(self.queue)
+        costs, queue = self.cost_model, self.queue
+        decodes = self.calls - queue.held - queue.sent
         per_iteration = self.batch_tokens - decodes
         if 0 < tokens < per_iteration:
             return costs.forward(tokens + decodes) / costs.efficiency
@@ -194,12 +204,6 @@ class EngineView:
         if rest:
             seconds += costs.forward(rest + decodes)
         return seconds / costs.efficiency
-
-    def _give_back(self, context_tokens: float) -> None:
-        self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
-
-    def _changed(self) -> None:
-        self.floor = None
 
 
 def sent_calls(view: EngineView) -> int:

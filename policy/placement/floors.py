@@ -99,12 +99,17 @@ def _levels(
     prefills = [_least_prefill(call, models, 0)]
     for level, segment in enumerate(situation.path, start=1):
         prefills.append(_least_prefill(call, models, segment.node.start_blocks + segment.blocks))
-        levels.update(dict.fromkeys(segment.node.holdings, level))
+        node = segment.node
+        if node.first is not None:
+            levels[node.first.engine_id] = level
+            levels.update(dict.fromkeys(node.others, level))
     return levels, prefills
 
 
 def _least_prefill(call: Call, models: Collection[CostModel], held_blocks: int) -> _Prefill:
-    cached_tokens = min(call.cacheable_blocks, held_blocks) * call.block_tokens
+    cached_tokens = held_blocks * call.block_tokens
+    if cached_tokens >= call.prompt_tokens:  # the last token is always computed
+        cached_tokens = call.cacheable_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
     own_s = added_s = inf
     for costs in models:

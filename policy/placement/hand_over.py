@@ -16,26 +16,26 @@ SHARE = 0.1
 
 
 class HandOver:
-    """The engines that hand over, and until when the others have spent their time on what they took."""
+    """The engines that hand over, `leaving`, and until when the others have spent their time on what they took."""
 
     def __init__(self) -> None:
-        self._leaving: dict[str, EngineView] = {}
+        self.leaving: dict[str, EngineView] = {}
         self._spent_until_s: dict[str, float] = {}
         self._latest_s: dict[str, float] = {}
 
     def __contains__(self, engine_id: object) -> bool:
-        return engine_id in self._leaving
+        return engine_id in self.leaving
 
     def begin(self, engine: EngineView, now_s: float) -> None:
         """From now on the engine takes only calls for what no other engine has."""
-        self._leaving[engine.engine_id] = engine
+        self.leaving[engine.engine_id] = engine
         self._latest_s[engine.engine_id] = now_s
 
     def end(self, engine_id: str) -> None:
         """The engine hands over no more. Nothing happens if it did not."""
-        self._leaving.pop(engine_id, None)
+        self.leaving.pop(engine_id, None)
         self._latest_s.pop(engine_id, None)
-        if not self._leaving:
+        if not self.leaving:
             self._spent_until_s.clear()
 
     def latest_s(self, engine_id: str) -> float:
@@ -44,16 +44,14 @@ class HandOver:
 
     def narrow(self, call: Call, situation: Situation) -> Situation:
         """The situation with the engines that may take the call: all, if there are none but those that hand over."""
-        if not self._leaving:
-            return situation
-        others = [engine for engine in situation.engines if engine.engine_id not in self._leaving]
+        others = [engine for engine in situation.engines if engine.engine_id not in self.leaving]
         if not others:
             return situation
         most = max(cached_blocks(call, situation, engine) for engine in others)
         keepers = [
             engine
             for engine in situation.engines
-            if engine.engine_id in self._leaving and cached_blocks(call, situation, engine) > most
+            if engine.engine_id in self.leaving and cached_blocks(call, situation, engine) > most
         ]
         if not keepers:
             return situation._replace(engines=others)
@@ -63,12 +61,11 @@ class HandOver:
 
     def placed(self, call: Call, tree: PrefixTree, placement: Placement, now_s: float) -> None:
         """The call goes to an engine. Count what that computes of what others hand over."""
-        if placement.engine_id in self._leaving:
+        if placement.engine_id in self.leaving:
             self._latest_s[placement.engine_id] = now_s
-        if not self._leaving or placement.engine_id in self._leaving:
             return
         path, engine_id, cached_tokens = tree.match(call.block_hashes), placement.engine_id, placement.cached_tokens
-        for leaving in self._leaving.values():
+        for leaving in self.leaving.values():
             held_tokens = min(call.cacheable_blocks, leaving.residency.held_blocks(path)) * call.block_tokens
             if held_tokens > cached_tokens:
                 took_s = leaving.cost_model.prefill_time_s(held_tokens - cached_tokens, cached_tokens)

@@ -6,10 +6,12 @@ outcome is that of looking at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, nsmallest
 from math import inf
+from operator import attrgetter
 from typing import Final
 
 from plait.policy.placement.copies import Copy, longest
@@ -30,12 +32,14 @@ MOST_FOR_GROUP: Final = 16
 
 ROUNDING: Final = 1e-9
 
+_rank: Final[Callable[[Offer], Rank]] = attrgetter("rank")
+
 
 def least_delay(call: Call, situation: Situation) -> Placement:
     """The engine with the least delay. Ties: in turn.
 
-    A call with a TTFT goes to an engine that is expected to meet it. If none is, the placement is at risk, and the call
-    goes where its first token is expected first. A call of a task group without a TTFT goes where that is best for the
+    A call with a TTFT goes to an engine that is expected to meet it. If none is, the call goes
+    where its first token is expected first. A call of a task group without a TTFT goes where that is best for the
     whole group.
     """
     asked = Asked.of(call, situation)
@@ -44,21 +48,18 @@ def least_delay(call: Call, situation: Situation) -> Placement:
     if situation.siblings and asked.ttft_s == inf:
         best = best_for_group(asked, situation.siblings, _offers(asked, situation, engines))
     else:
-        best = (best_of_all if len(engines) <= FEW else best_of_many)(asked, situation, engines)
+        few = len(engines) <= FEW
+        best = min(all_offers(asked, situation, engines), key=_rank) if few else best_of_many(asked, situation, engines)
     exploits = 2 * best.held_blocks * call.block_tokens > call.prompt_tokens
     reason = PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE
-    return placed(call, best.engine, reason, best.held_blocks, best.cost, is_at_risk=best.rank[0] > 0)
-
-
-def best_of_all(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Offer:
-    """The best offer; of equal ones the first."""
-    return min(all_offers(asked, situation, engines), key=_rank)
+    meets_ttft = None if asked.ttft_s == inf else best.rank[0] <= 0
+    return placed(call, best.engine, reason, best.held_blocks, best.cost, meets_ttft=meets_ttft)
 
 
 def all_offers(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> list[Offer]:
     """What each engine offers, with what a copy of the prompt's longest cached part would repay."""
-    offers = [offer(asked, situation, engine) for engine in engines]
-    found = longest(asked, situation, engines)
+    offers = list(map(partial(offer, asked, situation), engines))
+    found = longest(asked, situation, engines, offers) if len(engines) > 1 else None
     if found is None:
         return offers
     copy = Copy.of(situation, found, min((offers[place] for place in sorted(found.holders)), key=_rank))
@@ -66,7 +67,10 @@ def all_offers(asked: Asked, situation: Situation, engines: Sequence[EngineView]
 
 
 def best_of_many(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Offer:
-    """As `best_of_all`, without looking at every engine. An offer that misses the TTFT is compared with all."""
+    """The first of the best of `all_offers`, without looking at every engine.
+
+    An offer that misses the TTFT is compared with all.
+    """
     search, found = _Search(asked, situation, engines), longest(asked, situation, engines)
     if found is None:
         return search.over(zip(floors(asked, situation, engines).costs_s, range(len(engines)), strict=True))
@@ -119,10 +123,6 @@ def _offers(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -
         least = floors(asked, situation, engines).costs_s
         engines = [engines[place] for place in nsmallest(MOST_FOR_GROUP, range(len(engines)), least.__getitem__)]
     return [offer(asked, situation, engine) for engine in engines]
-
-
-def _rank(one: Offer) -> Rank:
-    return one.rank
 
 
 def _rounded(seconds: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plait.policy.placement.delay import Asked, Present, delay_beside, delay_cost
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.situation import Situation, cached_blocks, placed
-from plait.policy.prefix.node import Node
+from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import FIRST_TOKEN_WEIGHT, Placement, PlacementReason
 
 
@@ -35,7 +35,7 @@ def _lost_s(block_tokens: int, there: EngineView, held_blocks: int, leaf: Node) 
     for node in leaf.path():
         if node.end_blocks <= held_blocks:
             break
-        holding = node.holdings.get(there.engine_id)
+        holding = node.held_by(there.engine_id)
         if holding is not None and holding.bookings > 1:
             blocks += node.end_blocks - max(held_blocks, node.start_blocks)
     if not blocks:

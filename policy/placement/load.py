@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plait.policy.cost_model import CostModel
-from plait.policy.prefix.node import Node
+from plait.policy.prefix.prefix_tree import Node
 
 DEFAULT_WINDOW_S = 180.0
 """H: three minutes. Preble (section 3.2) finds that the length of the window hardly matters."""
@@ -23,7 +23,9 @@ DEFAULT_PRIOR_OUTPUT_TOKENS = 128
 
 @dataclass(slots=True, eq=False)
 class LedgerEntry:
-    """One call in the window. Its prompt ends at `leaf`. `prefill_s` is predicted first and replaced in `settle`.
+    """One call in the window. Its prompt ends at `leaf`, and `missed_tokens` of it are not cached, as was predicted.
+
+    `prefill_s` is predicted first and replaced in `settle`.
 
     `queue_s` is the time from the booking to the first token, less the predicted prefill; None until it is known.
     """
@@ -31,13 +33,17 @@ class LedgerEntry:
     booked_s: float
     leaf: Node
     prompt_tokens: int
+    missed_tokens: int
     prefill_s: float
     output_tokens: int | None = None
     queue_s: float | None = None
 
 
 class LoadLedger:
-    """One engine's calls in the window. The ledger keeps totals, so a cost takes O(1) and ageing amortised O(1)."""
+    """One engine's calls in the window. The ledger keeps totals, so a cost takes O(1) and ageing amortised O(1).
+
+    `mean_output_tokens` is the mean output length of the ended calls in the window; the prior if none has ended.
+    """
 
     def __init__(
         self,
@@ -47,7 +53,7 @@ class LoadLedger:
     ) -> None:
         self.window_s = window_s
         self._cost_model = cost_model
-        self._prior_output_tokens = float(prior_output_tokens)
+        self._prior_output_tokens = self.mean_output_tokens = float(prior_output_tokens)
         self._entries: OrderedDict[LedgerEntry, None] = OrderedDict()
         self._prefill_s = 0.0
         self._prompt_tokens = 0
@@ -65,11 +71,6 @@ class LoadLedger:
     def __repr__(self) -> str:
         return f"LoadLedger(calls={len(self)}, prefill_s={self._prefill_s:.3f}, decode_s={self._decode_s():.3f})"
 
-    @property
-    def mean_output_tokens(self) -> float:
-        """Mean output length of the ended calls in the window; the prior if no call in the window has ended."""
-        return self._output_tokens / self._outputs if self._outputs else self._prior_output_tokens
-
     def window_cost_s(self) -> float:
         """L: the prefills of all calls in the window, plus a decode of mean output length for each call."""
         return self._prefill_s + self._decode_s()
@@ -85,7 +86,8 @@ class LoadLedger:
 
     def book(self, leaf: Node, missed_tokens: int, prompt_tokens: int, now_s: float) -> LedgerEntry:
         """Enter a call that was placed here. `missed_tokens` of its prompt are not cached."""
-        entry = LedgerEntry(now_s, leaf, prompt_tokens, self._prefill_time_s(missed_tokens, prompt_tokens))
+        prefill_s = self._cost_model.prefill_time_s(missed_tokens, max(0, prompt_tokens - missed_tokens))
+        entry = LedgerEntry(now_s, leaf, prompt_tokens, missed_tokens, prefill_s)
         self._entries[entry] = None
         self._prefill_s += entry.prefill_s
         self._prompt_tokens += prompt_tokens
@@ -101,11 +103,14 @@ class LoadLedger:
             return
         assert entry.output_tokens is None, "a call is settled once"
         self._prefill_s -= entry.prefill_s
-        entry.prefill_s = self._prefill_time_s(missed_tokens, entry.prompt_tokens)
+        if missed_tokens != entry.missed_tokens:
+            cached_tokens = max(0, entry.prompt_tokens - missed_tokens)
+            entry.prefill_s = self._cost_model.prefill_time_s(missed_tokens, cached_tokens)
         self._prefill_s += entry.prefill_s
         entry.output_tokens = output_tokens
         self._output_tokens += output_tokens
         self._outputs += 1
+        self.mean_output_tokens = self._output_tokens / self._outputs
 
     def cancel(self, entry: LedgerEntry) -> bool:
         """Remove a call that never ran. Returns False if its entry had aged out already."""
@@ -139,9 +144,8 @@ class LoadLedger:
         if entry.output_tokens is not None:
             self._output_tokens -= entry.output_tokens
             self._outputs -= 1
-
-    def _prefill_time_s(self, missed_tokens: int, prompt_tokens: int) -> float:
-        return self._cost_model.prefill_time_s(missed_tokens, max(0, prompt_tokens - missed_tokens))
+            outputs, prior = self._outputs, self._prior_output_tokens
+            self.mean_output_tokens = self._output_tokens / outputs if outputs else prior
 
     def _decode_s(self) -> float:
         calls = len(self._entries)

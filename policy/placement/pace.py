@@ -9,6 +9,10 @@ from __future__ import annotations
 from math import exp, inf
 from statistics import median
 
+RECENT = 0.1
+"""What one gap between first bytes counts in the mean. An iteration brings several at once, so single gaps say little.
+"""
+
 MEMORY_S = 20.0
 """Observations are forgotten over about so long. A slow engine is seen within seconds and tried again in a minute."""
 
@@ -99,3 +103,22 @@ class Pace:
     def leave(self) -> None:
         """The engine is in the fleet no more."""
         self._fleet.ratios.remove(self._own)
+
+
+class FirstBytes:
+    """How fast an engine really comes to first bytes, whatever holds it up: prompts, decodes or a full KV cache.
+
+    `gap_s` is the mean time to the next first byte while a call waits for its own; 0: not known yet.
+    """
+
+    __slots__ = ("_latest_s", "gap_s")
+
+    def __init__(self) -> None:
+        self.gap_s = 0.0
+        self._latest_s = -inf
+
+    def came(self, sent_s: float, now_s: float) -> None:
+        """A call that was sent at `sent_s` has its first byte."""
+        gap_s = now_s - max(sent_s, self._latest_s)
+        self.gap_s = self.gap_s + RECENT * (gap_s - self.gap_s) if self.gap_s else gap_s
+        self._latest_s = now_s

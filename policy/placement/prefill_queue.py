@@ -32,13 +32,16 @@ class Prefill:
 class PrefillQueue:
     """The waiting prefills of one engine. `tokens` and `attention_s` are their sums.
 
-    `urgent_tokens` are those of urgent prefills. `sent_tokens` and `sent_attention_s` are the sums of the prefills that
-    the engine was sent. The oldest of these has been computed since `head_s`.
+    `urgent_tokens` are those of urgent prefills. `held` counts the prefills of calls that wait in the gateway, and
+    `sent` those that the engine was sent and has not computed. `sent_tokens` and `sent_attention_s` are the sums of the
+    latter. The oldest of them has been computed since `head_s`. `expires_s` is when the next one ends without an event
+    (infinite: none does).
     """
 
     __slots__ = (
         *("_held", "_sent", "_sent_time_s", "_whole"),
-        *("attention_s", "head_s", "sent_attention_s", "sent_tokens", "tokens", "urgent_tokens"),
+        *("attention_s", "expires_s", "head_s", "held", "sent", "sent_attention_s"),
+        *("sent_tokens", "tokens", "urgent_tokens"),
     )
 
     def __init__(self) -> None:
@@ -49,41 +52,42 @@ class PrefillQueue:
         self._held: dict[Prefill, None] = {}
         self._sent: dict[Prefill, None] = {}
         self._whole: deque[tuple[float, Prefill]] = deque()  # when the prefill of a call that is not streamed ends
+        self.held = self.sent = 0
         self.head_s = 0.0
+        self.expires_s = inf
 
     def __len__(self) -> int:
         """Prefills that wait, or are being computed."""
-        return len(self._held) + len(self._sent)
-
-    @property
-    def held(self) -> int:
-        """Prefills of calls that wait in the gateway."""
-        return len(self._held)
-
-    @property
-    def sent(self) -> int:
-        """Prefills that the engine was sent and has not computed."""
-        return len(self._sent)
+        return self.held + self.sent
 
     def add(self, prefill: Prefill) -> None:
         """A call was placed here. It waits in the gateway."""
         self._held[prefill] = None
+        self.held += 1
         self.tokens += prefill.tokens
         self.urgent_tokens += prefill.tokens * prefill.is_urgent
         self.attention_s += prefill.attention_s
 
     def send(self, prefill: Prefill, now_s: float) -> None:
-        """The engine was sent the call."""
+        """The engine was sent the call, which has waited, or was placed here just now."""
+        if prefill in self._held:
+            del self._held[prefill]
+            self.held -= 1
+        else:
+            self.tokens += prefill.tokens
+            self.urgent_tokens += prefill.tokens * prefill.is_urgent
+            self.attention_s += prefill.attention_s
         if not self._sent:
             self.head_s = now_s
         prefill.sent_s = now_s
-        del self._held[prefill]
         self._sent[prefill] = None
+        self.sent += 1
         self.sent_tokens += prefill.tokens
         self.sent_attention_s += prefill.attention_s
         self._sent_time_s += prefill.time_s
         if not prefill.is_streamed:
             self._whole.append((now_s + self._sent_time_s, prefill))
+            self.expires_s = self._whole[0][0]
 
     def leave(self, prefill: Prefill, now_s: float) -> None:
         """A call does not wait any more: its prompt is computed, or it has ended; no effect if it did not wait."""
@@ -91,13 +95,17 @@ class PrefillQueue:
             if prefill is next(iter(self._sent)):
                 self.head_s = now_s
             del self._sent[prefill]
+            self.sent -= 1
             self.sent_tokens -= prefill.tokens
             self.sent_attention_s -= prefill.attention_s
             self._sent_time_s -= prefill.time_s
-            while self._whole and self._whole[0][1] not in self._sent:
-                self._whole.popleft()
+            if self._whole:
+                while self._whole and self._whole[0][1] not in self._sent:
+                    self._whole.popleft()
+                self.expires_s = self._whole[0][0] if self._whole else inf
         elif prefill in self._held:
             del self._held[prefill]
+            self.held -= 1
         else:
             return
         self.tokens -= prefill.tokens
@@ -116,24 +124,9 @@ class PrefillQueue:
 
     def expire(self, now_s: float) -> None:
         """Prefills of calls that are not streamed end as predicted. This comes before the sums are read at `now_s`."""
-        while self._whole and self._whole[0][0] <= now_s:
+        while self.expires_s <= now_s:
             ended_s, prefill = self._whole[0]
             self.leave(prefill, ended_s)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._sent and not self._held
-
-    @property
-    def may_expire(self) -> bool:
-        """Whether a prefill may end without an event."""
-        return bool(self._whole)
-
-    @property
-    def expires_s(self) -> float:
-        """When the next prefill ends without an event; infinite if none does."""
-        return self._whole[0][0] if self._whole else inf
 
     @property
     def most_progress_s(self) -> float:
@@ -152,6 +145,8 @@ class PrefillQueue:
         ):
             assert tokens == sum(prefill.tokens for prefill in prefills)
             assert abs(attention_s - sum(prefill.attention_s for prefill in prefills)) < 1e-6 or not prefills
+        assert (self.held, self.sent) == (len(self._held), len(self._sent))
+        assert self.expires_s == (self._whole[0][0] if self._whole else inf)
         waiting = [*self._held, *self._sent]
         assert self.urgent_tokens == sum(prefill.tokens for prefill in waiting if prefill.is_urgent)
         assert abs(self._sent_time_s - sum(prefill.time_s for prefill in self._sent)) < 1e-6 or not self._sent

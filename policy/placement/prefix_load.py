@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.prefix.node import Node
+from plait.policy.prefix.prefix_tree import Node
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.prefix_load import PrefixLoad, prefix_loads, prefix_tokens
 from plait.policy.placement.routes import Route, Routes, RouteState
 from plait.policy.placement.situation import Situation
-from plait.policy.prefix.node import Node
+from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, PlacementReason
 
 DOUBLED = 2.0
@@ -129,7 +129,7 @@ def divide(node: Node, engine: EngineView, holders: Sequence[EngineView]) -> dic
     """
     shared: list[tuple[int, int]] = []
     for first, child in node.children.items():
-        holding = child.holdings.get(engine.engine_id)
+        holding = child.held_by(engine.engine_id)
         if holding is not None and holding.sharers > 1:
             shared.append((holding.sharers, first))
     calls = dict.fromkeys(sorted(holders, key=lambda holder: holder.ledger.window_cost_s()), 0)

@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from plait.policy.prefix.node import Node
-from plait.policy.prefix.prefix_tree import Segment
+from plait.policy.prefix.prefix_tree import Node, Segment
 
 
 class RouteState(StrEnum):

@@ -13,7 +13,7 @@ from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.prefix_load import prefix_loads, prefix_tokens
 from plait.policy.placement.routes import Route, Routes, RouteState
 from plait.policy.placement.situation import Situation
-from plait.policy.prefix.node import Node
+from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, PlacementReason
 
 TH_BAL = 1.5
@@ -124,7 +124,7 @@ def _is_filled(engine: EngineView, now_s: float) -> bool:
 
 def _load_s(node: Node, engine: EngineView) -> float:
     """What the calls through the prefix cost the engine, if they cost what its calls cost on average."""
-    holding = node.holdings.get(engine.engine_id)
+    holding = node.held_by(engine.engine_id)
     if holding is None or not holding.sharers:
         return 0.0
     return engine.ledger.window_cost_s() * holding.sharers / len(engine.ledger)

@@ -1,18 +1,95 @@
 """What a placement policy is given, and what it returns.
 
-Selection has no side effects. A policy reads engine views and returns a `Placement`. The router books it. `engines`
-holds only eligible engines: healthy, not draining, serving the model.
+It is given the engines, the call's path in the prefix tree, and the traffic of its model: how long answers are, and
+what comes. Selection has no side effects. A policy reads engine views and returns a `Placement`. The router books it.
+`engines` holds only eligible engines: healthy, not draining, serving the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import exp
 from typing import Final, NamedTuple
 
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.traffic import NO_TRAFFIC, NOTHING_COMES, Coming, Traffic
 from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call, DelayCost, LoadCost, Placement, PlacementReason
+
+PRIOR_CALLS = 4.0
+"""The expected output counts as so many calls until calls have ended."""
+
+ARRIVALS_S = 60.0
+"""Calls of about the last minute say how many come a second."""
+
+
+class Coming(NamedTuple):
+    """What is expected to come: calls a second to each engine, and the mean length of their prompts."""
+
+    rate_s: float
+    prompt_tokens: float
+
+
+NOTHING_COMES = Coming(0.0, 0.0)
+
+
+class Traffic:
+    """How long the answers to one model's calls are, over the whole fleet.
+
+    A mean that forgets exponentially over `window_s`: O(1) in time and memory. An engine's own mean would make an
+    engine look fast that happened to get calls with short answers.
+    `prior_output_tokens` is expected of an answer before any call has ended.
+    """
+
+    __slots__ = ("_ended", "_ended_s", "_output_tokens", "_prior", "_window_s")
+
+    def __init__(self, window_s: float, prior_output_tokens: float) -> None:
+        self._window_s = window_s
+        self._prior = prior_output_tokens
+        self._ended = 0.0
+        self._ended_s = 0.0
+        self._output_tokens = 0.0
+
+    def ended(self, output_tokens: int, now_s: float) -> None:
+        """A call got its whole answer."""
+        kept = exp((self._ended_s - now_s) / self._window_s) if self._ended else 1.0
+        self._ended = self._ended * kept + 1
+        self._output_tokens = self._output_tokens * kept + output_tokens
+        self._ended_s = now_s
+
+    def expected_output_tokens(self, limit: int | None) -> float:
+        """The mean length of an answer, or the call's output `limit` if that is less."""
+        mean_tokens = (self._prior * PRIOR_CALLS + self._output_tokens) / (PRIOR_CALLS + self._ended)
+        return mean_tokens if limit is None else min(mean_tokens, limit)
+
+
+class Arrivals:
+    """How many calls come a second, and how long their prompts are.
+
+    Means that forget exponentially over `ARRIVALS_S`: O(1) in time and memory.
+    """
+
+    __slots__ = ("_began_s", "_calls", "_latest_s", "_prompt_tokens")
+
+    def __init__(self, now_s: float) -> None:
+        self._began_s = self._latest_s = now_s
+        self._calls = self._prompt_tokens = 0.0
+
+    def came(self, prompt_tokens: int, now_s: float) -> None:
+        """A call has come."""
+        kept = exp((self._latest_s - now_s) / ARRIVALS_S)
+        self._calls = 1.0 + self._calls * kept
+        self._prompt_tokens = prompt_tokens + self._prompt_tokens * kept
+        self._latest_s = now_s
+
+    def coming(self, engines: int, now_s: float) -> Coming:
+        """What each of so many `engines` has to expect. At least a second counts: the first calls are no burst."""
+        known = 1.0 - exp(min(self._began_s - now_s, -1.0) / ARRIVALS_S)
+        rate_s = self._calls * exp((self._latest_s - now_s) / ARRIVALS_S) / (ARRIVALS_S * known)
+        return Coming(rate_s / engines, self._prompt_tokens / self._calls)
+
+
+NO_TRAFFIC = Traffic(1.0, 0.0)
+"""Of a model that nobody has called."""
 
 
 class Passed(NamedTuple):
@@ -53,7 +130,8 @@ Policy = Callable[[Call, Situation], Placement]
 
 def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
     """Blocks of the prompt that the engine is expected to have cached, less any block with the last prompt token."""
-    return min(call.cacheable_blocks, engine.residency.held_blocks(situation.path))
+    held_blocks = engine.residency.held_blocks(situation.path)
+    return held_blocks if held_blocks * call.block_tokens < call.prompt_tokens else call.cacheable_blocks
 
 
 def placed(
@@ -63,8 +141,8 @@ def placed(
     held_blocks: int,
     cost: LoadCost | DelayCost | None = None,
     *,
-    is_at_risk: bool = False,
+    meets_ttft: bool | None = None,
 ) -> Placement:
     """The placement of `call` on `engine`, which has `held_blocks` of its prompt."""
     cached_tokens = held_blocks * call.block_tokens
-    return Placement(engine.engine_id, reason, cached_tokens, call.prompt_tokens - cached_tokens, cost, is_at_risk)
+    return Placement(engine.engine_id, reason, cached_tokens, call.prompt_tokens - cached_tokens, cost, meets_ttft)

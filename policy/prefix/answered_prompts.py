@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from plait.policy.prefix.block_hash import chain
+from plait.policy.prefix.block_hash import whole_hash
 
 MOST_PROMPTS = 16_384
 """The prompts that are remembered, some 6 MB. A turn that comes after so many others is not recognised."""
@@ -27,28 +27,24 @@ class _Answered:
 
 
 class AnsweredPrompts:
-    """The latest prompts that engines have answered. Tree blocks have `block_tokens`."""
+    """The latest prompts that engines have answered, `prompts`. Tree blocks have `block_tokens`."""
 
     def __init__(self, block_tokens: int, most_prompts: int = MOST_PROMPTS) -> None:
         self._block_tokens = block_tokens
         self._most_prompts = most_prompts
-        self._prompts: OrderedDict[int, _Answered] = OrderedDict()
+        self.prompts: OrderedDict[int, _Answered] = OrderedDict()
         self._rests: dict[int | None, Counter[int]] = {}
         """By the hash of the whole blocks: how many prompts have so many tokens behind them."""
 
-    def __len__(self) -> int:
-        """The prompts that are remembered."""
-        return len(self._prompts)
-
     def add(self, engine_id: str, prompt_hash: int, before: int | None, prompt_tokens: int, output_tokens: int) -> None:
         """An engine has answered the prompt with this `whole_hash`. It does not compute the KV of the last token."""
-        answered = self._prompts.get(prompt_hash)
+        answered = self.prompts.get(prompt_hash)
         if answered is None:
-            answered = self._prompts[prompt_hash] = _Answered(before, prompt_tokens % self._block_tokens)
+            answered = self.prompts[prompt_hash] = _Answered(before, prompt_tokens % self._block_tokens)
             self._rests.setdefault(before, Counter())[answered.rest_tokens] += 1
-            if len(self._prompts) > self._most_prompts:
-                self._forget(next(iter(self._prompts)))
-        self._prompts.move_to_end(prompt_hash)
+            if len(self.prompts) > self._most_prompts:
+                self._forget(next(iter(self.prompts)))
+        self.prompts.move_to_end(prompt_hash)
         answered.stored_tokens[engine_id] = prompt_tokens + max(0, output_tokens - 1)
 
     def continued(
@@ -64,7 +60,7 @@ class AnsweredPrompts:
             start = blocks * self._block_tokens
             for rest_tokens in sorted(self._rests.get(before, ()), reverse=True):
                 rest = tokens[start : start + rest_tokens]
-                answered = self._prompts.get(whole_hash(rest, root if before is None else before))
+                answered = self.prompts.get(whole_hash(rest, root if before is None else before))
                 if answered is not None and start + rest_tokens < len(tokens):
                     stored = answered.stored_tokens.items()
                     return blocks, {
@@ -76,21 +72,16 @@ class AnsweredPrompts:
 
     def forget(self, engine_id: str) -> None:
         """Nothing is known of an engine's cache any more."""
-        for prompt_hash, answered in list(self._prompts.items()):
+        for prompt_hash, answered in list(self.prompts.items()):
             answered.stored_tokens.pop(engine_id, None)
             if not answered.stored_tokens:
                 self._forget(prompt_hash)
 
     def _forget(self, prompt_hash: int) -> None:
-        answered = self._prompts.pop(prompt_hash)
+        answered = self.prompts.pop(prompt_hash)
         rests = self._rests[answered.before]
         rests[answered.rest_tokens] -= 1
         if not rests[answered.rest_tokens]:
             del rests[answered.rest_tokens]
             if not rests:
                 del self._rests[answered.before]
-
-
-def whole_hash(rest: Sequence[int], before: int) -> int:
-    """The hash of a whole prompt: of the tokens `rest` behind its whole blocks, whose hash is `before`."""
-    return chain(rest, len(rest), before)[0] if len(rest) else before

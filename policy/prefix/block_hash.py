@@ -60,6 +60,11 @@ def extend_chain(hashes: array[int], tokens: Sequence[int], block_tokens: int, r
     hashes.extend(chain(tokens[known * block_tokens :], block_tokens, hashes[-1] if known else root))
 
 
+def whole_hash(rest: Sequence[int], before: int) -> int:
+    """The hash of a whole prompt: of the tokens `rest` behind its whole blocks, whose hash is `before`."""
+    return chain(rest, len(rest), before)[0] if len(rest) else before
+
+
 class HashChain:
     """A growing chain. `hashes` are those of its whole blocks. Later tokens are kept until they fill a block."""
 

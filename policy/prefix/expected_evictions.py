@@ -7,7 +7,7 @@ report between iterations, and often begin such a prompt together with the calls
 
 from __future__ import annotations
 
-from plait.policy.prefix.node import Node
+from plait.policy.prefix.prefix_tree import Node
 from plait.policy.prefix.residency import Residency, Victim
 
 Prompt = tuple[Node, int]
@@ -35,12 +35,14 @@ class ExpectedEvictions:
 
     def computed(self, call: object) -> None:
         """The prompt is computed. What it evicts stays expected until the next report, or until no prompt is left."""
-        if self._end(call) and not self._prompts:
+        self._booked_since.pop(call, None)
+        if self._prompts.pop(call, None) is not None and not self._prompts:
             self._forget()
 
     def given_up(self, call: object) -> None:
         """The call has ended, maybe before its prompt was computed. It evicts nothing any more."""
-        if self._end(call):
+        self._booked_since.pop(call, None)
+        if self._prompts.pop(call, None) is not None:
             self._expect()
 
     def update(self, free_tokens: float | None) -> None:
@@ -49,11 +51,6 @@ class ExpectedEvictions:
         self._booked_since.clear()
         self._free_tokens = free_tokens
         self._expect()
-
-    def _end(self, call: object) -> bool:
-        """Whether evictions were expected for the call, which needs no more room."""
-        self._booked_since.pop(call, None)
-        return self._prompts.pop(call, None) is not None
 
     def _expect(self) -> None:
         """Expect what LRU evicts for the shortage. The rest that fills no block finds room where other calls end."""

@@ -10,15 +10,267 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from math import exp
+from typing import Final, NamedTuple
 
-from plait.policy.prefix.node import Node
-from plait.policy.prefix.small_mapping import with_entry, without_entry
+USES_S = 60.0
+"""How long a use of a prefix counts: about as long ahead as the next uses can be foreseen."""
+
+NO_BRANCHES: Final[dict[int, Node]] = {}
+NO_HOLDINGS: Final[dict[str, Holding]] = {}
+"""Shared by all nodes that have none, since a dict of one entry takes 200 bytes. They stay empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Node:
+    """A run of blocks; `start_blocks` blocks of the prompt come before it.
+
+    A node has an `only_child`, or several children in `branches`, by their first block. Most nodes have a holding of
+    one engine, the `first`; those of further engines are in `others`, by engine. Loops over a path look both up without
+    a call. `use_count` is how often the node was used when that was at `used_s`.
+    """
+
+    __slots__ = (
+        *("branches", "first", "hashes", "only_child", "others", "parent", "start_blocks", "use_count", "used_s"),
+    )
+
+    def __init__(self, parent: Node | None, start_blocks: int, hashes: array[int]) -> None:
+        self.parent = parent
+        self.start_blocks = start_blocks
+        self.hashes = hashes
+        self.only_child: Node | None = None
+        self.branches = NO_BRANCHES
+        self.first: Holding | None = None
+        self.others = NO_HOLDINGS
+        self.use_count = self.used_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"Node(start={self.start_blocks}, blocks={len(self.hashes)}, holdings={self.holdings})"
+
+    @property
+    def end_blocks(self) -> int:
+        """Blocks of the prompt up to and including this node."""
+        return self.start_blocks + len(self.hashes)
+
+    # Children.
+
+    @property
+    def children(self) -> Mapping[int, Node]:
+        """The children by their first block, the oldest first. It is not to be changed."""
+        return self.branches if self.only_child is None else {self.only_child.hashes[0]: self.only_child}
+
+    def add_child(self, child: Node) -> None:
+        """Put a node below this one. It takes the place of the child with the same first block, if there is one."""
+        first_block, only = child.hashes[0], self.only_child
+        if only is not None and only.hashes[0] != first_block:
+            self.branches, self.only_child = {only.hashes[0]: only, first_block: child}, None
+        elif self.branches:
+            self.branches[first_block] = child
+        else:
+            self.only_child = child
+
+    def drop_child(self, first_block: int) -> None:
+        """A child left the tree."""
+        if self.only_child is not None:
+            self.only_child = None
+            return
+        del self.branches[first_block]
+        if len(self.branches) == 1:
+            (self.only_child,) = self.branches.values()
+            self.branches = NO_BRANCHES
+
+    # Holdings.
+
+    @property
+    def holdings(self) -> Mapping[str, Holding]:
+        """The holdings by engine, the oldest first: a copy."""
+        return {} if self.first is None else {self.first.engine_id: self.first, **self.others}
+
+    def held_by(self, engine_id: str) -> Holding | None:
+        """The engine's holding, if it has one."""
+        first = self.first
+        return first if first is not None and first.engine_id == engine_id else self.others.get(engine_id)
+
+    def holding(self, engine_id: str) -> Holding:
+        """The engine's holding, made if absent; `drop_unused` removes it once it is empty."""
+        holding = self.held_by(engine_id)
+        if holding is None:
+            holding = Holding(self, engine_id)
+            self.add_holding(holding)
+        return holding
+
+    def add_holding(self, holding: Holding) -> None:
+        """Add the holding of an engine that has none."""
+        if self.first is None:
+            self.first = holding
+        elif self.others is NO_HOLDINGS:
+            self.others = {holding.engine_id: holding}
+        else:
+            self.others[holding.engine_id] = holding
+
+    def drop_unused(self, holding: Holding) -> None:
+        """Forget a holding of the node if it is empty. One that only has sharers leaves the order of use."""
+        if holding.resident_blocks or holding.bookings:
+            return
+        holding.unlink()
+        if holding.sharers:
+            return
+        if holding is self.first:
+            oldest = next(iter(self.others), None)
+            self.first = None if oldest is None else self.others.pop(oldest)
+        else:
+            del self.others[holding.engine_id]
+        if not self.others:
+            self.others = NO_HOLDINGS
+
+    def can_join(self, lower: Node) -> bool:
+        """Whether nothing divides this node from `lower`, its only child: no call ends between them on any engine.
+
+        Every engine has the blocks of both in use since the same time, so the order of eviction stays the same.
+        """
+        return all(holding.can_join(lower.held_by(engine_id)) for engine_id, holding in self.holdings.items())
+
+    def common_blocks(self, offset: int, hashes: Sequence[int], start: int) -> int:
+        """How many leading blocks `self.hashes[offset:]` and `hashes[start:]` share. The chain allows a bisection."""
+        low, high = 0, min(len(self.hashes) - offset, len(hashes) - start)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.hashes[offset + middle - 1] == hashes[start + middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    # Uses.
+
+    def use(self, now_s: float) -> None:
+        """A call that ends with the node was placed, on any engine."""
+        node = self
+        while (parent := node.parent) is not None:
+            count = node.use_count
+            node.use_count = 1.0 + count * exp((node.used_s - now_s) / USES_S) if count else 1.0
+            node.used_s = now_s
+            node = parent
+
+    def uses(self, now_s: float) -> float:
+        """The calls that span the node, each of which counts less with time: those of about the last `USES_S`."""
+        return self.use_count * exp((self.used_s - now_s) / USES_S) if self.use_count else 0.0
+
+    def path(self) -> Iterator[Node]:
+        """The node itself, then its ancestors up to the root, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+class Holding:
+    """One engine's leading blocks of one node; also a link in that engine's order of use.
+
+    `resident_blocks` were reported, or assumed to be stored. `bookings` counts booked calls, also those that no
+    report has confirmed since they ended. Their blocks are expected: all blocks of the node, since a call spans whole
+    nodes. `waiting` of them are of calls that wait in the gateway. `sharers` counts the calls placed there within the
+    window H. Of two holdings, the one with the higher `used` was used later. The last `leaving_blocks` of the resident
+    blocks are expected to be evicted for booked calls.
+    """
+
+    __slots__ = (
+        *("bookings", "engine_id", "leaving_blocks", "newer", "node"),
+        *("older", "resident_blocks", "sharers", "used", "waiting"),
+    )
+
+    def __init__(
+        self, node: Node, engine_id: str, resident_blocks: int = 0, bookings: int = 0, sharers: int = 0
+    ) -> None:
+        self.node = node
+        self.engine_id = engine_id
+        self.resident_blocks = resident_blocks
+        self.bookings = bookings
+        self.sharers = sharers
+        self.waiting = 0
+        self.used = 0
+        self.leaving_blocks = 0
+        self.older: Holding | None = None
+        self.newer: Holding | None = None
+
+    def __bool__(self) -> bool:
+        return self.held or self.sharers > 0
+
+    def __repr__(self) -> str:
+        return f"Holding(resident={self.resident_blocks}, bookings={self.bookings}, sharers={self.sharers})"
+
+    @property
+    def held(self) -> bool:
+        """Whether blocks of the node are resident or expected. Only then the holding is in the order of use."""
+        return self.resident_blocks > 0 or self.bookings > 0
+
+    @property
+    def held_blocks(self) -> int:
+        """Leading blocks of the node that are resident or expected, and not expected to be evicted."""
+        return len(self.node.hashes) if self.bookings else self.resident_blocks - self.leaving_blocks
+
+    def split(self, upper: Node, blocks: int) -> Holding:
+        """The holding of `upper`, which takes over the node's first `blocks` blocks. It follows in the order of use."""
+        above = Holding(upper, self.engine_id, min(blocks, self.resident_blocks), self.bookings, self.sharers)
+        above.waiting, above.used = self.waiting, self.used
+        self.resident_blocks = max(0, self.resident_blocks - blocks)
+        above.leaving_blocks = max(0, self.leaving_blocks - self.resident_blocks)
+        self.leaving_blocks -= above.leaving_blocks
+        if self.newer is not None:
+            above.link_between(self, self.newer)
+        return above
+
+    def can_join(self, below: Holding | None) -> bool:
+        """Whether one holding can stand for this one and `below`, the engine's holding of the node's only child.
+
+        The same calls span both, and no other node is between them in the order of use. Blocks that are expected to be
+        evicted must be behind the blocks that stay.
+        """
+        if self.leaving_blocks:
+            return False
+        if below is None:
+            return not self.bookings and not self.sharers
+        calls, calls_below = (self.bookings, self.sharers, self.waiting), (below.bookings, below.sharers, below.waiting)
+        return calls == calls_below and (not below.held or self.older is below)
+
+    def join(self, above: Holding) -> None:
+        """Take over the blocks of `above`, the upper part of the node, and its place in the order of use."""
+        self.resident_blocks += above.resident_blocks
+        self.used = above.used
+        older, newer = above.older, above.newer
+        above.unlink()
+        if self.older is None and older is not None and newer is not None:
+            self.link_between(older, newer)
+
+    def link_between(self, older: Holding, newer: Holding) -> None:
+        """Enter the order of use between two neighbours."""
+        self.older, self.newer = older, newer
+        older.newer = newer.older = self
+
+    def unlink(self) -> None:
+        """Leave the order of use, if the holding is in it."""
+        if self.older is not None and self.newer is not None:
+            self.older.newer, self.newer.older = self.newer, self.older
+            self.older = self.newer = None
+
+    def check(self, node: Node) -> None:
+        """Assert the invariants; for tests."""
+        assert self.node is node
+        assert self, f"an empty holding was left on {node}"
+        assert 0 <= self.resident_blocks <= len(node)
+        assert 0 <= self.leaving_blocks <= self.resident_blocks
+        assert 0 <= self.waiting <= self.bookings
+        assert self.sharers >= 0
+        assert self.held == (self.newer is not None) == (self.older is not None), f"{node}: in the order of use or not?"
+
+
+class Segment(NamedTuple):
     """The first `blocks` blocks of a node, matched by a prompt. Only a path's last segment may be part of its node."""
 
     node: Node
@@ -56,35 +308,39 @@ class PrefixTree:
         segments = []
         node, position, length = self.root, 0, len(hashes)
         while position < length:
-            child = node.children.get(hashes[position])
-            if child is None:
-                break
-            common = child.common_blocks(0, hashes, position)
-            segments.append(Segment(child, common))
-            if common < len(child.hashes):
-                break
-            position += common
-            node = child
+            child = node.only_child
+            if child is None or child.hashes[0] != hashes[position]:
+                child = node.branches.get(hashes[position])
+                if child is None:
+                    break
+            blocks = len(child.hashes)
+            end = position + blocks
+            if end > length or child.hashes[-1] != hashes[end - 1]:
+                common = child.common_blocks(0, hashes, position)
+                segments.append(Segment(child, common))
+                if common < blocks:
+                    break
+            else:  # the last blocks are equal, so all are
+                segments.append(Segment(child, blocks))
+            position, node = end, child
         return segments
 
     def insert(self, hashes: Sequence[int]) -> Node:
         """Insert a chain that begins at the root. Returns the chain's last node, which ends at the chain's end."""
-        node = self.root
-        position, length = 0, len(hashes)
-        while position < length:
-            child = node.children.get(hashes[position])
-            if child is None:
-                return self.add_leaf(node, hashes[position:])
-            common = child.common_blocks(0, hashes, position)
-            node = child if common == len(child) else self.split(child, common)
-            position += common
-        return node
+        path = self.match(hashes)
+        if not path:
+            return self.add_leaf(self.root, hashes) if len(hashes) else self.root
+        node, blocks = path[-1]
+        end = node.start_blocks + blocks
+        if blocks < len(node.hashes):
+            node = self.split(node, blocks)
+        return self.add_leaf(node, hashes[end:]) if end < len(hashes) else node
 
     def add_leaf(self, parent: Node, hashes: Sequence[int]) -> Node:
         """Add the chain `hashes` below `parent`. None of its blocks may be in the tree."""
-        leaf = Node(parent, parent.end_blocks, array("Q", hashes))
-        parent.children = with_entry(parent.children, leaf.hashes[0], leaf)
-        self._blocks += len(leaf)
+        leaf = Node(parent, parent.start_blocks + len(parent.hashes), array("Q", hashes))
+        parent.add_child(leaf)
+        self._blocks += len(leaf.hashes)
         return leaf
 
     def extend(self, node: Node, hashes: Sequence[int]) -> Node:
@@ -108,35 +364,42 @@ class PrefixTree:
         assert 0 < blocks < len(node)
         upper = Node(node.parent, node.start_blocks, node.hashes[:blocks])
         upper.use_count, upper.used_s = node.use_count, node.used_s
-        node.parent.children = with_entry(node.parent.children, upper.hashes[0], upper)
+        node.parent.add_child(upper)
         node.hashes = node.hashes[blocks:]
         node.start_blocks += blocks
         node.parent = upper
-        upper.children = with_entry(upper.children, node.hashes[0], node)
-        for engine_id, holding in list(node.holdings.items()):
+        upper.add_child(node)
+        for engine_id, holding in node.holdings.items():
             above = holding.split(upper, blocks)
-            upper.holdings = with_entry(upper.holdings, engine_id, above)
+            upper.add_holding(above)
             if above.resident_blocks:
                 self.ends[engine_id][upper.hashes[above.resident_blocks - 1]] = upper
-            node.drop_unused(engine_id)
+            node.drop_unused(holding)
         return upper
 
     def prune(self, node: Node) -> int:
-        """Drop blocks that no engine needs, from `node` upwards; returns how many nodes left the tree."""
+        """Drop blocks that no engine needs, from `node` upwards; returns how many nodes left the tree.
+
+        An engine needs all blocks of a node that calls span, and else its resident ones.
+        """
         removed = 0
-        while node.parent is not None and not node.children:
-            keep = 0
-            for holding in node.holdings.values():
-                keep = max(keep, holding.needed_blocks())
-            self._blocks -= len(node.hashes) - keep
+        while (parent := node.parent) is not None and node.only_child is None and not node.branches:
+            keep, blocks, holding = 0, len(node.hashes), node.first
+            if holding is not None:
+                keep = blocks if holding.bookings or holding.sharers else holding.resident_blocks
+                for other in node.others.values():
+                    keep = max(keep, blocks if other.bookings or other.sharers else other.resident_blocks)
+            self._blocks -= blocks - keep
             if keep:
                 del node.hashes[keep:]
                 break
-            parent = node.parent
-            parent.children = without_entry(parent.children, node.hashes[0])
+            parent.drop_child(node.hashes[0])
             removed += 1
             node = parent
-        self._note_only_child(node)
+        if node.only_child is None and not node.branches and node.parent is not None:
+            node = node.parent
+        if node.only_child is not None and node.parent is not None:
+            self._only_child[node] = None  # perhaps nothing divides it from its child any more: `tidy` looks
         return removed
 
     def tidy(self) -> None:
@@ -148,18 +411,11 @@ class PrefixTree:
         nodes, self._only_child = self._only_child, {}
         for node in nodes:
             self._merge(node)
-        children = self.root.children
-        self._most_children = max(self._most_children, len(children))
-        if 2 * len(children) < self._most_children and isinstance(children, dict):
-            self.root.children = dict(children)  # a dict from which keys are deleted keeps its size; its copy does not
-            self._most_children = len(children)
-
-    def _note_only_child(self, node: Node) -> None:
-        """A child of `node` left the tree, or a call that spanned it ended. Look at it again in `tidy`."""
-        if not node.children and node.parent is not None:
-            node = node.parent
-        if len(node.children) == 1 and node.parent is not None:
-            self._only_child[node] = None
+        branches = self.root.branches
+        self._most_children = max(self._most_children, len(branches))
+        if branches and 2 * len(branches) < self._most_children:
+            self.root.branches = dict(branches)  # a dict from which keys are deleted keeps its size; its copy does not
+            self._most_children = len(branches)
 
     def _merge(self, upper: Node) -> None:
         """Merge a node into its only child, if both are still in the tree and nothing divides them.
@@ -168,10 +424,8 @@ class PrefixTree:
         """
         parent = upper.parent
         assert parent is not None
-        if parent.children.get(upper.hashes[0]) is not upper or len(upper.children) != 1:
-            return
-        (lower,) = upper.children.values()
-        if not upper.can_join(lower):
+        lower = upper.only_child
+        if lower is None or parent.children.get(upper.hashes[0]) is not upper or not upper.can_join(lower):
             return
         for engine_id, holding in upper.holdings.items():
             below = lower.holding(engine_id)
@@ -182,11 +436,13 @@ class PrefixTree:
             below.join(holding)
         lower.parent, lower.start_blocks = parent, upper.start_blocks
         lower.hashes = upper.hashes + lower.hashes
-        parent.children = with_entry(parent.children, lower.hashes[0], lower)
+        parent.add_child(lower)
 
     def check(self) -> None:
         """Assert every invariant of the tree; for tests."""
         blocks, ends = 0, defaultdict[str, dict[int, Node]](dict)
+        assert not NO_BRANCHES
+        assert not NO_HOLDINGS
         for node in self.nodes():
             blocks += len(node)
             assert len(node) > 0

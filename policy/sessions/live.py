@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from plait.policy.sessions.contexts import Context, Session
+from plait.policy.sessions.known import Context, Session
 from plait.policy.sessions.worth import Caches
 
 Spares = Callable[[str], bool]

@@ -21,14 +21,16 @@ for longer than `MOST_HELD_S`. See docs/design/sessions.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple
 
-from plait.policy.sessions.contexts import Context, marked_block
-from plait.policy.sessions.held import Arrival, HeldTurns, Turn
-from plait.policy.sessions.known import KnownSessions
+from plait.policy.sessions.known import Context, KnownSessions, Session, marked_block
 from plait.policy.sessions.live import LiveSessions
 from plait.policy.sessions.worth import Caches, Worth
+from plait.policy.types import Call
 
 OUTGROWN: Final = 1.05
 """Contexts grow while sessions are live. Nobody is paused until the caches are too small by a twentieth."""
@@ -44,6 +46,116 @@ MOST_AWAY_S: Final = 120.0
 
 CHAT_TOKENS: Final = 4_000
 """A shorter prompt that extends none is chat."""
+
+FIRST_BETWEEN_S: Final = 10.0
+"""Between two turns that pass, until it has been measured."""
+
+BETWEEN_KEPT: Final = 0.9
+"""What a mean keeps with each further one."""
+
+
+class Arrival(NamedTuple):
+    """A call as the gate sees it, and the `session` that its client has named (empty: none).
+
+    One that `passes` is never held: the others of its program wait for it.
+    """
+
+    call: Call
+    output_tokens: int
+    tenant: str = ""
+    session: str = ""
+    passes: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A call that has come, and the context that it goes on with; None for chat.
+
+    `tokens` are its prompt and the answer that is expected.
+    """
+
+    asked: Arrival
+    context: Context | None
+    tokens: int
+    is_held: bool = False
+    is_sent: bool = False
+
+    @property
+    def session(self) -> Session:
+        """Of a call that is not chat."""
+        assert self.context is not None
+        return self.context.session
+
+    def tried_for_s(self, now_s: float) -> float:
+        """How long its client has tried."""
+        return 0.0 if self.session.tried_s is None else now_s - self.session.tried_s
+
+
+class HeldTurns:
+    """The turns that are held, by tenant.
+
+    A tenant's go by the birth of their sessions: who has begun goes before who has not.
+    """
+
+    def __init__(self) -> None:
+        self.turns: dict[str, list[Turn]] = {}
+        self._between_s = FIRST_BETWEEN_S
+        self._passed_s = 0.0
+
+    def __iter__(self) -> Iterator[Turn]:
+        """All of them."""
+        return chain.from_iterable(self.turns.values())
+
+    def __len__(self) -> int:
+        """How many turns are held."""
+        return sum(map(len, self.turns.values()))
+
+    @property
+    def tenants(self) -> list[str]:
+        """Those of whom turns are held."""
+        return list(self.turns)
+
+    def of(self, tenant: str) -> list[Turn]:
+        """A tenant's turns, in their order."""
+        return self.turns.get(tenant, [])
+
+    def add(self, turn: Turn, now_s: float) -> None:
+        """A turn is held."""
+        if not self.turns:
+            self._passed_s = now_s
+        turn.is_held = True
+        turn.session.held += 1
+        insort(self.turns.setdefault(turn.asked.tenant, []), turn, key=lambda one: one.session.born_s)
+
+    def remove(self, turn: Turn) -> None:
+        """A turn is held no more."""
+        turns = self.turns[turn.asked.tenant]
+        turns.remove(turn)
+        turn.is_held = False
+        turn.session.held -= 1
+        if not turns:
+            del self.turns[turn.asked.tenant]
+
+    def passed(self, now_s: float) -> None:
+        """A turn that was held passes."""
+        self._between_s += (1 - BETWEEN_KEPT) * (now_s - self._passed_s - self._between_s)
+        self._passed_s = now_s
+
+    def next_tenant(self, share: Callable[[str], float]) -> str | None:
+        """The tenant that goes next: the one with the least `share`. None if nobody is held."""
+        return min(self.turns, key=share, default=None)
+
+    def outlook(self, turn: Turn) -> tuple[int, float]:
+        """A turn's place among its tenant's, and the seconds until it passes, by how often one has passed."""
+        place = self.turns[turn.asked.tenant].index(turn) + 1
+        return place, place * len(self.turns) * self._between_s
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert all(self.turns.values())
+        for tenant, turns in self.turns.items():
+            assert all(turn.is_held and turn.asked.tenant == tenant for turn in turns)
+            assert turns == sorted(turns, key=lambda one: one.session.born_s)
 
 
 class SessionGate:
@@ -78,9 +190,10 @@ class SessionGate:
 
     def arrive(self, asked: Arrival, now_s: float) -> Turn:
         """A call has come. If it is held, `release` returns it, then or later."""
-        self.worth.judge(self.known, now_s)
+        if now_s >= self.worth.due_s:
+            self.worth.judge(self.known, now_s)
         context = self._context(asked, now_s)
-        turn = Turn(asked, context)
+        turn = Turn(asked, context, asked.call.prompt_tokens + asked.output_tokens)
         if context is None:
             return turn
         session = context.session
@@ -148,13 +261,20 @@ class SessionGate:
     # Whose call it is.
 
     def _context(self, asked: Arrival, now_s: float) -> Context | None:
-        """The context that a call goes on with, or a new one; None for chat."""
+        """The context that a call goes on with, or a new one; None for chat.
+
+        Of the turns of coding agents, 95 % go on where the latest prompt ended. The others rewrite its end, not twice
+        in a row. Each question about a document leaves the one before it, at the document's end.
+        """
         hashes = asked.call.block_hashes
         context = self.known.extended(asked.tenant, asked.session, hashes)
         if context is not None:
             is_again = context.session.tried_s is not None
-            if context.calls or not (asked.session or is_again or context.is_continued_by(hashes)):
+            strays = not (asked.session or is_again or context.is_continued_by(hashes))
+            if context.calls or (strays and context.strayed):
                 self.known.share(context)
+            if not is_again:
+                context.strayed = strays
             if context.is_shared:
                 return None
             if context.ended_s is not None and not is_again:

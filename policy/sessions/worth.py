@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from plait.policy.cost_model import CostModel
-from plait.policy.sessions.contexts import Session
+from plait.policy.sessions.known import Session
 
 JUDGED_S: Final = 1.0
 
@@ -29,9 +29,12 @@ CLOSES_LOAD, OPENS_LOAD = 1.0, 0.9
 PROMPTS_KEPT, OUTPUTS_KEPT = 0.99, 0.995
 """What a mean keeps with each further one."""
 
-ACTIVE_S: Final = 60.0
+ACTIVE_S: Final = 10.0
 ACTIVE_THINKS: Final = 3
-"""A session is active for so long after its last call, or for so many mean think times if that is longer."""
+"""A session is active for so long after its last call, or for so many mean think times if that is longer.
+
+Those that are over must not count: conversations of a few turns are over soon, and never come back.
+"""
 
 
 class Caches(NamedTuple):
@@ -59,14 +62,15 @@ class Caches(NamedTuple):
 class Worth:
     """Measures a model's sessions, and says whether they are held: whether the gate `is_closed`.
 
-    `look` returns the engines' `caches`; None if they do not say how large they are. Then the gate is open.
+    `look` returns the engines' `caches`; None if they do not say how large they are. Then the gate is open. It is
+    judged anew from `due_s` on.
     """
 
     def __init__(self, look: Callable[[], Caches | None]) -> None:
         self.is_closed = False
         self.caches: Caches | None = None
         self._look = look
-        self._judged_s = -JUDGED_S
+        self.due_s = 0.0
         self.value = self.load = 0.0
         self._thinks_s: deque[float] = deque(maxlen=RETURNS)
         self._returns = self._answers = 0
@@ -85,9 +89,9 @@ class Worth:
 
     def judge(self, known: Iterable[Session], now_s: float) -> None:
         """Look, once a second, whether it is worth it to hold any of the known sessions."""
-        if now_s < self._judged_s + JUDGED_S:
+        if now_s < self.due_s:
             return
-        self._judged_s = now_s
+        self.due_s = now_s + JUDGED_S
         caches = self.caches = self._look()
         if caches is None or self._returns < LEAST_RETURNS:
             self.is_closed = False

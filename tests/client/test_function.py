@@ -115,7 +115,7 @@ def test_several_texts_fill_one_input(fake: FakeGateway, session: Session) -> No
 
 
 def test_a_call_can_say_what_it_is_run_for(fake: FakeGateway, session: Session) -> None:
-    @semantic_function(objective="latency", slo=Slo(ttft_s=0.5, tpot_s=0.05), priority=-1, chat=False)
+    @semantic_function(objective="latency", slo=Slo(ttft_s=0.5), slo_tpot_ms=50.0, priority=-1, chat=False)
     def hurry(task: Text) -> SemanticVariable:
         """{{task}}{{done}}"""
         raise NotImplementedError
@@ -123,7 +123,7 @@ def test_a_call_can_say_what_it_is_run_for(fake: FakeGateway, session: Session) 
     hurry.on(session)("run")
     session.run()
     (body,) = fake.submitted
-    assert body["plait"] == {"objective": "latency", "slo-ttft-ms": 500.0, "slo-tpot-ms": 50.0, "priority": -1}
+    assert body["plait"] == {"objective": "latency", "slo_ttft_ms": 500.0, "slo_tpot_ms": 50.0, "priority": -1}
     assert body["chat"] is False
 
 

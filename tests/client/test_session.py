@@ -139,7 +139,8 @@ def test_several_values_come_in_one_answer(fake: FakeGateway, session: Session) 
     [
         (None, None),
         ("latency", "latency"),
-        (Slo(ttft_s=0.5, jct_s=2.0), {"ttft_ms": 500.0, "jct_ms": 2000.0}),
+        (Slo(ttft_s=0.5, jct_s=2.0), {"slo_ttft_ms": 500.0, "slo_jct_ms": 2000.0}),
+        ({"slo_tpot_ms": 40}, {"slo_tpot_ms": 40}),
     ],
 )
 def test_a_value_is_got_once(fake: FakeGateway, session: Session, objective: Wanted, criteria: object) -> None:
@@ -275,7 +276,11 @@ def test_values_beside_a_failure_are_kept(fake: FakeGateway, session: Session) -
 
 def test_a_gateway_that_is_not_there(fake: FakeGateway) -> None:
     nobody = Client("http://127.0.0.1:9/v1", model="m", max_retries=0, tls=False)
-    with nobody, pytest.raises(ConnectionFailedError, match="POST /programs"), nobody.session() as session:
+    with (
+        nobody,
+        pytest.raises(ConnectionFailedError, match=r"POST http://127\.0\.0\.1:9/v1/programs: "),
+        nobody.session() as session,
+    ):
         step.on(session)("now").get()
     with pytest.raises(ValueError, match="expected http://HOST:PORT/v1"):
         Client("127.0.0.1:8000")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -62,6 +65,8 @@ async def test_models_are_what_the_engines_serve(served: Served) -> None:
     ],
 )
 async def test_what_is_not_there(served: Served, method: str, path: str, code: str) -> None:
+    for engine in ("a", "b"):
+        served.gateway.router.health.answered(engine, {"m": None})
     response = await served.http.request(method, path)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["type"]) == (404, code, "invalid_request_error")
@@ -81,13 +86,22 @@ async def test_it_is_ready_when_every_model_has_an_engine() -> None:
         response = await served.http.get("/ready")
         return response.status_code, response.json()
 
-    assert await ready() == (503, {"ready": False, "engines_up": {"m": 0}})
+    status, answer = await ready()
+    assert (status, answer["engines_up"], set(answer["out"])) == (503, {"m": 0}, {"a", "b"})
     router.health.answered("a", {"m": None})
-    assert await ready() == (200, {"ready": True, "engines_up": {"m": 1}})
+    assert (await ready())[1]["out"].keys() == {"b"}
     router.health.answered("b", {"m": None, "n": None})
     assert await ready() == (200, {"ready": True, "engines_up": {"m": 2, "n": 1}})
-    router.health.unreachable("b")
-    assert await ready() == (503, {"ready": False, "engines_up": {"m": 1, "n": 0}})
+    router.health.unreachable("b", "refused_key", "GET /v1/models: 401, the engine refuses our key: see api_key")
+    status, answer = await ready()
+    assert (status, answer["ready"], answer["engines_up"]) == (503, False, {"m": 1, "n": 0})
+    out = answer["out"]["b"]
+    assert abs(datetime.fromisoformat(out.pop("since")).timestamp() - time.time()) < 10
+    assert out == {
+        "health": "down",
+        "cause": "refused_key",
+        "last_error": "GET /v1/models: 401, the engine refuses our key: see api_key",
+    }
     assert (await served.http.get("/health")).json() == {"status": "ok"}, "it is alive all the same"
     await served.http.aclose()
 
@@ -97,6 +111,7 @@ async def test_an_engine_whose_plugin_does_not_work_is_shown_where_readiness_is(
     served.gateway.router.health.answered("a", {"m": None})
     served.gateway.router.no_reports("a", "the plugin is not active")
     answer = (await served.http.get("/ready")).json()
+    del answer["out"]
     assert answer == {"ready": True, "engines_up": {"m": 1}, "degraded": {"a": "the plugin is not active"}}
     assert 'plait_engine_degraded{engine="a"} 1.0' in (await served.http.get("/metrics")).text
     await served.http.aclose()
@@ -163,7 +178,7 @@ async def test_it_watches_its_engines_from_startup_to_shutdown() -> None:
     await inbox.put({"type": "lifespan.startup"})
     assert (await outbox.get())["type"] == "lifespan.startup.complete"
     names = {task.get_name() for task in asyncio.all_tasks() - before - {running}}
-    of_engines = {f"{work}:{engine}" for work in ("monitor", "models") for engine in "ab"}
+    of_engines = {f"{work}:{engine}" for work in ("monitor", "models", "counts") for engine in "ab"}
     assert names == of_engines | {"monitor-age", "hang-check", "loop-lag", "sessions-expire"}
     await inbox.put({"type": "lifespan.shutdown"})
     assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
@@ -199,7 +214,40 @@ async def test_a_template_of_the_requests_own_is_refused_at_once(
     assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template")
 
 
+async def test_each_metric_is_shown_once(served: Served) -> None:
+    """Prometheus' own tools refuse a name that two collectors use."""
+    lines = (await served.http.get("/metrics")).text.splitlines()
+    described = Counter(line.split()[2] for line in lines if line.startswith("# HELP "))
+    assert len(described) > 70
+    assert not [name for name, count in described.items() if count > 1]
+
+
 async def test_a_defect_is_answered(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plait.gateway.api.operations.exposition", lambda _registry: 1 / 0)
     response = await served.http.get("/metrics")
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/api/v1/chat/completions", "/v1/chat/completions"),
+        ("//v1/messages", "/v1/messages"),
+        ("/models", "/v1/models"),
+        ("/v1/something/else", None),
+    ],
+)
+async def test_a_wrong_path_is_told_the_right_one(served: Served, path: str, meant: str | None) -> None:
+    error = (await served.http.post(f"http://gateway{path}", json={})).json()["error"]
+    assert error["code"] == "not_found"
+    assert error["message"].endswith(f"Did you mean {meant}?" if meant else ".")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/batches", "/v1/messages/nothing", "/v1/messages/count_tokens"])
+async def test_anthropics_paths_have_its_errors(served: Served, path: str) -> None:
+    answer = (await served.http.post(path, json={"model": "nobody", "messages": []})).json()
+    assert (answer["type"], set(answer["error"])) == ("error", {"type", "message"})

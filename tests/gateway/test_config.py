@@ -293,7 +293,8 @@ def test_relative_paths_start_at_the_files_folder() -> None:
         [model] = parse(models=[{"name": "m", **values}]).models
         return model.tokenizer, model.chat_template, model.profile
 
-    assert paths() == ("bytes", None, "a6000-mistral-7b")
+    assert paths() == ("auto", None, "a6000-mistral-7b")
+    assert paths(tokenizer="Qwen/Qwen3-0.6B@main")[0] == "Qwen/Qwen3-0.6B@main", "a name on the hub"
     assert paths(tokenizer="mistral", chat_template="t/chat.jinja", profile="mine.toml") == (
         "/etc/plait/mistral",
         "/etc/plait/t/chat.jinja",

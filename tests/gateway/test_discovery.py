@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from plait.gateway.calls.engine_set import EngineSet
 from plait.gateway.config import EngineConfig, ServiceConfig
 from plait.gateway.config_file import ConfigError, parse_config
 from plait.gateway.discovery import Discovery, addresses, engine_at
+from plait.gateway.membership.engine_set import EngineSet
 from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
 

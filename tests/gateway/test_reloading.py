@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from structlog.testing import capture_logs
 
 from plait.backends.errors import ConflictError, NotFoundError
 from plait.gateway.app import Gateway
-from plait.gateway.calls import drains
 from plait.gateway.config import Config, EngineConfig
-from plait.gateway.config_file import parse_config
+from plait.gateway.config_file import load_config, parse_config
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.router import EngineBusyError
+from plait.gateway.membership import drains
 from plait.policy.types import Call
 from tests.gateway.exposed import samples
 
@@ -153,7 +154,7 @@ async def test_a_wrong_file_changes_nothing(running: Running, tmp_path: Path) ->
     path = tmp_path / "config.toml"
     path.write_text("[server]\nprot = 1\n")
     with capture_logs() as logs:
-        running.gateway.reload(path)
+        running.gateway.reload(partial(load_config, path))
     assert "did you mean" in logs[-1]["problems"][0]
     assert samples(running.gateway._registry)['plait_reloads_total{outcome="refused"}'] == 1
     assert list(running.router.engines) == ["a", "b"]

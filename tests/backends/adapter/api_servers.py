@@ -16,9 +16,10 @@ import msgspec
 import pytest
 
 from plait.backends.adapter.asgi import Scope, Send
-from plait.backends.adapter.engine_tokenizer import read_fingerprint
+from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_fingerprint
 from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState
-from plait.backends.sglang.route import CacheStateRoute, SchedulerAccess
+from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
+from plait.backends.sglang.route import CacheStateRoute, SchedulerAccess, TokenizerRoute
 from plait.backends.sglang.scheduler_query import SchedulerQuery
 from plait.backends.sglang.served_tokenizer import served_tokenizer as sglang_tokenizer
 from plait.backends.tokenization.late_transformers import import_transformers
@@ -60,10 +61,14 @@ class Server:
 
     async def report(self) -> CacheState:
         """Its cache-state report."""
+        response = await self.get("/cache_state")
+        response.raise_for_status()
+        return msgspec.msgpack.decode(response.content, type=CacheState)
+
+    async def get(self, path: str) -> httpx.Response:
+        """What it answers."""
         async with httpx.AsyncClient(transport=httpx.ASGITransport(self.application()), base_url="http://e") as client:
-            response = await client.get("/cache_state", headers={"accept": "application/msgpack"})
-            response.raise_for_status()
-            return msgspec.msgpack.decode(response.content, type=CacheState)
+            return await client.get(path, headers={"accept": "application/msgpack"})
 
     def application(self) -> Callable[..., Any]:
         """Its API server."""
@@ -124,8 +129,18 @@ class SglangServer(Server):
             self._loaded.chat_template = self.template
         manager = SimpleNamespace(tokenizer=self.tokenizer)
         templates = SimpleNamespace(chat_template_name=self.conversation)
-        tokenizer = read_fingerprint(lambda: sglang_tokenizer(manager, templates))
-        return CacheStateRoute(_Scheduler(self), SimpleNamespace(), tokenizer)  # type: ignore[arg-type]
+
+        def find() -> EngineTokenizer | None:
+            return sglang_tokenizer(manager, templates)
+
+        tokenizer = read_fingerprint(find)
+        reports = CacheStateRoute(_Scheduler(self), SimpleNamespace(), tokenizer)  # type: ignore[arg-type]
+        offers = TokenizerRoute(find, tokenizer)
+
+        async def routed(scope: Scope, receive: Any, send: Send) -> None:
+            await (offers if scope["path"] == TOKENIZER else reports)(scope, receive, send)
+
+        return routed
 
 
 class _Scheduler(SchedulerAccess):

@@ -217,6 +217,6 @@ async def test_the_list_of_its_routes(served: Served) -> None:
         "/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/tokenize", "/detokenize",
         "/call_objectives",
     }  # fmt: skip
-    gets = {"/v1/models", "/cache_state", "/version", "/load", "/health", "/metrics"}
+    gets = {"/v1/models", "/cache_state", "/plait/tokenizer", "/version", "/load", "/health", "/metrics"}
     assert paths == {path: {"post"} for path in posts} | {path: {"get"} for path in gets} | {"/ping": {"get", "post"}}
     assert body["openapi"].startswith("3.")

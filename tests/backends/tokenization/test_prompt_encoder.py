@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from array import array
@@ -27,7 +28,10 @@ from plait.backends.tokenization.prompt_encoder import (
     PromptEncoder,
 )
 from plait.backends.tokenization.tokenizer import Tokenizer
+from plait.backends.tokenization.word_memo import WordMemo
 from plait.policy.prefix.block_hash import chain, extend_chain, root_hash
+from tests.backends.tokenization.prompts import KINDS as FAMILIES
+from tests.backends.tokenization.prompts import Checked, prompts
 from tests.backends.tokenization.test_cuts import PARTS
 from tests.backends.tokenization.trained import VARIANTS, files_of, rank_file, raw
 
@@ -56,7 +60,7 @@ def load(kind: str, folder: Path) -> Tokenizer:
 
 
 def encoder_of(tokenizer: Tokenizer, max_bytes: int = 2**20, part_characters: int = 8) -> PromptEncoder:
-    return PromptEncoder(tokenizer, BLOCK_TOKENS, PartCache(max_bytes), part_characters)
+    return PromptEncoder(tokenizer, BLOCK_TOKENS, PartCache(max_bytes), part_characters, WordMemo(max_bytes // 8))
 
 
 def encoded(encoder: PromptEncoder, text: str, scope: Hashable = "m", *, adds: bool = False) -> EncodedPrompt:
@@ -120,6 +124,14 @@ def test_prompts_that_begin_alike(tokenizers: dict[str, Tokenizer], kind: str) -
     all_are_exact()
 
 
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_prompts_that_never_repeat(tmp_path: Path, kind: str) -> None:
+    """`python -m benchmarks exact_tokens` tries as many as it is told to."""
+    checked = Checked(load(kind, tmp_path))
+    for number, prompt in enumerate(itertools.islice(prompts(kind), 150)):
+        checked.check(prompt, f"tenant {number % 2}")
+
+
 class Counting:
     """A tokenizer that counts the characters that it encodes."""
 
@@ -134,7 +146,11 @@ class Counting:
         self.characters += len(text)
         return self._tokenizer.encode(text, **options)
 
-    def encode_parts(self, parts: list[str]) -> list[list[int]]:
+    def encode_array(self, text: str, **options: Any) -> array[int]:
+        self.characters += len(text)
+        return self._tokenizer.encode_array(text, **options)
+
+    def encode_parts(self, parts: list[str]) -> list[array[int]]:
         self.characters += sum(map(len, parts))
         return self._tokenizer.encode_parts(parts)
 
@@ -156,6 +172,15 @@ def test_only_what_is_new_is_encoded(counting: Any) -> None:
     counting.characters = 0
     encoded(encoder, DOCUMENT + "Where was it written?")
     assert counting.characters < 1.5 * PART_CHARACTERS / SMALL_PARTS, "a small part at most, and the question"
+
+
+def test_a_long_turn_is_left_to_the_tokenizer_which_frees_the_lock(counting: Any) -> None:
+    encoder = PromptEncoder(counting, BLOCK_TOKENS, PartCache(2**22), words=WordMemo(2**20))
+    encoded(encoder, DOCUMENT)
+    assert counting.characters == len(DOCUMENT)
+    counting.characters = 0
+    encoded(encoder, f"Something else. {DOCUMENT[:20_000]}")
+    assert counting.characters < 10_000, "words repeat"
 
 
 def test_a_chat_that_grows_is_encoded_as_far_as_it_grew(counting: Any) -> None:

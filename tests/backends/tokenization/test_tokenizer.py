@@ -286,6 +286,17 @@ def test_a_folder_without_tokenizer_json_says_so(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
+def test_the_path_of_its_file_names_a_folder(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path)
+    assert load_tokenizer(str(folder / "tokenizer.json")).encode("hello") == load_tokenizer(str(folder)).encode("hello")
+
+
+def test_a_file_of_sentencepiece_names_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"no model")
+    with pytest.raises(ValueError, match=r"pip install 'plait\[sentencepiece\]'"):
+        load_tokenizer(str(tmp_path / "tokenizer.model"))
+
+
 def test_a_template_file_is_checked_when_it_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read: No such file"):
         load_tokenizer("embedded", chat_template=str(tmp_path / "none.jinja"))
@@ -330,6 +341,7 @@ def test_the_embedded_tokenizer_is_the_one_of_its_files(messages: Any, prompts: 
 def test_an_embedded_fleet_starts_without_transformers() -> None:
     code = (
         "import sys; from plait.backends.tokenization.loading import load_tokenizer; t = load_tokenizer('embedded');"
+        "from plait.backends.protocol.tokenizer_fingerprint import fingerprint; fingerprint(t);"
         "t.encode_chat([{'role': 'user', 'content': 'hi'}]); sys.exit('transformers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)

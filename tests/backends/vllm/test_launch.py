@@ -74,5 +74,8 @@ def test_help_is_printed_and_mistakes_end_the_program(capsys: pytest.CaptureFixt
 def test_the_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[tuple[str, list[str]]] = []
     monkeypatch.setattr("os.execv", lambda path, command: became.append((path, command)))
+    with pytest.raises(SystemExit, match=r"^plait vllm: vLLM is not installed for .*: pip install 'plait\[vllm\]'$"):
+        main(["--", "model"])
+    monkeypatch.setattr("plait.backends.adapter.launch_arguments.find_spec", lambda _name: object())
     main(["--", "model"])
     assert became == [(sys.executable, serve_command(["--", "model"]))]

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from plait.backends.errors import LimitError, NoEngineError, OverloadedError
-from plait.gateway.admission.moves import MOVED_AT_ONCE
-from plait.gateway.admission.tenant_limits import TenantLimits
+from plait.gateway.admission.lines import MOVED_AT_ONCE
+from plait.gateway.admission.tenants import TenantLimits
 from plait.policy.placement.engine_view import sent_calls
 from plait.policy.types import Slo
 from tests.gateway.admission.waiting_fleet import WaitingFleet

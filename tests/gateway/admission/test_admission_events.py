@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plait.backends.errors import PlaitError
-from plait.gateway.admission.tenant_limits import TenantLimits
+from plait.gateway.admission.tenants import TenantLimits
 from plait.policy.placement.engine_view import sent_calls
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 

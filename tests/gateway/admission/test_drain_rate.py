@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.gateway.admission.drain_rate import FIRST_S, SMOOTHING_S, DrainRate
+from plait.gateway.admission.backlog import FIRST_S, SMOOTHING_S, DrainRate
 
 
 def leave(rate: DrainRate, work_s: float, from_s: float, to_s: float) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import plait.gateway.admission.kept_places
+import plait.gateway.admission.admission
 from plait.backends.errors import LimitError
-from plait.gateway.admission.kept_places import GRACE_S, KeptPlaces
-from plait.gateway.admission.tenant_limits import TenantLimits
+from plait.gateway.admission.admission import GRACE_S, KeptPlaces
+from plait.gateway.admission.tenants import TenantLimits
 from plait.gateway.admission.waiting import Waiting
 from plait.policy.admission.ticket import Ticket, join
 from plait.policy.types import Call
@@ -47,7 +47,7 @@ def test_another_call_gets_no_place(other: Waiting) -> None:
 
 
 def test_not_all_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plait.gateway.admission.kept_places, "MOST", 2)
+    monkeypatch.setattr(plait.gateway.admission.admission, "MOST_KEPT", 2)
     places, calls = KeptPlaces(), [waiting(number, str(number)) for number in range(3)]
     for call in calls:
         places.keep(call, 20.0)

@@ -179,7 +179,7 @@ def room_of(
     """The room while these tenants are active."""
     made = Room(ahead_s, FairShares(weights))
     for tenant in tenants:
-        made.came(tenant, came_s)
+        made.active.came(tenant, came_s)
     return made
 
 
@@ -190,7 +190,8 @@ def decode(room: Room, engine: EngineView, calls: Mapping[str, int], now_s: floa
             one = prefill(1)
             send(engine, one, now_s=now_s)
             engine.compute(one, now_s)
-            room.sent(engine.engine_id, tenant, 0.0)
+            room.active.came(tenant, 0.0)
+            room.sent(engine.engine_id, tenant)
 
 
 def has(room: Room, engine: EngineView, tenants: str, now_s: float = 0.0) -> list[bool]:
@@ -216,7 +217,7 @@ def test_a_bound_that_is_shorter_already_stays() -> None:
 
 def test_a_tenant_that_has_gone_for_a_minute_does_not_make_the_bound_shorter() -> None:
     shared = room_of("ab")
-    shared.came("a", 30.0)
+    shared.active.came("a", 30.0)
     assert has(shared, new_engine(prefill(490)), "a", 0.1) == [False]
     engine = new_engine()
     send(engine, prefill(490), now_s=61.0)
@@ -257,7 +258,7 @@ def test_one_tenant_alone_has_all_slots() -> None:
 def test_a_minute_after_the_others_have_gone_no_slot_is_reserved() -> None:
     shared, engine = room_of("ab"), new_engine(slots=SLOTS)
     decode(shared, engine, {"a": SLOTS - 4})
-    shared.came("a", 40.0)
+    shared.active.came("a", 40.0)
     assert has(shared, engine, "a", 60.0) == [False]
     assert has(shared, engine, "a", 60.1) == [True]
 

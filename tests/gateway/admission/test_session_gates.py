@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from plait.backends.errors import LimitError, NoEngineError, SessionWaitingError
 from plait.gateway.admission.metrics import AdmissionCollector
 from plait.gateway.admission.session_gates import caches
-from plait.gateway.admission.tenant_limits import UNLIMITED, TenantLimits
+from plait.gateway.admission.tenants import UNLIMITED, TenantLimits
 from plait.policy.sessions.session_gate import MOST_HELD_S
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
@@ -23,7 +23,7 @@ def closed_fleet(limits: TenantLimits = UNLIMITED) -> WaitingFleet:
     fleet = WaitingFleet("x", kv_tokens=KV_TOKENS, ahead_s=100.0, limits=limits)
     fleet.end(fleet.enter())
     worth = fleet.admission.sessions.gates["m"].worth
-    worth.is_closed, worth._judged_s = True, inf
+    worth.is_closed, worth.due_s = True, inf
     return fleet
 
 
@@ -123,7 +123,7 @@ def test_it_is_logged_when_sessions_are_held_no_more() -> None:
     fleet = closed_fleet()
     fleet.enter(tokens=6_000, session="first")
     held = fleet.enter(tokens=5_000, session="second")
-    fleet.admission.sessions.gates["m"].worth._judged_s = -inf
+    fleet.admission.sessions.gates["m"].worth.due_s = -inf
     with capture_logs() as logs:
         fleet.pass_time(1.0)
     assert [line["event"] for line in logs] == ["sessions are held no more"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from plait.gateway.admission.tenant_ids import TenantIds
+from plait.gateway.admission.tenants import TenantIds
 
 SECRET = b"0123456789abcdef" * 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.backends.errors import LimitError
-from plait.gateway.admission.tenant_limits import TenantLimits, TenantUse
+from plait.gateway.admission.tenants import TenantLimits, TenantUse
 
 
 def test_a_rate_allows_a_burst_and_then_its_share() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from plait.gateway.admission.tenant_ids import TenantIds
-from plait.gateway.admission.tenant_limits import TenantLimits
-from plait.gateway.admission.tenant_terms import TenantTerms
+from plait.gateway.admission.tenants import TenantIds, TenantLimits, TenantTerms
 from plait.gateway.config import AdmissionConfig, TenantConfig
 
 IDS = TenantIds(b"secret")

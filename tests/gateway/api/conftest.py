@@ -13,7 +13,8 @@ from tests.gateway.api.fake_relay import Api
 
 @pytest.fixture(scope="module")
 def prompts() -> PromptReader:
-    return PromptReader(Config(models=(ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes"))), 64)
+    models = (ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes", tokenizer="bytes"))
+    return PromptReader(Config(models=models), 64)
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import SessionsConfig
-from plait.gateway.fleet.model_names import ModelNames
 from plait.gateway.fleet.router import Router
+from plait.gateway.fleet.served_models import ModelNames
 from plait.gateway.metrics import new_registry
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor

@@ -6,10 +6,17 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+from starlette.routing import Route
 
+from plait.gateway.api.openapi import _BODIES
+from plait.gateway.api.openapi_parts import EXAMPLES
+from plait.gateway.api.unknown_path import UNKNOWN_PATH
 from plait.gateway.app import Gateway
+from plait.gateway.calls.annotations import _HEADER_KEYS
 from plait.gateway.calls.routes import ROUTES
+from plait.gateway.config import Config
 from plait.gateway.config_file import parse_config
 
 ENGINES = [{"name": "a", "url": "http://127.0.0.1:1"}]
@@ -44,6 +51,29 @@ async def test_the_document_has_every_route_of_a_call_and_leaves_its_body_open()
         assert schema["additionalProperties"] is True
     assert json.dumps(document).count("$ref") >= len(ROUTES)
     assert document["components"]["schemas"]["GetBody"]["additionalProperties"] is False
+
+
+async def test_the_document_has_every_route_that_answers() -> None:
+    """With the headers and an example of a call."""
+    made = Gateway(Config())
+    routes = [route for route in made._rest.routes if isinstance(route, Route)]  # type: ignore[attr-defined]
+    answering = {(path, "POST") for path in ROUTES} | {
+        (route.path.replace(":path}", "}"), method)
+        for route in routes
+        for method in (route.methods or ())
+        if method != "HEAD" and route is not UNKNOWN_PATH
+    }
+    async with client() as http:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+    assert {(path, method.upper()) for path, methods in paths.items() for method in methods} == answering
+    chat = paths["/v1/chat/completions"]["post"]
+    assert {parameter["name"] for parameter in chat["parameters"]} == _HEADER_KEYS.keys()
+    assert "plait-cached-tokens" in chat["responses"]["200"]["headers"]
+
+
+@pytest.mark.parametrize("path", _BODIES)
+def test_examples_are_valid_bodies(path: str) -> None:
+    msgspec.json.decode(msgspec.json.encode(EXAMPLES[path]), type=_BODIES[path])
 
 
 async def test_the_documents_patterns_are_those_of_json_schema() -> None:

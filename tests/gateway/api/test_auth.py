@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from plait.backends.errors import AuthenticationError
-from plait.gateway.admission.tenant_ids import TenantIds
+from plait.gateway.admission.tenants import TenantIds
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.asgi import Headers
 from plait.gateway.config import TenantConfig

@@ -11,7 +11,7 @@ from plait.backends.errors import EngineError
 from plait.gateway.asgi import ClientGoneError
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES
 from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.fleet.model_names import ModelNames
+from plait.gateway.fleet.served_models import ModelNames
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Objective, Placement, PlacementReason, Slo
 from tests.gateway.api.fake_relay import CHAT, HI, MAX_BODY_BYTES, TEXT, Api
@@ -54,7 +54,7 @@ async def test_content_that_is_not_text_is_served_without_a_prefix(api: Api) -> 
 
 async def test_annotations_reach_the_call(api: Api) -> None:
     headers = {"plait_slo_ttft_ms": "250", "plait_objective": "latency", "plait_priority": "-3", "x_request_id": "mine"}
-    call = (await api.delivery(CHAT, {"messages": HI, "plait": {"slo-tpot-ms": 40}}, **headers)).call
+    call = (await api.delivery(CHAT, {"messages": HI, "plait": {"slo_tpot_ms": 40}}, **headers)).call
     assert (call.slo, call.objective, call.priority, call.call_id) == (Slo(0.25, 0.04), Objective.LATENCY, -3, "mine")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from array import array
+from collections.abc import AsyncIterator, Hashable
 
 import pytest
 
-from plait.backends.tokenization.file_tokenizer import FileTokenizer
+from plait.backends.tokenization.prompt_encoder import PromptEncoder
 from plait.gateway.calls.tokenization import PromptReader
 from plait.policy.types import Placement, PlacementReason
 from tests.gateway.api.fake_relay import CHAT, TEXT, Api
@@ -29,13 +30,13 @@ async def api(prompts: PromptReader) -> AsyncIterator[Api]:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The characters that were tokenized, not found in the cache of known beginnings."""
     counted: list[int] = []
-    encode_parts = FileTokenizer.encode_parts
+    encode = PromptEncoder.encode
 
-    def counting(tokenizer: FileTokenizer, parts: Sequence[str]) -> list[list[int]]:
-        counted.extend(map(len, parts))
-        return encode_parts(tokenizer, parts)
+    def counting(encoder: PromptEncoder, text: str, salt: Hashable, **options: bool) -> array[int]:
+        counted.append(len(text))
+        return encode(encoder, text, salt, **options)
 
-    monkeypatch.setattr(FileTokenizer, "encode_parts", counting)
+    monkeypatch.setattr(PromptEncoder, "encode", counting)
     return counted
 
 

@@ -70,8 +70,8 @@ async def test_all_of_the_first_stage_is_booked_with_its_group_and_objective(ser
 
 
 async def test_annotations_and_figures_reach_the_calls(served: Served) -> None:
-    calls = [call("A {{a}}", "a", plait={"slo-ttft-ms": 300, "priority": 3}), call("B {{b}}", "b")]
-    await run(served, *calls, gets={"b": {"ttft_ms": 200, "tpot_ms": 30}})
+    calls = [call("A {{a}}", "a", plait={"slo_ttft_ms": 300, "priority": 3}), call("B {{b}}", "b")]
+    await run(served, *calls, gets={"b": {"slo_ttft_ms": 200, "slo_tpot_ms": 30}})
     sent = {prompt: delivery.call for prompt, (delivery, _, _) in served.engine.running.items()}
     assert (sent["A "].slo, sent["A "].priority, sent["B "].slo) == (Slo(ttft_s=0.3), 3, Slo(0.2, 0.03))
 

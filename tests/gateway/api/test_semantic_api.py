@@ -104,7 +104,8 @@ async def test_what_a_client_computed_is_answered_again_as_the_first_time(served
         (GET, {"session_id": "s", "semantic_var_id": "x", "timeout": 1}, "timeout"),
         (GET, {"session_id": "s", "semantic_var_id": "x", "criteria": {"ttft": 1}}, "criteria"),
         (GET, {"session_id": "s", "semantic_var_id": "x", "criteria": "fast"}, "criteria"),
-        (GET, {"session_id": "s", "semantic_var_id": "x", "criteria": {"ttft_ms": -1}}, "criteria"),
+        (GET, {"session_id": "s", "semantic_var_id": "x", "criteria": {"slo_ttft_ms": -1}}, "criteria"),
+        (GET, {"session_id": "s", "semantic_var_id": "x", "criteria": {"slo_jct_ms": 1, "jct_ms": 2}}, "criteria"),
         (SUBMIT, {"session_id": "s", "model": "m", "prompt": "", "placeholders": []}, "placeholders"),
         (SUBMIT, {"session_id": "s", "model": "m", "prompt": "{{a}}{{b}}", "placeholders": [A]}, "placeholders"),
         (SUBMIT, {"session_id": "s", "model": "m", "prompt": "{{a}}", "placeholders": [{**A, "x": 1}]}, "placeholders"),
@@ -145,9 +146,10 @@ async def test_a_get_gives_up_after_its_time_and_may_be_repeated(served: Served)
     assert (await served.get("x")).json["value"] == "1"
 
 
-async def test_explicit_criteria_reach_the_call(served: Served) -> None:
+@pytest.mark.parametrize("prefix", ["slo_", ""])
+async def test_explicit_criteria_reach_the_call(served: Served, prefix: str) -> None:
     await served.send("/v1/sessions", {"session_id": "s"})
-    waiting = await served.get("code", criteria={"ttft_ms": 200, "tpot_ms": 30})
+    waiting = await served.get("code", criteria={f"{prefix}ttft_ms": 200, f"{prefix}tpot_ms": 30})
     await served.chat("Write", output="code")
     assert served.engine.running["Write"][0].call.slo == Slo(0.2, 0.03)
     await served.engine.answer("Write", "")
@@ -250,7 +252,7 @@ async def test_a_submission_with_a_failed_input_fails_with_it(served: Served) ->
 
 
 async def test_each_step_has_its_share_of_the_time(served: Served) -> None:
-    await served.submit("{{a}} {{b}}", "a", "b", plait={"slo-jct-ms": 10_000, "slo-ttft-ms": 300})
+    await served.submit("{{a}} {{b}}", "a", "b", plait={"slo_jct_ms": 10_000, "slo_ttft_ms": 300})
     slo = served.engine.running[""][0].call.slo
     assert slo is not None
     assert slo.jct_s == pytest.approx(5.0, abs=0.5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from plait.backends.translation.translation import AnswerTranslator, Translation
+from plait.gateway.answers.answer_forms import COMPLETION
 from plait.gateway.api.translated_answer import TranslatedAnswer
-from plait.gateway.calls.answer_forms import COMPLETION
 from plait.gateway.calls.held_stream import HeldStream
 
 STREAM = [(b"content-type", b"text/event-stream")]

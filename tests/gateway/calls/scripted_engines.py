@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from typing import Any, cast
 
 import pytest
@@ -14,19 +15,19 @@ from plait.backends.http.client import HttpClient
 from plait.backends.http.response import Response
 from plait.backends.protocol.openai import CompletionRequest, parse_request
 from plait.gateway.admission.admission import Admission
-from plait.gateway.admission.tenant_limits import UNLIMITED
+from plait.gateway.admission.tenants import UNLIMITED
 from plait.gateway.asgi import ClientGoneError, Headers
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.outgoing import OutgoingBody
-from plait.gateway.calls.recovery import Recovery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.fleet.metrics import HealthMetrics
 from plait.gateway.fleet.router import Router
+from plait.gateway.membership.engine_link import EngineLink
+from plait.gateway.membership.recovery import Recovery
 from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import at_loop_time
@@ -61,7 +62,7 @@ class Exchange:
             if piece is None:
                 return
             if isinstance(piece, EngineError):
-                self.response.fail(piece)
+                self.response.fail(copy(piece))  # the gateway may add to an error
                 return
             self.response.push(piece)
         self.response.finish()
@@ -92,7 +93,7 @@ class FakeHttp:
         if answer is None:
             await asyncio.Event().wait()
         if isinstance(answer, PlaitError):
-            raise answer
+            raise copy(answer)
         assert answer is not None
         return answer.response
 

@@ -58,9 +58,9 @@ def test_the_body_has_the_same_keys_with_json_values() -> None:
         "inputs": ["a", "b"],
         "output": "c",
         "objective": "throughput",
-        "slo-ttft-ms": 250,
-        "slo-tpot-ms": 37.5,
-        "slo-jct-ms": "10000",
+        "slo_ttft_ms": 250,
+        "slo_tpot_ms": 37.5,
+        "slo_jct_ms": "10000",
         "priority": 2**31 - 1,
     }
     assert read(body) == Annotations(
@@ -74,22 +74,30 @@ def test_the_body_has_the_same_keys_with_json_values() -> None:
     assert read({"inputs": "a,b"}).inputs == ("a", "b")
 
 
+def test_a_key_of_the_body_may_have_a_headers_hyphens() -> None:
+    assert read({"slo-ttft-ms": 250, "session-objective": "latency"}) == read(
+        {"slo_ttft_ms": 250, "session_objective": "latency"}
+    )
+    assert refusal({"slo-ttft-ms": 250, "slo_ttft_ms": 300}).param == "plait.slo-ttft-ms"
+    assert refusal(plait_slo_ttft__ms="1").message.endswith("did you mean plait-slo-ttft-ms?")
+
+
 def test_the_inference_gateways_headers_are_understood() -> None:
     assert read(x_slo_ttft_ms="100", x_slo_tpot_ms="20").slo == Slo(ttft_s=0.1, tpot_s=0.02)
     assert refusal(x_slo_ttft_ms="soon").param == "x-slo-ttft-ms"
 
 
 def test_places_that_agree_may_repeat_each_other() -> None:
-    assert read({"slo-ttft-ms": 250.0}, plait_slo_ttft_ms="250", x_slo_ttft_ms="2.5e2").slo == Slo(ttft_s=0.25)
+    assert read({"slo_ttft_ms": 250.0}, plait_slo_ttft_ms="250", x_slo_ttft_ms="2.5e2").slo == Slo(ttft_s=0.25)
 
 
 @pytest.mark.parametrize(
     ("body", "headers", "message"),
     [
         (
-            {"slo-ttft-ms": 300},
+            {"slo_ttft_ms": 300},
             {"plait_slo_ttft_ms": "250"},
-            'plait-slo-ttft-ms is "250" but plait.slo-ttft-ms is 300; give one of them, or equal values',
+            'plait-slo-ttft-ms is "250" but plait.slo_ttft_ms is 300; give one of them, or equal values',
         ),
         (
             None,
@@ -122,10 +130,10 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
         'unknown annotation "plait-sesion"; did you mean plait-session?',
         "plait-sesion",
     )
-    error = refusal({"slo_ttft_ms": None})
+    error = refusal({"slo_tft_ms": None})
     assert (error.message, error.param) == (
-        'unknown annotation "plait.slo_ttft_ms"; did you mean plait.slo-ttft-ms?',
-        "plait.slo_ttft_ms",
+        'unknown annotation "plait.slo_tft_ms"; did you mean plait.slo_ttft_ms?',
+        "plait.slo_tft_ms",
     )
     assert "the known annotations are plait-session, plait-inputs, " in refusal(plait_="x").message
 

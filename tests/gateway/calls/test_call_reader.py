@@ -70,4 +70,5 @@ async def test_an_answer_that_comes_back_without_its_reasoning_is_not_found() ->
 
 async def test_a_call_with_several_answers_is_not_continued() -> None:
     assert (await Chat().ask("How?", n=2)).prompt_hash is None
+    assert (await Chat().ask("How?", truncate_prompt_tokens=100)).prompt_hash is None
     assert (await Chat().ask("How?")).prompt_hash is not None

@@ -10,7 +10,7 @@ import msgspec
 from plait.backends.errors import EngineError
 from plait.backends.protocol.cache_state import CacheState, KvState, SchedulerState
 from plait.gateway.calls.delivery import Delivery
-from plait.policy.types import Call, Objective, Slo
+from plait.policy.types import Objective, Slo
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -51,9 +51,10 @@ def report(made: Gateway, engine: str, *, takes_objectives: bool = True) -> None
     made.router.report(engine, state, 0.0)
 
 
-def changed(delivery: Delivery, slo: Slo | None, objective: Objective | None = Objective.LATENCY) -> Delivery:
-    call: Call = delivery.call._replace(slo=slo, objective=objective)
-    return msgspec.structs.replace(delivery, call=call)
+def refine(made: Gateway, delivery: Delivery, slo: Slo | None, objective: Objective | None = Objective.LATENCY) -> None:
+    """Change the objectives of a delivery, or of the one that has its handle."""
+    assert delivery.handle is not None
+    made.relay.refine(delivery.handle, delivery.call._replace(slo=slo, objective=objective))
 
 
 class Running:
@@ -87,8 +88,8 @@ async def test_the_changes_of_one_event_go_in_one_request() -> None:
         xargs = [msgspec.json.decode(body)["vllm_xargs"] for _, _, body in http.requests]
         assert [one["plait_handle"] for one in xargs] == ["h0", "h1"]
         for delivery in running.deliveries:
-            made.relay.refine(changed(delivery, None))
-            made.relay.refine(changed(delivery, LATENCY))
+            refine(made, delivery, None)
+            refine(made, delivery, LATENCY)
         await until_stuck()
         (items,) = told(http)
         assert [item["plait_handle"] for item in items] == ["h0", "h1"]
@@ -106,7 +107,7 @@ async def test_while_an_engine_has_not_answered_changes_gather() -> None:
         running = Running(made)
         await until_stuck()
         for tpot_s in (1.0, 2.0, 3.0):
-            made.relay.refine(changed(running.deliveries[0], Slo(tpot_s=tpot_s)))
+            refine(made, running.deliveries[0], Slo(tpot_s=tpot_s))
             await until_stuck()
         assert len(told(http)) == 1
         stuck.response.push(b'{"known":1}')
@@ -125,7 +126,7 @@ async def test_what_cannot_be_told_is_not_tried_again() -> None:
         running = Running(made)
         await until_stuck()
         for number in range(4):
-            made.relay.refine(changed(running.deliveries[0], Slo(tpot_s=1.0 + number)))
+            refine(made, running.deliveries[0], Slo(tpot_s=1.0 + number))
             await until_stuck()
         assert len(told(http)) == 4
         assert (counted(made, "no"), counted(made, "yes")) == (3, 1), "an engine cannot know more than it was told"
@@ -138,9 +139,9 @@ async def test_an_engine_that_takes_no_changes_is_told_none() -> None:
     async with gateway(http) as made:
         running = Running(made)
         await until_stuck()
-        made.relay.refine(changed(running.deliveries[0], LATENCY))
+        refine(made, running.deliveries[0], LATENCY)
         report(made, "a", takes_objectives=False)
-        made.relay.refine(changed(running.deliveries[0], None))
+        refine(made, running.deliveries[0], None)
         await until_stuck()
         assert (told(http), counted(made, "no")) == ([], 2)
         await running.end()
@@ -153,12 +154,12 @@ async def test_only_news_for_the_engine_is_told() -> None:
         running = Running(made)
         await until_stuck()
         (delivery,) = running.deliveries
-        made.relay.refine(changed(delivery, Slo(), None))
-        made.relay.refine(changed(msgspec.structs.replace(delivery, handle="other"), LATENCY))
+        refine(made, delivery, Slo(), None)
+        refine(made, msgspec.structs.replace(delivery, handle="other"), LATENCY)
         await until_stuck()
         assert told(http) == []
         await running.end()
-        made.relay.refine(changed(delivery, LATENCY))
+        refine(made, delivery, LATENCY)
         await until_stuck()
         assert told(http) == [], "it has ended"
 
@@ -171,7 +172,7 @@ async def test_a_call_that_moves_takes_its_newest_objectives_along() -> None:
         report(made, "b")
         running = Running(made)
         await until_stuck()
-        made.relay.refine(changed(running.deliveries[0], LATENCY))
+        refine(made, running.deliveries[0], LATENCY)
         await until_stuck()
         held.response.fail(EngineError("engine lost"))
         await running.tasks[0]
@@ -188,7 +189,7 @@ async def test_attainment_counts_the_newest_slo_and_placement_its_ttft() -> None
         await until_stuck()
         queue = made.router.engines["a"].view.queue
         assert (queue.tokens > 0, queue.urgent_tokens) == (True, 0)
-        made.relay.refine(changed(running.deliveries[0], Slo(ttft_s=1e-9)))
+        refine(made, running.deliveries[0], Slo(ttft_s=1e-9))
         assert queue.urgent_tokens == queue.tokens
         made.router.check()
         held.response.push(FINISH + DONE)
@@ -207,7 +208,7 @@ async def test_a_call_that_waits_is_sent_with_its_newest_objectives() -> None:
         running = Running(made)
         await until_stuck()
         assert http.requests == []
-        made.relay.refine(changed(running.deliveries[0], LATENCY))
+        refine(made, running.deliveries[0], LATENCY)
         view.slots = 0
         made.router.on_room("a")
         await until_stuck()

@@ -3,14 +3,12 @@ from __future__ import annotations
 from plait.backends.http.client import HttpClient
 from plait.backends.protocol.openai import CompletionRequest
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.engine_link import EngineLink
-from plait.gateway.calls.exchange import Exchange
 from plait.gateway.calls.metrics import CallMetrics
-from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.metrics import Buckets, new_registry
+from plait.gateway.membership.engine_link import EngineLink
+from plait.gateway.metrics import new_registry
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 from tests.gateway.exposed import samples
@@ -19,15 +17,13 @@ COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAtte
 LABELS = 'engine="a",model="m"'
 
 
-def exchange(router: Router, booking: Booking, usage: CallUsage | None) -> Exchange:
+def delivered(booking: Booking, usage: CallUsage | None, outcome: str = "ok") -> Delivery:
     """A call that arrived at 9 s."""
     body = OutgoingBody(b"{}", CompletionRequest(model="m", prompt="x"))
     delivery = Delivery(booking.call, "/v1/completions", (), body, 9.0, tenant="t")
-    link = EngineLink(HttpClient("http://127.0.0.1:1"))
-    known = router.engines["a"].cache
-    made = Exchange(booking, delivery, link, known, router, Buckets(()), OpenAnswers(1), sends_client_key=False)
-    made.usage = usage
-    return made
+    delivery.begin(booking, EngineLink(HttpClient("http://127.0.0.1:1")))
+    delivery.usage, delivery.outcome = usage, outcome
+    return delivery
 
 
 def test_predicted_and_reported_cache_hits_are_counted_where_both_are_known() -> None:
@@ -44,8 +40,8 @@ def test_predicted_and_reported_cache_hits_are_counted_where_both_are_known() ->
         if cached is not None:
             router.first_token(booking, 10.5)
         usage = CallUsage(call.prompt_tokens, 5, cached)
-        metrics.ended(exchange(router, booking, usage), "ok", None, 12.0)
-    metrics.ended(exchange(router, booking, None), "client_gone", None, 99.0)
+        metrics.left_engine(delivered(booking, usage), booking, None, 12.0)
+    metrics.left_engine(delivered(booking, None, "client_gone"), booking, None, 99.0)
     found = samples(registry)
     assert found[f"plait_cached_tokens_predicted_total{{{LABELS}}}"] == 0 + 64 + 128
     assert found[f"plait_cached_tokens_reported_total{{{LABELS}}}"] == 0 + 128 + 0
@@ -57,3 +53,32 @@ def test_predicted_and_reported_cache_hits_are_counted_where_both_are_known() ->
     assert found[f'plait_placements_total{{{LABELS},reason="explore"}}'] == 2
     assert found[f"plait_ttft_seconds_sum{{{LABELS}}}"] == 4 * 1.5
     assert found[f"plait_e2e_seconds_sum{{{LABELS}}}"] == 4 * 3.0
+
+
+def test_calls_are_counted_by_tenant_status_and_finish_reason() -> None:
+    router = Router()
+    router.add_engine("a", COSTS)
+    router.health.answered("a", {"m": None})
+    registry = new_registry()
+    metrics = CallMetrics(registry, lambda _tenant: "blue")
+    for status, finish in ((200, "stop"), (200, "stop"), (200, "of my own"), (499, None)):
+        call = Call("c", "m", 65, 64, [1])
+        booking = router.book(call, router.select(call, 10.0), 10.0)
+        router.first_token(booking, 10.5)
+        delivery = delivered(booking, CallUsage(65, 5, 0))
+        delivery.finish, delivery.status = finish, status
+        metrics.ended(delivery, 12.0)
+    metrics.ended(Delivery(booking.call, "/v1/completions", (), delivery.body, 9.0, status=429), 12.0)
+    found = samples(registry)
+    labels = 'model="m",status="{}",finish_reason="{}",tenant="blue"'
+    calls = {name: value for name, value in found.items() if name.startswith("plait_tenant_calls_total{")}
+    named = {frozenset(name[name.index("{") + 1 : -1].split(",")): value for name, value in calls.items()}
+
+    def counted(status: int, finish: str) -> float:
+        return named[frozenset(labels.format(status, finish).split(","))]
+
+    assert [counted(200, "stop"), counted(200, "other"), counted(499, ""), counted(429, "")] == [2, 1, 1, 1]
+    of_tenant = 'model="m",tenant="blue"'
+    assert found[f"plait_tenant_prompt_tokens_total{{{of_tenant}}}"] == 4 * 65
+    assert found[f"plait_tenant_output_tokens_total{{{of_tenant}}}"] == 20
+    assert found[f"plait_tenant_ttft_seconds_sum{{{of_tenant}}}"] == 4 * 1.5

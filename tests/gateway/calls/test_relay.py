@@ -130,7 +130,7 @@ async def test_an_engine_that_cannot_be_reached_is_set_aside_and_the_next_one_as
         assert made.outcomes() == {("a", "failed"): 1, ("b", "ok"): 1}
         assert [engine.health.state for engine in made.router.engines.values()] == [HealthState.DOWN, HealthState.UP]
         assert made.seconds_booked("a") > 0.0, "a fast failure must not look cheap"
-        assert len(made.router.engines["b"].view.residency.resident) == len(made.router.tree) == 4
+        assert made.router.engines["b"].view.residency.resident.blocks == len(made.router.tree) == 4
 
 
 async def test_when_none_can_be_reached_the_caller_is_told_to_come_back() -> None:

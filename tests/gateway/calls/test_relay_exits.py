@@ -53,7 +53,7 @@ async def test_a_client_that_goes_away_ends_the_call_on_its_engine(point: str) -
         client.gone.set()
         with pytest.raises(ClientGoneError):
             await task
-        assert exchange is None or exchange.aborted or not exchange.response.pending
+        assert exchange is None or exchange.aborted or exchange.response.source is None
         assert made.outcomes() == {("a", "refused" if point == "sending a refusal" else "client_gone"): 1}
         assert not client.ended or not client.sent
 
@@ -68,7 +68,7 @@ async def test_a_gateway_that_stops_gives_everything_back(point: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert task.cancelled()
-        assert exchange is None or exchange.aborted or not exchange.response.pending
+        assert exchange is None or exchange.aborted or exchange.response.source is None
 
 
 @pytest.mark.parametrize("streamed", [False, True])

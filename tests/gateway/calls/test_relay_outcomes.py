@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from plait.backends.errors import EngineError, EngineTimeoutError
-from plait.gateway.calls.completion_text import TextTap
-from plait.gateway.calls.delivery import Outcome
+from plait.gateway.answers.completion_text import TextTap
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -20,6 +19,7 @@ from tests.gateway.calls.scripted_engines import (
     Client,
     Exchange,
     FakeHttp,
+    Gateway,
     gateway,
 )
 
@@ -52,7 +52,8 @@ async def test_the_text_is_read_on_its_way_and_the_outcome_told(
     client = Client()
     async with gateway(FakeHttp(exchange)) as made:
         delivery = made.delivery(text=TextTap(read.append), session="s1")
-        assert await made.relay.run(delivery, client.send) == Outcome("a", problem)
+        await made.relay.run(delivery, client.send)
+        assert (delivery.engine_id, delivery.problem) == ("a", problem)
         assert (read, client.headers[b"plait-session"], client.ended) == (texts, b"s1", True)
 
 
@@ -71,32 +72,52 @@ async def test_what_is_an_engines_fault_is_told_apart(
 ) -> None:
     client = Client()
     async with gateway(FakeHttp(*(copy.deepcopy(answer) for _ in range(3)))) as made:
-        outcome = await made.relay.run(made.delivery(text=TextTap(lambda _: None)), client.send)
-        assert isinstance(outcome.problem, EngineError)
-        assert (outcome.engine_id, outcome.problem.message, outcome.is_told) == ("a", message, is_told)
+        delivery = made.delivery(text=TextTap(lambda _: None))
+        await made.relay.run(delivery, client.send)
+        assert isinstance(delivery.problem, EngineError)
+        assert (delivery.engine_id, delivery.problem.message, delivery.response_started) == ("a", message, is_told)
         assert (client.sent != []) == is_told
+
+
+async def goes(made: Gateway, *avoids: str, continues_on: str | None = None) -> str:
+    """Where a call went."""
+    delivery = made.delivery(avoids=frozenset(avoids), continues_on=continues_on)
+    await made.relay.run(delivery, Client().send)
+    return delivery.engine_id
 
 
 async def test_a_continuation_goes_where_its_beginning_ran_while_that_is_up() -> None:
     engines = [FakeHttp(*(Exchange(headers=JSON, pieces=[WHOLE]) for _ in range(4))) for _ in range(2)]
     async with gateway(*engines) as made:
-        went = [await made.relay.run(made.delivery(continues_on="b"), Client().send) for _ in range(3)]
-        assert [outcome.engine_id for outcome in went] == ["b", "b", "b"], "though turns are taken"
+        went = [await goes(made, continues_on="b") for _ in range(3)]
+        assert went == ["b", "b", "b"], "though turns are taken"
         made.router.health.unreachable("b")
-        assert (await made.relay.run(made.delivery(continues_on="b"), Client().send)).engine_id == "a"
-        assert (await made.relay.run(made.delivery(continues_on="gone"), Client().send)).engine_id == "a"
+        assert await goes(made, continues_on="b") == "a"
+        assert await goes(made, continues_on="gone") == "a"
 
 
 async def test_a_call_avoids_the_engines_that_have_failed_it_while_there_are_others() -> None:
     engines = [FakeHttp(*(Exchange(headers=JSON, pieces=[WHOLE]) for _ in range(4))) for _ in range(3)]
     async with gateway(*engines) as made:
-
-        async def goes(*avoids: str, continues_on: str | None = None) -> str:
-            delivery = made.delivery(avoids=frozenset(avoids), continues_on=continues_on)
-            return (await made.relay.run(delivery, Client().send)).engine_id
-
-        assert {await goes("a", "b") for _ in range(3)} == {"c"}
-        assert await goes("b", continues_on="b") != "b"
+        assert {await goes(made, "a", "b") for _ in range(3)} == {"c"}
+        assert await goes(made, "b", continues_on="b") != "b"
         made.router.health.unreachable("c")
         made.router.health.unreachable("b")
-        assert await goes("a", "b") == "a", "there is no other"
+        assert await goes(made, "a", "b") == "a", "there is no other"
+
+
+async def test_a_copy_has_no_failures_of_another() -> None:
+    async with gateway(FakeHttp(LOST, Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        kept = made.delivery()
+        sent = msgspec.structs.replace(kept)
+        await made.relay.run(sent, Client().send)
+        assert ([engine_id for engine_id, _ in sent.failures], sent.problem, kept.failures) == (["a"], None, ())
+
+
+async def test_what_came_back_of_a_failed_attempt_is_not_the_calls() -> None:
+    broken = Exchange(pieces=[FINISH + USAGE_EVENT + error_event(500) + b"\n\n"])
+    async with gateway(FakeHttp(broken, EngineTimeoutError("silent"))) as made:
+        delivery = made.delivery()
+        await made.relay.run(delivery, Client().send)
+        assert len(delivery.failures) == 2
+        assert (delivery.usage, delivery.finish, delivery.ended) == (None, None, None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Hashable, Sequence
 
 import pytest
 
@@ -10,13 +11,14 @@ from plait.backends.errors import CallerError, ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.file_tokenizer import FileTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.prompt_encoder import PromptEncoder
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config import Config, ModelConfig
 from plait.gateway.server_config import ServerConfig
 from plait.policy.prefix.block_hash import chain, root_hash
 
-MODELS = (ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes"))
+MODELS = (ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes", tokenizer="bytes"))
 READER = PromptReader(Config(models=MODELS), 64)
 LONGEST = load_tokenizer("embedded").longest_token_bytes
 CHAT = [{"role": "user", "content": "hello"}]
@@ -30,7 +32,7 @@ def text(prompt: str, model: str = "m") -> CompletionRequest:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the texts that were tokenized."""
     lengths: list[int] = []
-    tokenizer = READER._encoders["m"].tokenizer
+    tokenizer = READER.tokenizers.encoder("m").tokenizer
     encode = tokenizer.encode
 
     def counting(text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -45,13 +47,18 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the parts that were tokenized."""
     lengths: list[int] = []
-    encode_parts = FileTokenizer.encode_parts
+    encode, encode_parts = PromptEncoder.encode, FileTokenizer.encode_parts
 
-    def counting(tokenizer: FileTokenizer, parts: Sequence[str]) -> list[list[int]]:
-        lengths.extend(map(len, parts))
-        return encode_parts(tokenizer, parts)
+    def counting(encoder: PromptEncoder, text: str, salt: Hashable, **options: bool) -> array[int]:
+        lengths.append(len(text))
+        return encode(encoder, text, salt, **options)
 
-    monkeypatch.setattr(FileTokenizer, "encode_parts", counting)
+    def counting_parts(tokenizer: FileTokenizer, texts: Sequence[str]) -> list[array[int]]:
+        lengths.append(sum(map(len, texts)))
+        return encode_parts(tokenizer, texts)
+
+    monkeypatch.setattr(PromptEncoder, "encode", counting)
+    monkeypatch.setattr(FileTokenizer, "encode_parts", counting_parts)
     return lengths
 
 
@@ -82,7 +89,7 @@ def test_a_long_prompt_is_tokenized_in_turns() -> None:
     prompt = "A line of text.\n" * 40_000
     turns = list(READER.steps(text(prompt), None))
     assert len(turns) >= len(prompt) // (128 * 1024)
-    tokenizer: Tokenizer = READER._encoders["m"].tokenizer
+    tokenizer: Tokenizer = READER.tokenizers.encoder("m").tokenizer
     assert list(READER.read(text(prompt), None).prompts[0]) == tokenizer.encode(prompt)
 
 
@@ -104,6 +111,21 @@ def test_a_shared_document_is_tokenized_once_for_each_salt(
     assert (sum(parts) > len(DOCUMENT)) == again
 
 
+def test_a_word_is_tokenized_once_for_each_salt(monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[str] = []
+    reader, encode_parts = PromptReader(Config(models=MODELS), 64), FileTokenizer.encode_parts
+
+    def counting(tokenizer: FileTokenizer, parts: Sequence[str]) -> list[array[int]]:
+        words.extend(parts)
+        return encode_parts(tokenizer, parts)
+
+    monkeypatch.setattr(FileTokenizer, "encode_parts", counting)
+    for salt, new in ((None, True), (None, False), ("one", True), ("two", True), ("one", False)):
+        words.clear()
+        reader.read(text("This is the name of a zyxwvut and of the other qpwoeir in the file"), salt)
+        assert (" zyxwvut" in words, " the" in words) == (new, False), salt
+
+
 def test_the_hashes_of_several_prompts_are_those_of_the_first() -> None:
     request = CompletionRequest(model="m", prompt=[f"One. {DOCUMENT}", f"Two. {DOCUMENT}"])
     prompt = READER.read(request, None)
@@ -118,11 +140,11 @@ def test_a_template_of_the_requests_own_needs_trust() -> None:
         READER.read(request, None)
     assert caught.value.param == "chat_template"
     trusting = PromptReader(Config(server=ServerConfig(trust_request_chat_template=True), models=MODELS), 64)
-    trusting.open()
+    trusting.tokenizers.open()
     try:
         assert list(trusting.read(request, None).prompts[0]) == load_tokenizer("embedded").encode("hello")
     finally:
-        trusting.close()
+        trusting.tokenizers.close()
 
 
 def test_an_adapter_has_the_tokenizer_of_its_base_model_and_prefixes_of_its_own() -> None:

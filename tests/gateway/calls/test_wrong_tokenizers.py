@@ -137,7 +137,7 @@ def pairs(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 async def all_pairs(folders: dict[str, Path], own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[Pair]:
     """The gateway has tokenizers of its `own`, which no engine has."""
     gateway = Gateway({**{name: str(folder) for name, folder in folders.items()}, **own})
-    agreements = TokenizerAgreements(gateway.prompts.fingerprint)
+    agreements = TokenizerAgreements(gateway.prompts.tokenizers.fingerprint)
     sent = {name: await gateway.read(name) for name in gateway.router.models.names}
     found = []
     for running, folder in folders.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from plait.gateway.admission.tenant_ids import TenantIds
+from plait.gateway.admission.tenants import TenantIds
 from plait.gateway.cli import main
 from plait.gateway.commands import server_secret as module
 from plait.gateway.commands.server_secret import SECRET_FILE, known_secret, server_secret

@@ -74,7 +74,7 @@ def test_an_engine_without_reports_is_taken_to_keep_what_fits_least_lately_used_
         router.settle(booking, CallUsage(1, 1), now_s + 1)
         now_s += 2
     assert [cached(router, text) for text in ("abc", "xyz", "pq")] == [3, 1, 2]
-    assert len(router.engines["a"].view.residency.resident) == 6
+    assert router.engines["a"].view.residency.resident.blocks == 6
 
 
 def test_running_calls_are_not_evicted_from_an_estimate() -> None:
@@ -106,7 +106,7 @@ def test_an_engine_that_stops_reporting_is_taken_to_have_stored_what_ended_uncon
     router.no_reports("a")
     assert cached(router, "abcd") == 4
     router.age(1_000.0)
-    assert len(router.engines["a"].view.residency.resident) == len(router.tree) == 4
+    assert router.engines["a"].view.residency.resident.blocks == len(router.tree) == 4
     router.check()
 
 

@@ -9,6 +9,7 @@ import pytest
 from plait.backends.profiles import load_profile
 from plait.gateway.fleet.demand import Demand
 from plait.gateway.fleet.router import Router
+from plait.policy.placement.situation import Situation
 from plait.policy.prefix.block_hash import chain
 from plait.policy.types import Call, TaskGroup
 
@@ -20,6 +21,17 @@ def prompt(number: int, *, group: TaskGroup | None = None, shared_blocks: int = 
     """A prompt of 6,200 tokens whose first blocks are those of every other."""
     parts = [block if block < shared_blocks else 1000 * number + block for block in range(96)]
     return Call(f"c{number}", "m", 6200, BLOCK_TOKENS, list(chain(parts, 1, 0)), group=group)
+
+
+def situation(demand: Demand, call: Call) -> Situation:
+    """Of a fleet with one engine."""
+    router = Router()
+    router.add_engine("a", COSTS)
+    return demand.situation(call, [], [router.engines["a"].view], 0.0)
+
+
+def siblings(demand: Demand, call: Call) -> int:
+    return situation(demand, call).siblings
 
 
 def spread(calls: int, *, grouped: bool) -> list[int]:
@@ -56,19 +68,19 @@ def test_a_group_of_few_calls_stays_together() -> None:
 def test_siblings_are_the_calls_of_the_group_that_are_not_placed() -> None:
     demand, group = Demand(60.0, 100.0), TaskGroup("g", 3)
     calls = [prompt(number, group=group) for number in range(3)]
-    assert demand.siblings(prompt(9)) == 0
+    assert siblings(demand, prompt(9)) == 0
     left = []
     for call in calls:
-        left.append(demand.siblings(call))
+        left.append(siblings(demand, call))
         demand.placed(call, 0.0)
     assert left == [2, 1, 0]
     demand.check(3)
     late = prompt(4, group=TaskGroup("g", 1))  # two have ended
-    assert demand.siblings(late) == 0
+    assert siblings(demand, late) == 0
     for call in calls:
         demand.left(call)
     demand.check(0)
-    assert demand.siblings(calls[0]) == 2
+    assert siblings(demand, calls[0]) == 2
 
 
 def test_a_call_on_an_engine_may_change_its_group() -> None:
@@ -77,9 +89,9 @@ def test_a_call_on_an_engine_may_change_its_group() -> None:
     for call in (alone, member):
         demand.placed(call, 0.0)
     demand.refined(alone, alone._replace(group=group))
-    assert demand.siblings(prompt(3, group=group)) == 0, "both are placed"
+    assert siblings(demand, prompt(3, group=group)) == 0, "both are placed"
     demand.refined(member, member._replace(group=other))
-    assert demand.siblings(prompt(3, group=group)) == 1
+    assert siblings(demand, prompt(3, group=group)) == 1
     for call in (alone._replace(group=group), member._replace(group=other)):
         demand.left(call)
     demand.check(0)
@@ -90,5 +102,8 @@ def test_answers_of_task_groups_have_a_length_of_their_own() -> None:
     for second in range(100):  # the prior counts as four calls
         demand.answered(part, 20, float(second))
         demand.answered(chat, 400, float(second))
-    lengths = [demand.traffic(call).expected_output_tokens(None) for call in (part, chat, chat._replace(model="other"))]
+    lengths = [
+        situation(demand, call).traffic.expected_output_tokens(None)
+        for call in (part, chat, chat._replace(model="other"))
+    ]
     assert lengths == [pytest.approx(26, abs=1), pytest.approx(378, abs=3), 100]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
-from plait.policy.prefix.answered_prompts import whole_hash
-from plait.policy.prefix.block_hash import chain
+from plait.policy.prefix.block_hash import chain, whole_hash
 from plait.policy.types import Call
 from tests.gateway.fleet.lettered_prompts import new_router, report
 

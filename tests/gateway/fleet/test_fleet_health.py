@@ -6,8 +6,7 @@ import pytest
 
 from plait.backends.errors import NoEngineError
 from plait.gateway.fleet.booking import Booking, CallUsage, Failure
-from plait.gateway.fleet.health import HealthState
-from plait.gateway.fleet.health_change import Aborts
+from plait.gateway.fleet.health import Aborts, HealthState
 from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
@@ -82,7 +81,7 @@ def test_a_failure_keeps_its_cost_and_nothing_else() -> None:
     router = fleet("ab")
     fail(router, "a", 0.0)
     view = router.engines["a"].view
-    assert (len(view.ledger), view.outstanding, len(view.residency.resident)) == (1, 0, 0)
+    assert (len(view.ledger), view.outstanding, view.residency.resident.blocks) == (1, 0, 0)
     router.age(181.0)
     router.check()
     assert (len(view.ledger), len(router.tree)) == (0, 0)

@@ -12,7 +12,9 @@ ANSWERED, UNREACHABLE = HealthEvent.ANSWERED, HealthEvent.UNREACHABLE
 
 
 def up(limits: HealthLimits | None = None) -> Health:
-    return Health(limits or HealthLimits(), HealthState.UP)
+    health = Health(limits or HealthLimits())
+    assert health.on(HealthEvent.ANSWERED)
+    return health
 
 
 def ejected(now_s: float = 0.0, *, jitter: float = 0.0, retry_after_s: float | None = None) -> Health:
@@ -43,7 +45,7 @@ def test_the_table_speaks_of_changes_only() -> None:
 
 
 def test_probes_grow_apart_up_to_a_maximum_and_start_over() -> None:
-    health = Health(HealthLimits(probe_s=0.5, max_probe_s=3.0))
+    health = up(HealthLimits(probe_s=0.5, max_probe_s=3.0))
     pauses = [health.probe_after_s]
     for _ in range(5):
         health.on(UNREACHABLE)
@@ -54,6 +56,13 @@ def test_probes_grow_apart_up_to_a_maximum_and_start_over() -> None:
     for _ in range(5_000):
         health.on(UNREACHABLE)
     assert health.probe_after_s == 3.0
+
+
+def test_an_engine_that_has_never_answered_is_probed_every_second() -> None:
+    health = Health()
+    for _ in range(20):
+        health.on(HealthEvent.UNREACHABLE)
+        assert health.probe_after_s == 1.0
 
 
 # Outcomes of calls.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plait.gateway.fleet.booking import Booking, Failure
+from plait.gateway.fleet.fleet_health import KEPT_S, LoopLag
 from plait.gateway.fleet.health import HealthState
-from plait.gateway.fleet.loop_lag import KEPT_S, LoopLag
 from plait.gateway.fleet.router import Router
 from plait.policy.types import Call
 from tests.gateway.fleet.lettered_prompts import new_router

@@ -9,8 +9,7 @@ import pytest
 
 from plait.backends.protocol.cache_state import QueueState
 from plait.gateway.fleet import fleet_health
-from plait.gateway.fleet.booking import Booking, CallUsage, Failure
-from plait.gateway.fleet.progress import SLOTS
+from plait.gateway.fleet.booking import SLOTS, Booking, CallUsage, Failure
 from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call, Objective, Slo

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from plait.gateway.fleet.retry_budget import RetryBudgets
+from collections import Counter
+
+from plait.gateway.fleet.demand import RetryBudgets
 
 
 def granted(budgets: RetryBudgets, model: str) -> int:
@@ -12,12 +14,12 @@ def granted(budgets: RetryBudgets, model: str) -> int:
 
 
 def test_a_fifth_of_the_active_calls_may_be_retried_and_always_three() -> None:
-    budgets = RetryBudgets()
+    active = Counter[str]()
+    budgets = RetryBudgets(active)
     assert granted(budgets, "m") == 3
     for _ in range(3):
         budgets.give_back("m")
-    for _ in range(99):
-        budgets.begin("m")
+    active["m"] = 99
     assert granted(budgets, "m") == 20, "the call that asks has left its engine, and counts"
     assert granted(budgets, "other") == 3, "each model has a budget of its own"
     budgets.give_back("m")

@@ -38,9 +38,26 @@ def test_a_model_whose_engines_are_down_is_not() -> None:
 def test_before_any_engine_answered_nothing_is_known() -> None:
     router = Router()
     router.add_engine("a", COSTS)
-    with pytest.raises(ModelNotFoundError, match="none so far"):
+    with pytest.raises(NoEngineError, match="no answer so far from a") as caught:
         router.models.check("m")
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
     assert (router.models.names, router.models.serving("m")) == (set(), 0)
+
+
+def test_a_model_of_an_engine_that_has_not_answered_may_come() -> None:
+    """A stack that restarts: clients are told to come again, and not that their model does not exist."""
+    router = Router()
+    with pytest.raises(NoEngineError, match="there are no engines so far"):
+        router.models.check("m")
+    router.add_engine("a", COSTS)
+    router.add_engine("b", COSTS)
+    router.health.answered("a", {"m": None})
+    with pytest.raises(NoEngineError, match="no answer so far from b"):
+        router.models.check("n")
+    router.health.answered("b", {"o": None})
+    router.health.unreachable("b")
+    with pytest.raises(ModelNotFoundError, match="Models served here: m, o"):
+        router.models.check("n")
 
 
 @pytest.mark.parametrize("policy", ["plait", "e2", "round_robin", "least_outstanding"])

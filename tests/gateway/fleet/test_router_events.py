@@ -317,7 +317,7 @@ class Fleet(RuleBasedStateMachine):
             assert engine.view.outstanding == len(mine)
             assert engine.view.queue.held == sum(booking.state is BookingState.HELD for booking in mine)
             known = self.fakes[engine_id].known
-            assert len(engine.view.residency.resident) == len(known)
+            assert engine.view.residency.resident.blocks == len(known)
             believed = {block for block, held in blocks(self.router, engine_id).items() if held[0] or held[1]}
             assert believed == {name(prefix) for prefix in self.expected(engine_id)}
 
@@ -369,7 +369,7 @@ def state(router: Router) -> dict[str, Any]:
                 engine.view.free_tokens,
                 len(engine.view.ledger),
                 round(engine.view.ledger.window_cost_s(), 9),
-                len(engine.view.residency.resident),
+                engine.view.residency.resident.blocks,
                 list(engine.cache.unconfirmed),
                 engine.health.state,
                 engine.cache.reports,

@@ -120,12 +120,13 @@ def test_values_that_json_does_not_have_do_not_fail_the_caller(events: Read) -> 
 
 def test_console_lines_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info", "console")
-    structlog.get_logger().info("engine_up", engine="engine-1")
+    structlog.get_logger().info("engine_up", engine="engine-1", session=None)
     logging.getLogger("library").warning("careful")
     first, second = capsys.readouterr().err.splitlines()
     assert "[info" in first
     assert "engine_up" in first
     assert "engine=engine-1" in first
+    assert "None" not in first
     assert "[warning" in second
     assert "careful" in second
 

@@ -14,10 +14,11 @@ from starlette.types import Receive, Scope, Send
 from plait.backends.errors import EngineError, NoEngineError
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import send_whole
-from plait.gateway.calls.delivery import Delivery, Outcome, Problem
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.relay import Relay
 from plait.gateway.config_file import parse_config
+from plait.policy.types import Call
 
 CHAT, SUBMIT, GET = "/v1/chat/completions", "/v1/submit", "/v1/get"
 KEYS = ["one", "two"]
@@ -31,15 +32,15 @@ class Engine:
     """
 
     def __init__(self) -> None:
-        self.running: dict[str, tuple[Delivery, Send, asyncio.Future[Outcome]]] = {}
+        self.running: dict[str, tuple[Delivery, Send, asyncio.Future[None]]] = {}
         self.delivered: list[str] = []
         self.begun: set[str] = set()
         self.places: dict[str, str] = {}
         self.up = ["e", "f"]
-        self.refined: list[Delivery] = []
+        self.refined: list[tuple[str, Call]] = []
         self.open_answers = OpenAnswers(10**9)
 
-    async def run(self, delivery: Delivery, send: Send) -> Outcome:
+    async def run(self, delivery: Delivery, send: Send) -> None:
         if not self.up:
             raise NoEngineError("no engine is up", retry_after_s=1.0)
         text, wanted = prompt_of(delivery), [delivery.continues_on, *self.up]
@@ -47,16 +48,16 @@ class Engine:
         self.places[text] = next(
             (name for name in wanted if name in self.up and name not in delivery.avoids), self.up[0]
         )
-        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.running[text] = (delivery, send, ended)
         try:
-            return await ended
+            await ended
         finally:
             del self.running[text]
             self.begun.discard(text)
 
-    def refine(self, delivery: Delivery) -> None:
-        self.refined.append(delivery)
+    def refine(self, handle: str, call: Call) -> None:
+        self.refined.append((handle, call))
 
     async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
         await self.run(delivery, send)
@@ -108,8 +109,10 @@ class Engine:
                 delivery.text.feed(event)
             await send({"type": "http.response.body", "body": event, "more_body": True})
 
-    async def _end(self, prompt: str, problem: Problem, *, is_told: bool = True) -> None:
-        self.running[prompt][2].set_result(Outcome(self.places[prompt], problem, is_told))
+    async def _end(self, prompt: str, problem: EngineError | str | None, *, is_told: bool = True) -> None:
+        delivery, _, ended = self.running[prompt]
+        delivery.engine_id, delivery.problem, delivery.response_started = self.places[prompt], problem, is_told
+        ended.set_result(None)
         await settle()
 
 

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from plait.backends.errors import LimitError, ValueTooLargeError
-from plait.gateway.calls.delivery import Outcome
 from plait.gateway.programs.recorded_answer import KEEP_ALIVE
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import Objective, Slo
@@ -231,7 +230,7 @@ async def test_a_session_that_is_deleted_ends_what_runs_and_waits(served: Served
 async def test_an_error_that_nobody_foresaw_still_ends_the_call(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(*_: object) -> Outcome:
+    async def broken(*_: object) -> None:
         raise KeyError("bug")
 
     monkeypatch.setattr(served.engine, "run", broken)

@@ -18,7 +18,7 @@ def test_sessions_are_shown_as_they_are() -> None:
     metrics.held(0.2)
     metrics.tried_again("m", "a")
     found = samples(registry)
-    assert (found["plait_sessions"], found["plait_held_calls"], found["plait_semantic_variables"]) == (2, 1, 4)
+    assert (found["plait_program_sessions"], found["plait_held_calls"], found["plait_semantic_variables"]) == (2, 1, 4)
     assert found["plait_held_bytes"] == 102
     assert (found["plait_recorded_answer_bytes"], found["plait_deleted_sessions"]) == (0, 0)
     assert found['plait_sessions_evicted_total{needed="bytes"}'] == 0
@@ -31,7 +31,7 @@ async def test_the_time_of_a_job_counts_from_its_first_call_to_the_value() -> No
     async with served_calls() as served:
         await served.chat("Write", output="code")
         await served.chat("Test {{code}}", inputs="code", output="test")
-        waiting = await served.get("test", criteria={"jct_ms": 1e6})
+        waiting = await served.get("test", criteria={"slo_jct_ms": 1e6})
         await served.engine.answer("Write", "x = 1")
         await served.engine.answer("Test x = 1", "fine")
         assert waiting.json["value"] == "fine"

@@ -173,13 +173,13 @@ async def test_the_engine_of_a_running_call_is_told_of_a_later_get() -> None:
         sent = served.engine.running["Write"][0]
         assert (sent.call.objective, sent.handle is None) == (None, False)
         get = await served.get("code", criteria="latency")
-        (told,) = served.engine.refined
-        assert told.handle == sent.handle
-        assert told.call.objective is Objective.LATENCY
-        assert told.call.slo is not None
-        assert told.call.slo.ttft_s is not None
-        assert told.call.slo.ttft_s > 1.0, "from its arrival: it has run for a while"
-        assert told.call.slo.tpot_s == 0.040
+        ((handle, objectives),) = served.engine.refined
+        assert handle == sent.handle
+        assert objectives.objective is Objective.LATENCY
+        assert objectives.slo is not None
+        assert objectives.slo.ttft_s is not None
+        assert objectives.slo.ttft_s > 1.0, "from its arrival: it has run for a while"
+        assert objectives.slo.tpot_s == 0.040
         await served.engine.answer("Write", "x = 1")
         assert (call.text, get.json["value"]) == ("x = 1", "x = 1")
 
@@ -196,13 +196,13 @@ async def test_a_call_that_starts_again_has_its_newest_objectives() -> None:
 async def test_the_next_step_of_a_submitted_call_has_its_newest_objectives() -> None:
     async with served_calls() as served:
         await served.submit("Do {{it}} Test: {{test}}", "it", "test", chat=False)
-        get = await served.get("test", criteria={"tpot_ms": 30, "jct_ms": 60_000})
-        (told,) = served.engine.refined
-        assert told.call.slo is not None
-        assert told.call.slo.jct_s == pytest.approx(30.0, abs=2.0), "half for each step"
+        get = await served.get("test", criteria={"slo_tpot_ms": 30, "slo_jct_ms": 60_000})
+        ((handle, objectives),) = served.engine.refined
+        assert objectives.slo is not None
+        assert objectives.slo.jct_s == pytest.approx(30.0, abs=2.0), "half for each step"
         await served.engine.answer("Do ", "it")
         second = served.engine.running["Do it Test: "][0]
-        assert second.handle != told.handle
+        assert second.handle != handle
         assert second.call.slo is not None
         assert second.call.slo.tpot_s == 0.030
         assert second.call.slo.jct_s == pytest.approx(60.0, abs=4.0)

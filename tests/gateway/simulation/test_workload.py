@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -8,17 +9,19 @@ from typing import Any
 
 import pytest
 
+from plait.gateway.simulation.shared_prefixes import SharedPrefix, load_prefixes
 from plait.gateway.simulation.workload import (
-    SharedPrefix,
     WorkloadCall,
     generate_calls,
-    load_prefixes,
     poisson_arrivals,
     select_working_set,
 )
 
-TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the data sets (../shared/traces) are not here")
+BESIDE = Path(__file__).resolve().parents[4] / "shared" / "traces"
+TRACES = Path(os.environ.get("PLAIT_TRACES") or BESIDE)
+needs_traces = pytest.mark.skipif(
+    not TRACES.is_dir(), reason=f"the recorded workloads are not in {TRACES} (docs/traces.md)"
+)
 
 JSON_TYPES = {"string", "integer", "number", "boolean", "array", "object", "null"}
 SCHEMA_KEYS = {"type", "description", "enum", "examples", "items", "minimum", "maximum"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.admission.active_tenants import ACTIVE_S, ActiveTenants
+from plait.policy.admission.fair_shares import ACTIVE_S, ActiveTenants
 
 
 def new_tenants(weights: dict[str, float] | None = None) -> ActiveTenants:

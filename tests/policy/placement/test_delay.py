@@ -17,11 +17,10 @@ from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.delay import Asked, delay_cost, offer
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.floors import floors
-from plait.policy.placement.least_delay import ROUNDING, best_of_all, best_of_many, least_delay
+from plait.policy.placement.least_delay import ROUNDING, all_offers, best_of_many, least_delay
 from plait.policy.placement.load import LoadLedger
 from plait.policy.placement.prefill_queue import Prefill
-from plait.policy.placement.situation import Passed, Situation, cached_blocks
-from plait.policy.placement.traffic import Coming, Traffic
+from plait.policy.placement.situation import Coming, Passed, Situation, Traffic, cached_blocks
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
@@ -66,7 +65,8 @@ def situation(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> Situat
     for number, engine in enumerate(engines):
         view = EngineView(f"{number}", COSTS, LoadLedger(COSTS), Residency(f"{number}", tree))
         view.residency.resident.store(None, hashes(engine.cached))
-        view.outstanding, view.context_tokens = len(engine.contexts), sum(engine.contexts)
+        view.outstanding = view.calls = len(engine.contexts)
+        view.context_tokens = sum(engine.contexts)
         for tokens in engine.waiting:
             send(view, Prefill(tokens, tokens * 0.001, 0.0, 0.0))
         for tokens in engine.held:
@@ -189,7 +189,7 @@ def test_a_cached_prefix_attracts_until_using_it_costs_more_than_computing_it_ag
 
 def urgent(*engines: Engine, ttft_s: float) -> tuple[str, bool]:
     placement = least_delay(call_of("prefix")._replace(slo=Slo(ttft_s=ttft_s)), situation(*engines))
-    return placement.engine_id, placement.is_at_risk
+    return placement.engine_id, placement.meets_ttft is False
 
 
 def test_a_call_with_a_ttft_goes_where_it_is_met_even_if_that_delays_others_more() -> None:
@@ -368,7 +368,8 @@ HALF_A_TOKEN = [Engine("prefix", held=(1,), contexts=(1,)), Engine("prefix")], P
 )
 def test_the_search_of_a_large_fleet_finds_what_looking_at_all_does(**chosen: Any) -> None:
     asked, fleet = choice(**chosen)
-    every, few = best_of_all(asked, fleet, fleet.engines), best_of_many(asked, fleet, fleet.engines)
+    every = min(all_offers(asked, fleet, fleet.engines), key=lambda one: one.rank)
+    few = best_of_many(asked, fleet, fleet.engines)
     assert few.rank == pytest.approx(every.rank)
     if few.engine is not every.engine:
         assert few.rank != every.rank, "ties are the first one's"

@@ -17,8 +17,7 @@ from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.line_change import change_gain_s
 from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.placement.situation import Situation
-from plait.policy.prefix.node import Node
-from plait.policy.prefix.prefix_tree import PrefixTree
+from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.types import DelayCost, Placement, PlacementReason
 from tests.policy.placement.test_delay import (
     COSTS,

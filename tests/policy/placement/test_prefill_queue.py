@@ -37,13 +37,13 @@ def test_the_oldest_prompt_makes_progress_but_is_never_done_before_its_first_byt
     queue.leave(first, 1.25)
     assert (queue.tokens, len(queue), queue.progress_s(1.75)) == (2048, 1, 0.5)
     queue.leave(second, 4.0)
-    assert (queue.tokens, queue.attention_s, queue.progress_s(9.0), queue.is_empty) == (0, 0.0, 0.0, True)
+    assert (queue.tokens, queue.attention_s, queue.progress_s(9.0), len(queue)) == (0, 0.0, 0.0, 0)
 
 
 def test_what_waits_in_the_gateway_makes_no_progress() -> None:
     waiting = prefill(1024)
     queue = new_queue(held=(waiting,))
-    assert (queue.progress_s(9.0), queue.most_progress_s, queue.is_empty) == (0.0, 0.0, False)
+    assert (queue.progress_s(9.0), queue.most_progress_s, len(queue)) == (0.0, 0.0, 1)
     queue.send(waiting, 9.0)
     assert (waiting.sent_s, queue.progress_s(9.25)) == (9.0, 0.25)
 
@@ -76,20 +76,20 @@ def test_a_call_that_does_not_wait_any_more_leaves_once() -> None:
 
 def test_a_prefill_whose_end_nothing_shows_ends_as_predicted() -> None:
     queue = new_queue(*(prefill(tokens, is_streamed=False) for tokens in (1024, 2048)))
-    assert (queue.may_expire, queue.expires_s) == (True, 1.0)
+    assert queue.expires_s == 1.0
     left = []
     for now_s in (0.75, 1.0, 2.75, 3.0):
         queue.expire(now_s)
         left.append((queue.sent_tokens, queue.expires_s))
     assert left == [(3072, 1.0), (2048, 3.0), (2048, 3.0), (0, inf)]
-    assert (queue.may_expire, queue.is_empty) == (False, True)
+    assert (queue.expires_s, len(queue)) == (inf, 0)
 
 
 def test_its_time_begins_when_it_is_sent_and_comes_after_what_was_sent_before() -> None:
     streamed, whole = prefill(1024), prefill(512, is_streamed=False)
     queue = new_queue(held=(whole, streamed))
     queue.expire(100.0)
-    assert (queue.tokens, queue.may_expire) == (1536, False), "in the gateway nothing ends by itself"
+    assert (queue.tokens, queue.expires_s) == (1536, inf), "in the gateway nothing ends by itself"
     queue.send(streamed, 100.0)
     queue.send(whole, 100.25)
     assert queue.expires_s == 101.75
@@ -97,7 +97,7 @@ def test_its_time_begins_when_it_is_sent_and_comes_after_what_was_sent_before() 
     queue.expire(101.5)
     assert queue.sent == 1, "what was predicted stays"
     queue.expire(101.75)
-    assert queue.is_empty
+    assert not len(queue)
 
 
 def test_a_prefill_that_was_given_up_does_not_keep_later_ones() -> None:
@@ -108,7 +108,7 @@ def test_a_prefill_that_was_given_up_does_not_keep_later_ones() -> None:
     queue.send(short, 1.0)
     assert queue.expires_s == 2.0
     queue.expire(2.0)
-    assert queue.is_empty
+    assert not len(queue)
 
 
 # What is urgent.
@@ -203,13 +203,13 @@ def test_the_sums_are_those_of_what_waits(events: list[tuple[str, int, bool, boo
 
 
 def check_sums(queue: PrefillQueue, oracle: Oracle, now_s: float) -> None:
-    assert (queue.held, queue.sent, queue.is_empty) == (len(oracle.held), len(oracle.sent), not oracle.all)
+    assert (queue.held, queue.sent, len(queue)) == (len(oracle.held), len(oracle.sent), len(oracle.all))
     assert queue.tokens == sum(one.tokens for one in oracle.all)
     assert queue.attention_s == sum(one.attention_s for one in oracle.all)
     assert queue.sent_tokens == sum(one.tokens for one in oracle.sent)
     assert queue.sent_attention_s == sum(one.attention_s for one in oracle.sent)
     assert queue.urgent_tokens == sum(one.tokens for one in oracle.all if one.is_urgent)
-    assert queue.may_expire or not any(one in oracle.ends for one in oracle.sent)
+    assert queue.expires_s < inf or not any(one in oracle.ends for one in oracle.sent)
     most_s = MOST_PROGRESS * oracle.sent[0].time_s if oracle.sent else 0.0
     assert 0.0 <= queue.progress_s(now_s) <= queue.most_progress_s == most_s
     assert not oracle.sent or queue.progress_s(now_s) <= now_s - oracle.sent[0].sent_s

@@ -20,8 +20,7 @@ from plait.policy.placement.replicas import divide
 from plait.policy.placement.routes import ROUTE_TRANSITIONS, Route, Routes, RouteState, RouteTransitionError
 from plait.policy.placement.situation import Situation
 from plait.policy.prefix.block_hash import chain
-from plait.policy.prefix.node import Node
-from plait.policy.prefix.prefix_tree import PrefixTree
+from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.prefix.residency import Residency
 from plait.policy.types import Call, PlacementReason
 from tests.policy.placement.test_placement_oracle import BLOCK_TOKENS, ENGINES, PREFIXES, NaiveEngine, Prefix, build

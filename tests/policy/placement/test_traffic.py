@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.policy.placement.traffic import PRIOR_CALLS, Arrivals, Traffic
+from plait.policy.placement.situation import PRIOR_CALLS, Arrivals, Traffic
 
 
 def test_the_prior_gives_way_to_what_was_seen() -> None:
@@ -35,8 +35,8 @@ def test_arrivals_are_counted_by_the_second() -> None:
     arrivals = Arrivals(0.0)
     for number in range(1, 6001):
         arrivals.came(100 + number % 2, number / 10)
-    assert arrivals.rate_s(600.0) == pytest.approx(10.0, rel=0.01)
-    assert arrivals.rate_s(660.0) == pytest.approx(10.0 / 2.718, rel=0.01)
+    assert arrivals.coming(1, 600.0).rate_s == pytest.approx(10.0, rel=0.01)
+    assert arrivals.coming(1, 660.0).rate_s == pytest.approx(10.0 / 2.718, rel=0.01)
     assert arrivals.coming(4, 600.0) == pytest.approx((2.5, 100.5), rel=0.01)
 
 
@@ -46,4 +46,4 @@ def test_the_first_arrivals_count_over_their_own_time(seconds: float, rate_s: fl
     calls = round(10 * seconds)
     for number in range(1, calls + 1):
         arrivals.came(1, seconds * number / calls)
-    assert arrivals.rate_s(seconds) == pytest.approx(rate_s, rel=0.1)
+    assert arrivals.coming(1, seconds).rate_s == pytest.approx(rate_s, rel=0.1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from plait.policy.prefix.node import Node
-from plait.policy.prefix.prefix_tree import PrefixTree
+from plait.policy.prefix.prefix_tree import Node, PrefixTree
 
 
 def block_index(tree: PrefixTree) -> dict[int, Node]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.prefix.answered_prompts import AnsweredPrompts, whole_hash
-from plait.policy.prefix.block_hash import chain
+from plait.policy.prefix.answered_prompts import AnsweredPrompts
+from plait.policy.prefix.block_hash import chain, whole_hash
 
 ROOT = 7
 END = 99
@@ -61,7 +61,7 @@ def test_engines_that_answered_the_same_prompt_count_alike() -> None:
     chat.prompts.forget("a")
     assert chat.stored([1, 2, 3, *range(10, 30)]) == {"b": 7}
     chat.prompts.forget("b")
-    assert len(chat.prompts) == 0
+    assert len(chat.prompts.prompts) == 0
 
 
 def test_a_chat_has_an_answer_only_where_a_turn_ends_behind_it() -> None:

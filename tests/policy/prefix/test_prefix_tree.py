@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.policy.prefix.block_hash import chain
-from plait.policy.prefix.node import USES_S, Node
-from plait.policy.prefix.prefix_tree import PrefixTree, Segment
+from plait.policy.prefix.prefix_tree import USES_S, Holding, Node, PrefixTree, Segment
 from tests.policy.prefix.block_index import block_index
 
 CHAINS = st.lists(st.integers(0, 2), max_size=8)  # heavily shared: three different blocks
@@ -134,8 +133,8 @@ def test_a_split_leaves_holdings_on_both_parts() -> None:
     leaf.holding("resident").resident_blocks = 3
     leaf.holding("little").resident_blocks = 1
     upper = tree.split(leaf, 2)
-    assert {name: upper.held_blocks(name) for name in upper.holdings} == {"booked": 2, "resident": 2, "little": 1}
-    assert {name: leaf.held_blocks(name) for name in leaf.holdings} == {"booked": 2, "resident": 1}
+    assert {name: one.held_blocks for name, one in upper.holdings.items()} == {"booked": 2, "resident": 2, "little": 1}
+    assert {name: one.held_blocks for name, one in leaf.holdings.items()} == {"booked": 2, "resident": 1}
 
 
 def test_pruning_cuts_a_leaf_to_what_is_resident_and_climbs_to_what_is_needed() -> None:
@@ -148,7 +147,7 @@ def test_pruning_cuts_a_leaf_to_what_is_resident_and_climbs_to_what_is_needed() 
     below = tree.insert(hashes([1, 2, 9]))
     for engine in "ab":
         leaf.holding(engine).resident_blocks = 0
-        leaf.drop_unused(engine)
+        leaf.drop_unused(leaf.holding(engine))
     assert tree.prune(leaf) == 0, "something hangs below it"
     assert tree.prune(below) == 2
     assert not block_index(tree)
@@ -189,3 +188,30 @@ def test_match_reads_a_logarithm_of_the_hashes() -> None:
 
 def _blocks(path: Sequence[Segment]) -> int:
     return sum(segment.blocks for segment in path)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=20))
+def test_a_node_has_the_holdings_that_a_dict_would_have(steps: list[tuple[str, bool]]) -> None:
+    node, expected = Node(None, 0, array("Q", [1])), dict[str, Holding]()
+    for engine, is_held in steps:
+        holding = expected.setdefault(engine, node.holding(engine))
+        assert node.holding(engine) is holding
+        holding.resident_blocks = int(is_held)
+        node.drop_unused(holding)
+        if not is_held:
+            del expected[engine]
+        assert list(node.holdings.items()) == list(expected.items())
+        assert [node.held_by(one) for one in "abc"] == [expected.get(one) for one in "abc"]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=20))
+def test_a_node_has_the_children_that_a_dict_would_have(steps: list[tuple[int, bool]]) -> None:
+    node, expected = Node(Node(None, 0, array("Q")), 0, array("Q", [1])), dict[int, Node]()
+    for block, is_there in steps:
+        if is_there:
+            expected[block] = Node(node, 1, array("Q", [block]))
+            node.add_child(expected[block])
+        elif block in expected:
+            del expected[block]
+            node.drop_child(block)
+        assert list(node.children.items()) == list(expected.items())

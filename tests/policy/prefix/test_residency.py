@@ -5,10 +5,8 @@ from __future__ import annotations
 from array import array
 
 from plait.policy.prefix.block_hash import chain
-from plait.policy.prefix.node import Holding, Node
-from plait.policy.prefix.prefix_tree import PrefixTree
-from plait.policy.prefix.residency import Residency
-from plait.policy.prefix.use_order import UseOrder
+from plait.policy.prefix.prefix_tree import Node, PrefixTree
+from plait.policy.prefix.residency import Residency, UseOrder
 
 
 def hashes(text: bytes) -> array[int]:
@@ -40,7 +38,7 @@ def test_a_run_behind_an_unknown_or_missing_parent_is_left_out() -> None:
 def test_an_eviction_in_the_middle_takes_all_that_lies_behind() -> None:
     tree, residency = fleet("abcd", "abce")
     residency.resident.remove(hashes(b"ab")[1])
-    assert (held(tree, residency, "abcd"), len(residency.resident), len(tree)) == (1, 1, 1)
+    assert (held(tree, residency, "abcd"), residency.resident.blocks, len(tree)) == (1, 1, 1)
     residency.resident.store(hashes(b"a")[0], list(hashes(b"ab")[1:]))
     assert held(tree, residency, "abcd") == 2, "what is there again is what was reported again"
 
@@ -53,7 +51,7 @@ def test_an_eviction_elsewhere_or_of_something_unknown_changes_nothing() -> None
     other.resident.store(hashes(b"abc")[2], [77])
     residency.resident.remove(99)
     assert (held(tree, residency, "abc"), held(tree, other, "abc")) == (3, 1)
-    assert (len(residency.resident), len(other.resident), len(tree)) == (3, 1, 3)
+    assert (residency.resident.blocks, other.resident.blocks, len(tree)) == (3, 1, 3)
 
 
 def test_booked_blocks_are_expected_until_unbooked() -> None:
@@ -137,12 +135,15 @@ def test_a_split_takes_a_part_that_is_only_shared_out_of_the_order_of_use() -> N
 
 
 def test_touching_moves_to_the_newest_end_once() -> None:
-    nodes = [Node(None, 0, array("Q", [number])) for number in range(3)]
-    holdings = [Holding(node) for node in nodes]
-    order = UseOrder("a", Node(None, 0, array("Q")))
+    root = Node(None, 0, array("Q"))
+    nodes = [Node(root, 0, array("Q", [number])) for number in range(3)]
+    holdings = [node.holding("a") for node in nodes]
+    order = UseOrder("a", root)
     assert list(order) == []
-    for holding in (*holdings, holdings[0]):
-        order.touch(holding)
+    for node, holding in zip(nodes, holdings, strict=True):
+        holding.resident_blocks = 1
+        order.touch_path(node)
+    order.touch_path(nodes[0])
     assert list(order) == [holdings[1], holdings[2], holdings[0]]
     for holding in order:
         holding.unlink()
@@ -160,7 +161,7 @@ def test_what_is_expected_to_be_evicted_does_not_count_as_held() -> None:
     tree, residency = fleet("abcd", "xy")
     victims = residency.expect_eviction(3)
     assert (held(tree, residency, "abcd"), held(tree, residency, "xy")) == (1, 2), "the oldest prefix, from its end"
-    assert len(residency.resident) == 6, "it is there until the engine says otherwise"
+    assert residency.resident.blocks == 6, "it is there until the engine says otherwise"
     assert [taken for _, taken in residency.victims(2)] == [1, 1], "the next to go come behind"
     residency.end_expectation(victims)
     assert held(tree, residency, "abcd") == 4
@@ -205,4 +206,4 @@ def test_an_expectation_whose_node_has_gone_ends_quietly() -> None:
     victims = residency.expect_eviction(2)
     residency.resident.clear()
     residency.end_expectation(victims)
-    assert (len(tree), len(residency.resident)) == (0, 0)
+    assert (len(tree), residency.resident.blocks) == (0, 0)

@@ -13,8 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.policy.prefix.block_hash import chain
-from plait.policy.prefix.node import Holding, Node
-from plait.policy.prefix.prefix_tree import PrefixTree
+from plait.policy.prefix.prefix_tree import Holding, Node, PrefixTree
 from plait.policy.prefix.residency import Residency
 from tests.policy.prefix.block_index import block_index
 
@@ -219,11 +218,11 @@ class Fleet(RuleBasedStateMachine):
             holdings = {node: node.holdings[engine] for node in nodes if engine in node.holdings}
             resident = {block for node, h in holdings.items() for block in node.hashes[: h.resident_blocks]}
             assert resident == {name(prefix) for prefix in self.oracle[engine].resident}
-            assert len(self.residency[engine].resident) == len(resident)
+            assert self.residency[engine].resident.blocks == len(resident)
             mine = [call for call in self.live if call.engine == engine]
             for node in nodes:
                 through = [call for call in mine if node in list(call.leaf.path())]
-                holding = holdings.get(node, Holding(node))
+                holding = holdings.get(node, Holding(node, engine))
                 assert holding.bookings == sum(call.booked for call in through)
                 assert holding.sharers == sum(call.shared for call in through)
                 assert holding.waiting == sum(call.booked and call.waits for call in through)
@@ -301,6 +300,6 @@ def test_polling_an_engines_journal_gives_exactly_what_it_stores(data: st.DataOb
                 residency.resident.clear()
             residency.resident.apply(removed, [(run.parent, run.hashes) for run in runs])
             assert set(block_index(tree)) == {name(prefix) for prefix in stored}
-            assert len(residency.resident) == len(stored)
+            assert residency.resident.blocks == len(stored)
         tree.check()
         residency.check()

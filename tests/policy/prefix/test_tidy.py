@@ -9,8 +9,7 @@ from sys import getsizeof
 import pytest
 
 from plait.policy.prefix.block_hash import chain
-from plait.policy.prefix.node import Node
-from plait.policy.prefix.prefix_tree import PrefixTree, Segment
+from plait.policy.prefix.prefix_tree import Node, PrefixTree, Segment
 from plait.policy.prefix.residency import Residency
 
 
@@ -102,9 +101,9 @@ def test_the_root_gives_memory_back() -> None:
     for number in range(2000):
         engine.resident.store(None, hashes([number]))
     tree.tidy()
-    full = getsizeof(tree.root.children)
+    full = getsizeof(tree.root.branches)
     engine.evict(1500)
     tree.tidy()
-    assert getsizeof(tree.root.children) < full / 2
+    assert getsizeof(tree.root.branches) < full / 2
     assert len(tree) == 500
     tree.check()

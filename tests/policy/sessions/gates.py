@@ -6,8 +6,7 @@ from math import inf
 from zlib import crc32
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.sessions.held import Arrival, Turn
-from plait.policy.sessions.session_gate import SessionGate
+from plait.policy.sessions.session_gate import Arrival, SessionGate, Turn
 from plait.policy.sessions.worth import Caches
 from plait.policy.types import Call, Slo
 
@@ -46,7 +45,7 @@ class Gate(SessionGate):
         super().__init__(BLOCK_TOKENS, lambda: None, lambda tenant: given.get(tenant, 1.0), chat_tokens=30)
         self.worth.caches = Caches(2, kv_tokens, COSTS)
         self.worth.is_closed = is_closed
-        self.worth._judged_s = inf  # it is never judged
+        self.worth.due_s = inf  # it is never judged
         self.turns: list[Turn] = []
 
     def come(self, text: str, session: str = "", now_s: float = 0.0, *, tenant: str = "", passes: bool = False) -> Turn:

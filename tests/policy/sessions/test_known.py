@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.policy.sessions import known as known_module
-from plait.policy.sessions.contexts import MOST_CONTEXTS, Context
-from plait.policy.sessions.known import KnownSessions
+from plait.policy.sessions.known import MOST_CONTEXTS, Context, KnownSessions
 from tests.policy.sessions.gates import prompt_of
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from plait.policy.sessions.held import Turn
-from plait.policy.sessions.session_gate import MOST_AWAY_S, MOST_HELD_S
+from plait.policy.sessions.session_gate import MOST_AWAY_S, MOST_HELD_S, Turn
 from plait.policy.types import Slo
 from tests.policy.sessions.gates import Gate, arrival
 
@@ -99,12 +98,39 @@ def test_questions_about_a_document_are_of_no_session() -> None:
     gate = Gate(is_closed=False)
     document = 30 * "d"
     gate.end(gate.come(document + "a"), 1.0)
-    assert len(gate.live) == 1, "it may be one"
-    questions = [gate.come(document + question, now_s=2.0) for question in ("b", "cc", "aa")]
+    gate.end(gate.come(document + "b", now_s=1.5), 1.6)
+    assert len(gate.live) == 1, "it may be one: agents rewrite the end of a prompt now and then"
+    questions = [gate.come(document + question, now_s=2.0) for question in ("c", "cc", "aa")]
     assert all(question.context is None for question in questions)
-    assert (len(gate.live), gate.worth._returns) == (0, 0)
+    assert (len(gate.live), gate.worth._returns) == (0, 1)
     gate.worth.is_closed = True
     assert not gate.come(document + "d").is_held
+
+
+def test_a_held_question_that_comes_again_is_still_one_about_a_document() -> None:
+    gate = Gate(is_closed=False)
+    document = 30 * "d"
+    gate.end(gate.come(document + "a"), 1.0)
+    gate.worth.is_closed = True
+    gate.live.drop(next(iter(gate.live)))
+    gate.come(90 * "f", "f", 2.0)
+    held = gate.come(document + "b", now_s=3.0)
+    assert held.is_held
+    gate.gone(held, 4.0)
+    again = gate.come(document + "b", now_s=5.0)
+    assert again.context is not None
+    assert again.context.strayed
+    assert gate.come(document + "c", now_s=6.0).context is None, "a third question: it is a document"
+
+
+def test_an_agent_may_rewrite_the_end_of_its_prompt() -> None:
+    gate = Gate()
+    prompt = 30 * "a"
+    for number, end in enumerate(("bb", "cc", "ccdd", "ccde", "ccdeff")):
+        turn = gate.come(prompt + end, now_s=float(number))
+        assert turn.context is not None
+        gate.end(turn, number + 0.5)
+    assert len(gate.live) == 1
 
 
 def test_calls_that_extend_a_prompt_at_the_same_time_are_of_no_session() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.policy.sessions.contexts import Session
+from plait.policy.sessions.known import Session
 from plait.policy.sessions.worth import LEAST_RETURNS, Caches, Worth
 from tests.policy.sessions.gates import COSTS
 
@@ -56,9 +56,9 @@ def test_nobody_is_held_until_enough_is_known() -> None:
 def test_idle_sessions_are_no_load() -> None:
     worth = worth_of(0.5)
     idle = [Session("", f"{number}", 0.0, ended_s=0.0, prefill_s=0.110) for number in range(100)]
-    worth.judge(idle, 59.0)
+    worth.judge(idle, 9.0)
     assert worth.is_closed
-    worth.judge(idle, 61.0)
+    worth.judge(idle, 11.0)
     assert (worth.is_closed, worth.load) == (False, 0.0)
 
 

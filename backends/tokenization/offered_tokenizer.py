@@ -1,0 +1,107 @@
+"""Tokenizers that engines offer: their files are kept in a folder of the gateway's own, and checked before use.
+
+See docs/design/offered-tokenizers.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Final
+
+import msgspec
+
+from plait.backends.protocol.tokenizer_files import TokenizerFiles
+from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint, fingerprint
+from plait.backends.tokenization.bounded_templates import BoundedTemplates
+from plait.backends.tokenization.embedded_tokenizer import EmbeddedTokenizer
+from plait.backends.tokenization.file_tokenizer import FileTokenizer
+from plait.backends.tokenization.huggingface import TEMPLATE_KWARGS_FILE, HuggingFaceTokenizer
+
+KEPT: Final = "plait/tokenizers"
+"""Below the user's cache folder, which XDG_CACHE_HOME names."""
+
+PARTS: Final = ("vocabulary", "ids", "prompt_ids", "chats")
+"""The digests of a fingerprint. Its name is not compared."""
+
+
+def cache_folder() -> Path:
+    """Where offered tokenizers are kept."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else Path.home() / ".cache") / KEPT
+
+
+def load_offered(
+    offer: TokenizerFiles, under: Path, *, trusts_template: bool, chat_template: str | None = None
+) -> tuple[FileTokenizer, TokenizerFingerprint]:
+    """The tokenizer of an offer, and its fingerprint. It is named by the folder that keeps it, or `embedded`.
+
+    A chat template that is not trusted is rendered in a process with limits; an operator's own `chat_template` stands
+    for it. Raises ValueError for an offer that is not what its fingerprint says; then nothing of it is kept.
+    """
+    offer.check()
+    if offer.files == EmbeddedTokenizer().files():
+        shipped = EmbeddedTokenizer(chat_template)
+        return shipped, fingerprint(shipped)
+    folder, is_new = keep(offer, under)
+    with ExitStack() as undo:
+        if is_new:
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        trusts = trusts_template or chat_template is not None
+        kind = partial(HuggingFaceTokenizer, chat_template=chat_template) if trusts else BoundedTemplates
+        tokenizer = kind(str(folder), folder)
+        undo.callback(tokenizer.close)
+        found = fingerprint(tokenizer)
+        _check(found, offer.fingerprint, PARTS if chat_template is None else PARTS[:-1])
+        undo.pop_all()
+    return tokenizer, found
+
+
+def _check(found: TokenizerFingerprint, said: TokenizerFingerprint, parts: Sequence[str]) -> None:
+    differing = [part for part in parts if getattr(found, part) != getattr(said, part)]
+    if differing:
+        raise ValueError(f"the offered tokenizer is not what its fingerprint says: {', '.join(differing)} differ")
+
+
+def content_name(offer: TokenizerFiles) -> str:
+    """A name by all that an offer has: two offers of the same name are the same."""
+    content = (sorted(offer.files.items()), sorted(offer.template_kwargs.items()), offer.fingerprint)
+    return blake2b(msgspec.msgpack.encode(content), digest_size=16).hexdigest()
+
+
+def keep(offer: TokenizerFiles, under: Path) -> tuple[Path, bool]:
+    """Write the files of a checked offer. Returns their folder, named by the content, and whether it is new.
+
+    Folder and files are the user's alone. Raises ValueError if there is a link in the folder's place.
+    """
+    folder = under / content_name(offer)
+    under.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink():
+        raise ValueError(f"{folder} is a link, so no tokenizer is kept there")
+    if folder.is_dir():
+        return folder, False
+    draft = Path(mkdtemp(prefix=f".{folder.name}-", dir=under))
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, draft, ignore_errors=True)
+        for file, content in offer.files.items():
+            _write(draft / file, content)
+        if offer.template_kwargs:
+            _write(draft / TEMPLATE_KWARGS_FILE, msgspec.json.encode(offer.template_kwargs))
+        try:
+            draft.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            return folder, False  # another gateway was faster
+    return folder, True
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_bytes(content)

@@ -1,0 +1,152 @@
+"""Tenants: who they are, what each was promised and may use, and what it uses now.
+
+A tenant is an identity inside, which nobody can guess, and a label for operators. The identity is the tenant's cache
+salt in the engines, and owns its sessions. It is an HMAC, so that only who has the server's secret can tell it from a
+key or a name. `/metrics` may be open, so it shows labels only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from hmac import digest
+from math import inf
+from secrets import token_bytes
+from typing import Final
+
+from plait.backends.errors import LimitError
+from plait.gateway.config import AdmissionConfig, TenantConfig
+
+IDENTITY_DIGITS: Final = 32
+"""Hexadecimal: 128 bits. All identities have the same length, so that none with a client's salt behind it is another's
+with another salt."""
+
+LABEL_DIGITS: Final = 8
+"""Hexadecimal: of a thousand tenants, two have the same label with a chance of 1 in 8,000."""
+
+
+class TenantIds:
+    """Identities and labels, which stay the same as long as the `secret` does. Without one they last as long as this.
+
+    An open gateway has one tenant, the empty string.
+    """
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        self._secret = secret or token_bytes(32)
+        self._names: dict[str, str] = {}  # by identity, also of tenants that are gone: their calls may still run
+
+    def of_key(self, key: str) -> str:
+        """The tenant that has only this key."""
+        return self._identity(b"key", key)
+
+    def of_name(self, name: str) -> str:
+        """The tenant of a `[[tenants]]` section."""
+        tenant = self._identity(b"name", name)
+        self._names[tenant] = name
+        return tenant
+
+    def label(self, tenant: str) -> str:
+        """What logs and metrics call a tenant: its name, or the first digits of its identity."""
+        return self._names.get(tenant) or tenant[:LABEL_DIGITS]
+
+    def _identity(self, kind: bytes, value: str) -> str:
+        message = b"plait-tenant\0%b\0%b" % (kind, value.encode())
+        return digest(self._secret, message, sha256).hex()[:IDENTITY_DIGITS]
+
+
+BURST_S = 10.0
+"""A tenant may use up to so many seconds of its rate at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """Infinite where there is no limit."""
+
+    calls_per_s: float = inf
+    tokens_per_s: float = inf
+    max_running: float = inf
+    max_waiting: float = inf
+
+
+UNLIMITED = TenantLimits()
+
+
+@dataclass(slots=True)
+class TenantUse:
+    """What one tenant uses. `running` counts its admitted calls. Rates are token buckets that hold `BURST_S` of use."""
+
+    running: int = 0
+    _calls: float = 0.0
+    _tokens: float = 0.0
+    _at_s: float = -inf
+
+    def check_rate(self, limits: TenantLimits, tokens: int, now_s: float) -> None:
+        """Raise `LimitError` if one more call of these tokens is beyond a rate.
+
+        A call above a whole burst may go if nothing was used before.
+        """
+        if limits.calls_per_s == inf == limits.tokens_per_s:
+            self._at_s = -inf  # what was used without a limit does not count later
+            return
+        elapsed_s = now_s - self._at_s
+        self._at_s = now_s
+        self._calls = _drained(self._calls, limits.calls_per_s, elapsed_s)
+        self._tokens = _drained(self._tokens, limits.tokens_per_s, elapsed_s)
+        for used, more, rate, unit in (
+            (self._calls, 1, limits.calls_per_s, "calls"),
+            (self._tokens, tokens, limits.tokens_per_s, "tokens"),
+        ):
+            over = used + more - max(BURST_S * rate, more) if rate < inf else 0.0
+            if over > 0:
+                raise LimitError(
+                    f"This tenant may use {rate:g} {unit} a second; send the call again later.",
+                    code=f"{unit}_per_second", retry_after_s=max(1.0, over / rate),
+                )  # fmt: skip
+
+    def enter(self, tokens: int) -> None:
+        """A call was taken: it counts for the rates."""
+        self._calls += 1
+        self._tokens += tokens
+
+
+def _drained(used: float, rate: float, elapsed_s: float) -> float:
+    return 0.0 if inf in {rate, elapsed_s} else max(0.0, used - rate * elapsed_s)
+
+
+class TenantTerms:
+    """The terms in force. `weights` has the tenants that have a section; all others weigh 1."""
+
+    def __init__(self, admission: AdmissionConfig, ids: TenantIds, tenants: Sequence[TenantConfig] = ()) -> None:
+        self._ids = ids
+        self.weights: dict[str, float] = {}
+        self.replace(admission, tenants)
+
+    def replace(self, admission: AdmissionConfig, tenants: Sequence[TenantConfig]) -> None:
+        """Take over another configuration. What tenants have used so far still counts."""
+        self._common = TenantLimits(
+            admission.calls_per_s or inf,
+            admission.tokens_per_s or inf,
+            admission.max_running or inf,
+            admission.max_waiting or inf,
+        )
+        named = {self._ids.of_name(tenant.name): tenant for tenant in tenants}
+        self._own = {identity: _limits(tenant, admission) for identity, tenant in named.items()}
+        self.weights.clear()
+        self.weights.update({identity: tenant.weight for identity, tenant in named.items()})
+
+    def limits(self, tenant: str) -> TenantLimits:
+        """What a tenant may use."""
+        return self._own.get(tenant, self._common)
+
+
+def _limits(tenant: TenantConfig, admission: AdmissionConfig) -> TenantLimits:
+    def limit(own: float | None, common: float) -> float:
+        return (common if own is None else own) or inf
+
+    return TenantLimits(
+        limit(tenant.calls_per_s, admission.calls_per_s),
+        limit(tenant.tokens_per_s, admission.tokens_per_s),
+        limit(tenant.max_running, admission.max_running),
+        limit(tenant.max_waiting, admission.max_waiting),
+    )

@@ -1,0 +1,1 @@
+"""Engines' answers: what is read of them, whole or as streams."""

@@ -1,0 +1,143 @@
+"""Streams whose events name their types: OpenAI's responses and Anthropic's messages.
+
+Each ends with an event of its own, without which the answer is not whole. Nothing is ever withheld.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import msgspec
+
+from plait.backends.errors import EngineBrokenError, EngineError
+from plait.backends.protocol.json_structure import check_unicode
+from plait.gateway.answers.completion_body import reported_error
+from plait.gateway.answers.event_stream import EventStream
+
+Json = dict[str, Any]
+
+
+class TypedStream(EventStream):
+    """One stream of typed events. Only events with one of the `markers` in them are decoded."""
+
+    markers: ClassVar[tuple[bytes, ...]]
+    last_event: ClassVar[str]
+    is_whole = False
+
+    @property
+    def problem(self) -> EngineError | str | None:
+        """Why the ended stream is not a whole answer; None if it is one."""
+        if self.error is None and not self.is_whole:
+            return EngineBrokenError(f"engine {self._engine_id} ended its stream without {self.last_event}")
+        return self.error
+
+    @abstractmethod
+    def _read(self, body: Json) -> None:
+        """Record what the data of an event says."""
+
+    def _says_more(self, events: bytes) -> bool:
+        return any(marker in events for marker in self.markers)
+
+    def _pass(self, event: bytes) -> bytes:
+        body = json_object(event.partition(b"data:")[2])
+        if body is not None:
+            self._read(body)
+        return event
+
+
+class ResponseStream(TypedStream):
+    """The events of `/v1/responses`."""
+
+    markers = (b"response.completed", b"response.incomplete", b"response.failed", b'"error"')
+    last_event = "response.completed"
+
+    def _read(self, body: Json) -> None:
+        kind, response = body.get("type"), body.get("response")
+        if kind == "error" or isinstance(body.get("error"), dict):
+            self.error = reported_error(self._engine_id, body.get("error") or body)
+        elif kind in {"response.completed", "response.incomplete"} and isinstance(response, dict):
+            self._used(usage_of_response(response.get("usage")))
+            self.is_whole, self.finish = True, str(response.get("status"))
+        elif kind == "response.failed":
+            self.error = reported_error(self._engine_id, response.get("error") if isinstance(response, dict) else None)
+
+
+class MessageStream(TypedStream):
+    """The events of `/v1/messages`. Its first event counts the prompt, a later one the output."""
+
+    markers = (b"message_start", b"message_delta", b"message_stop", b'"error"')
+    last_event = "message_stop"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._counts: Json = {}
+
+    def _read(self, body: Json) -> None:
+        kind, message = body.get("type"), body.get("message")
+        usage = message.get("usage") if kind == "message_start" and isinstance(message, dict) else body.get("usage")
+        if kind == "error":
+            self.error = reported_error(self._engine_id, body.get("error"))
+        elif kind == "message_stop":
+            self.is_whole = True
+        elif isinstance(usage, dict):
+            delta = body.get("delta")
+            if isinstance(delta, dict) and delta.get("stop_reason") is not None:
+                self.finish = str(delta["stop_reason"])
+            self._counts |= {name: count for name, count in usage.items() if count is not None}
+            self._used(usage_of_message(self._counts))
+
+
+class _Said(msgspec.Struct, frozen=True):
+    usage: Any = msgspec.UNSET
+    error: Any = msgspec.UNSET
+    status: Any = msgspec.UNSET
+    type: Any = msgspec.UNSET
+    stop_reason: Any = msgspec.UNSET
+
+
+_SAID = msgspec.json.Decoder(_Said)
+
+
+def said_of_object(answer: bytes | bytearray) -> Json | None:
+    """What a JSON object says of an answer that it is; None for anything else. Texts and vectors are not decoded."""
+    try:
+        check_unicode(answer)
+        said = _SAID.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return {name: value for name, value in msgspec.structs.asdict(said).items() if value is not msgspec.UNSET}
+
+
+def json_object(data: bytes | bytearray) -> Json | None:
+    """A JSON object; None for anything else."""
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def usage_of_response(usage: object) -> object:
+    """The usage of a response with the names that completions have."""
+    if not isinstance(usage, dict):
+        return usage
+    return {
+        "prompt_tokens": usage.get("input_tokens", 0),
+        "completion_tokens": usage.get("output_tokens", 0),
+        "prompt_tokens_details": usage.get("input_tokens_details"),
+    }
+
+
+def usage_of_message(usage: object) -> object:
+    """The usage of a message with the names that completions have. Its `input_tokens` are those not found cached."""
+    if not isinstance(usage, dict):
+        return usage
+    cached, written = usage.get("cache_read_input_tokens"), usage.get("cache_creation_input_tokens")
+    counts = [usage.get("input_tokens", 0), cached or 0, written or 0]
+    is_counted = all(isinstance(count, int) for count in counts)
+    return {
+        "prompt_tokens": sum(counts) if is_counted else counts[0],
+        "completion_tokens": usage.get("output_tokens", 0),
+        "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
+    }

@@ -1,0 +1,75 @@
+"""The configuration of a gateway that is started without a file: engines by their addresses."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from plait.gateway.config import Config, EngineConfig, ModelConfig
+from plait.gateway.config_file import ConfigError, load_config
+from plait.gateway.found_config import ENGINE_KEY
+
+ENGINES = "PLAIT_ENGINES"
+"""The variable of the environment with addresses, separated by spaces or commas."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which engines there are."""
+    parser.add_argument("urls", nargs="*", metavar="URL", help="an engine, such as http://10.0.0.11:8000")
+    parser.add_argument("--engine", action="append", default=[], metavar="URL", help="the same; may be repeated")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="see config.example.toml")
+    parser.add_argument(
+        "--model", action="append", default=[], metavar="NAME", help="a model whose tokenizer may be downloaded"
+    )
+    parser.add_argument("--engine-api-key", metavar="KEY", help=f"the engines' key (default: ${ENGINE_KEY})")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenEngines:
+    """A configuration file (None: the defaults) with the engines and models that the command line adds."""
+
+    path: Path | None
+    engines: tuple[EngineConfig, ...]
+    models: tuple[str, ...]
+
+    def load(self) -> Config:
+        """The configuration. Raises `ConfigError`."""
+        config = Config() if self.path is None else load_config(self.path)
+        known = {engine.url for engine in config.engines}
+        names = {model.name for model in config.models}
+        added = tuple(engine for engine in self.engines if engine.url not in known)
+        models = tuple(ModelConfig(name=name) for name in dict.fromkeys(self.models) if name and name not in names)
+        engines = config.engines + added
+        called = [engine.name for engine in engines]
+        twice = next((name for name in called if called.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"two engines are called {twice}: name them in a file, under [[engines]]")
+        return msgspec.structs.replace(config, engines=engines, models=config.models + models)
+
+
+def given_engines(arguments: argparse.Namespace) -> GivenEngines:
+    """What the arguments and the environment say. Raises `ConfigError` for what is no address, and for nothing."""
+    urls = [*arguments.urls, *arguments.engine]
+    if not urls:
+        urls = [url for url in re.split(r"[\s,]+", os.environ.get(ENGINES, "")) if url]
+    if not urls and arguments.config is None:
+        raise ConfigError(
+            "no engines: give their addresses (plait serve http://HOST:PORT ...), a file (--config FILE), "
+            f"or set {ENGINES}"
+        )
+    api_key = arguments.engine_api_key or os.environ.get(ENGINE_KEY) or None
+    return GivenEngines(arguments.config, tuple(_engines(urls, api_key)), tuple(arguments.model))
+
+
+def _engines(urls: Sequence[str], api_key: str | None) -> list[EngineConfig]:
+    try:
+        engines = [msgspec.convert({"url": url, "api_key": api_key}, EngineConfig) for url in dict.fromkeys(urls)]
+    except ValueError as error:
+        raise ConfigError(f"engine: {str(error).removesuffix(' - at `$`')}") from error
+    return list({engine.url: engine for engine in engines}.values())

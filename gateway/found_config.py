@@ -1,0 +1,63 @@
+"""Writes what a gateway has found of its engines as a configuration file: `plait serve URL ... --save FILE`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import tomli_w
+
+from plait.gateway.config import Config
+from plait.gateway.fleet.health import TAKES_CALLS
+from plait.gateway.fleet.router import Router
+
+LOOK_S: Final = 0.1
+ENGINE_KEY: Final = "PLAIT_ENGINE_API_KEY"
+"""The variable of the environment that has the engines' key: a file must not show it."""
+
+log = structlog.get_logger(__name__)
+
+
+class FoundConfig:
+    """The engines of a configuration, and their models with `tokenizers` by what each can be loaded from again."""
+
+    def __init__(self, config: Config, router: Router, tokenizers: Mapping[str, str]) -> None:
+        self._config = config
+        self._router = router
+        self._tokenizers = tokenizers
+
+    async def save(self, path: Path) -> None:
+        """Write the file once each engine has answered."""
+        names = [engine.name for engine in self._config.engines]
+        while not all(name in self._router.engines and self._answered(name) for name in names):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(self.text())
+        except OSError as error:
+            log.error("configuration not saved", file=str(path), problem=error.strerror)  # noqa: TRY400 - no defect
+        else:
+            log.info("configuration saved", file=str(path))
+
+    def text(self) -> str:
+        """The file: models with their tokenizers, and engines."""
+        tables = [("models", table) for table in self._models()] + [("engines", table) for table in self._engines()]
+        return "\n".join(f"[[{name}]]\n{tomli_w.dumps(table)}" for name, table in tables)
+
+    def _answered(self, name: str) -> bool:
+        return self._router.engines[name].health.state in TAKES_CALLS
+
+    def _models(self) -> list[dict[str, Any]]:
+        models = self._router.models
+        names = sorted({models.base(name) for name in models.names})
+        return [{"name": name, "tokenizer": self._tokenizers.get(name, "estimated")} for name in names]
+
+    def _engines(self) -> list[dict[str, Any]]:
+        return [
+            {"name": engine.name, "url": engine.url}
+            | ({"api_key": f"${{{ENGINE_KEY}}}"} if engine.api_key is not None else {})
+            for engine in self._config.engines
+        ]

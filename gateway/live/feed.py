@@ -1,0 +1,229 @@
+"""What watchers of a gateway see of its calls: a bounded record, which is kept only while somebody watches.
+
+It has no text of prompts or answers, no keys and no names that a client chose.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from statistics import median
+from time import time
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from plait.backends.errors import LimitError
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.fleet.booking import Booking
+from plait.gateway.fleet.router import Router
+from plait.gateway.timer import loop_time_s
+
+MOST_WATCHERS: Final = 8
+MOST_CALLS: Final = 200
+"""Calls that are remembered. Those of the last seconds, unless there are more than a gateway can take."""
+
+MOST_SENT: Final = 50
+"""Calls in one event, the newest."""
+
+RATE_S: Final = 10.0
+"""Rates are of so many seconds."""
+
+
+class CallRow(msgspec.Struct, omit_defaults=True):
+    """A call as watchers see it. `number` counts the calls; a later row with the same number replaces the earlier.
+
+    Times are in seconds; `at` counts from 1970. `prefix` is the hot prefix that the prompt begins with.
+    """
+
+    number: int
+    at: float
+    model: str
+    tenant: str
+    prompt_tokens: int
+    state: Literal["running", "ended"] = "running"
+    engine: str | None = None
+    reason: str | None = None
+    prefix: str | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    waited_s: float | None = None
+    ttft_s: float | None = None
+    e2e_s: float | None = None
+    status: int | None = None
+    outcome: str | None = None
+
+
+class CallNews(msgspec.Struct):
+    """The event `calls`: the newest calls that were placed or have ended. `left_out` have ended and are not there."""
+
+    calls: list[CallRow]
+    left_out: int
+
+
+@dataclass(slots=True)
+class Watcher:
+    """How far somebody has read: the number of the latest change and of ended calls."""
+
+    changes: int = 0
+    ended: int = 0
+
+
+class _Totals(NamedTuple):
+    """The sums at a time."""
+
+    at_s: float
+    calls: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The rates of the last seconds. `hit_rate` and `ttft_s`, a median, are None where nothing was answered."""
+
+    calls_per_s: float
+    output_tokens_per_s: float
+    hit_rate: float | None
+    ttft_s: float | None
+
+
+class Feed:
+    """The record of calls. `label` turns a tenant into what operators read.
+
+    `prefixes` are the ids of the hot prefixes by their last block: a call is marked with the longest it begins with.
+    `recent` has the first blocks of the latest prompts.
+    """
+
+    def __init__(self, router: Router, label: Callable[[str], str]) -> None:
+        self.watchers = 0
+        self.prefixes: dict[int, str] = {}
+        self.recent: deque[int] = deque(maxlen=64)
+        self._router = router
+        self._label = label
+        self._clear(0.0)
+
+    def _clear(self, now_s: float) -> None:
+        self._rows: dict[int, tuple[int, CallRow]] = {}  # by number: the latest change, and the row; oldest first
+        self._open: dict[Delivery, CallRow] = {}
+        self._changes = self._numbers = 0
+        self._totals = _Totals(now_s)
+        self._history: deque[_Totals] = deque([self._totals], maxlen=64)
+        self.recent.clear()
+
+    @contextmanager
+    def watching(self) -> Iterator[Watcher]:
+        """Somebody watches while the context lasts. Raises `LimitError` if enough do."""
+        if self.watchers >= MOST_WATCHERS:
+            raise LimitError(f"{MOST_WATCHERS} clients watch already.", code="too_many_watchers")
+        self.watchers += 1
+        if self.watchers == 1:
+            self._clear(loop_time_s())
+        try:
+            yield Watcher(0, self._totals.calls)
+        finally:
+            self.watchers -= 1
+            if not self.watchers:
+                self._clear(0.0)
+
+    # What the relay tells. `ended` comes for every call, `placed` once for each attempt.
+
+    def placed(self, delivery: Delivery) -> None:
+        """The call is sent to an engine."""
+        booking = delivery.booking
+        if not self.watchers or booking is None:
+            return
+        row, hashes = self._row_of(delivery), delivery.call.block_hashes
+        row.state = "running"
+        _place(row, delivery, booking)
+        if hashes:
+            self.recent.append(hashes[0])
+        on_path = (self.prefixes.get(node.hashes[-1]) for node in booking.leaf.path())
+        row.prefix = next(filter(None, on_path), None)
+        self._changed(row)
+
+    def ended(self, delivery: Delivery, now_s: float) -> None:
+        """The call has ended, however it did."""
+        if not self.watchers:
+            return
+        row, booking, usage = self._row_of(delivery), delivery.booking, delivery.usage
+        del self._open[delivery]
+        row.state, row.status = "ended", delivery.status
+        row.outcome = delivery.outcome if booking or not delivery.failures else "no_engine"
+        row.e2e_s = round(now_s - delivery.arrived_s, 4)
+        if booking is not None:
+            _place(row, delivery, booking)  # nobody may have watched when it was sent
+            first_s = booking.first_token_s
+            row.ttft_s = None if first_s is None else round(first_s - delivery.arrived_s, 4)
+            if usage is not None:
+                row.output_tokens = usage.output_tokens
+                row.cached_tokens = row.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
+        self._count(row, now_s)
+        self._changed(row)
+
+    def _row_of(self, delivery: Delivery) -> CallRow:
+        row = self._open.get(delivery)
+        if row is None:
+            self._numbers += 1
+            call = delivery.call
+            model = call.model if call.model in self._router.models.names else ""  # else it is what a client wrote
+            at = time() - (loop_time_s() - delivery.arrived_s)
+            row = CallRow(self._numbers, round(at, 3), model, self._label(delivery.tenant), call.prompt_tokens)
+            self._open[delivery] = row
+        return row
+
+    def _changed(self, row: CallRow) -> None:
+        self._changes += 1
+        self._rows.pop(row.number, None)
+        self._rows[row.number] = (self._changes, row)
+        if len(self._rows) > MOST_CALLS:
+            del self._rows[next(iter(self._rows))]
+
+    def _count(self, row: CallRow, now_s: float) -> None:
+        answered = row.outcome == "ok"
+        last = self._totals
+        self._totals = _Totals(
+            now_s,
+            last.calls + 1,
+            last.prompt_tokens + answered * row.prompt_tokens,
+            last.cached_tokens + answered * min(row.cached_tokens or 0, row.prompt_tokens),
+            last.output_tokens + (row.output_tokens or 0),
+        )
+
+    # What watchers read.
+
+    def news(self, watcher: Watcher) -> CallNews:
+        """What has changed since the watcher's last call of this; one that reads seldom gets the newest."""
+        changed = [row for change, row in reversed(self._rows.values()) if change > watcher.changes]
+        sent = list(islice(changed, MOST_SENT))[::-1]
+        ended = self._totals.calls - watcher.ended
+        left_out = max(0, ended - sum(row.state == "ended" for row in sent))
+        watcher.changes, watcher.ended = self._changes, self._totals.calls
+        return CallNews(sent, left_out)
+
+    def rates(self, now_s: float) -> Rates:
+        """The rates of the last `RATE_S`, or since somebody watches. To be read about twice a second."""
+        while len(self._history) > 1 and self._history[1].at_s <= now_s - RATE_S:
+            self._history.popleft()
+        first, last = self._history[0], self._totals
+        self._history.append(last._replace(at_s=now_s))
+        seconds = max(1.0, now_s - first.at_s)
+        prompt_tokens = last.prompt_tokens - first.prompt_tokens
+        times = [row.ttft_s for _, row in self._rows.values() if row.ttft_s is not None]
+        return Rates(
+            (last.calls - first.calls) / seconds,
+            (last.output_tokens - first.output_tokens) / seconds,
+            (last.cached_tokens - first.cached_tokens) / prompt_tokens if prompt_tokens else None,
+            median(times) if times else None,
+        )
+
+
+def _place(row: CallRow, delivery: Delivery, booking: Booking) -> None:
+    """Note where the call is and why."""
+    placement = booking.placement
+    row.engine, row.reason, row.cached_tokens = placement.engine_id, str(placement.reason), placement.cached_tokens
+    row.waited_s = max(0.0, round(booking.sent_s - delivery.arrived_s, 4))

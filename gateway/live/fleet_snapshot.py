@@ -1,0 +1,147 @@
+"""The fleet at one moment, as watchers see it: engines, what waits, and the prefixes that calls share."""
+
+from __future__ import annotations
+
+from time import time
+from typing import Final
+
+import msgspec
+
+from plait.gateway.admission.admission import Admission
+from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.metrics import knowledge_of
+from plait.gateway.fleet.router import Router
+from plait.gateway.live.feed import Feed
+from plait.policy.prefix.hot_prefixes import held_shares, hot_prefixes, prefix_id
+
+MOST_PREFIXES: Final = 12
+MOST_ENGINES: Final = 64
+
+
+class EngineState(msgspec.Struct):
+    """One engine. `queued_calls` wait in the gateway for it, `waiting_calls` and `running_calls` are in it.
+
+    `outstanding_tokens` are prompt tokens that are still to be computed. The KV cache has `kv_tokens` (None: not
+    known), of which `kv_used_tokens` hold something. `cached_tokens` are prompt tokens that are known to be there.
+    """
+
+    name: str
+    health: str
+    draining: bool
+    stalled: bool
+    knowledge: str
+    queued_calls: int
+    waiting_calls: int
+    running_calls: int
+    outstanding_tokens: int
+    kv_tokens: int | None
+    kv_used_tokens: int | None
+    cached_tokens: int
+
+
+class PrefixState(msgspec.Struct):
+    """A prefix that calls share. `uses` are those of about the last minute; `engines` has the part that each holds."""
+
+    id: str
+    tokens: int
+    uses: float
+    engines: dict[str, float]
+
+
+class ModelState(msgspec.Struct):
+    """What waits in the gateway for a model. `expected_s` is the predicted time until all of it is sent."""
+
+    model: str
+    waiting_calls: int
+    expected_s: float
+    live_sessions: int
+    held_sessions: int
+
+
+class FleetNews(msgspec.Struct):
+    """The event `fleet`. `engines` has the first `MOST_ENGINES` of `engine_count`. `at` counts from 1970."""
+
+    at: float
+    calls_per_s: float
+    output_tokens_per_s: float
+    hit_rate: float | None
+    ttft_s: float | None
+    engine_count: int
+    engines: list[EngineState]
+    models: list[ModelState]
+    prefixes: list[PrefixState]
+
+
+def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -> FleetNews:
+    """Look at the fleet. The feed marks calls by the prefixes that are found."""
+    rates = feed.rates(now_s)
+    prefixes = hot_prefixes(router.tree, now_s, feed.recent, MOST_PREFIXES)
+    feed.prefixes = {node.hashes[-1]: prefix_id(node) for node in prefixes}
+    block_tokens = router.block_tokens
+    return FleetNews(
+        at=round(time(), 3),
+        calls_per_s=round(rates.calls_per_s, 2),
+        output_tokens_per_s=round(rates.output_tokens_per_s, 1),
+        hit_rate=_rounded(rates.hit_rate),
+        ttft_s=_rounded(rates.ttft_s),
+        engine_count=len(router.engines),
+        engines=[_engine(name, engine, block_tokens) for name, engine in list(router.engines.items())[:MOST_ENGINES]],
+        models=_models(admission),
+        prefixes=[
+            PrefixState(
+                prefix_id(node),
+                node.end_blocks * block_tokens,
+                round(node.uses(now_s), 1),
+                {name: round(share, 3) for name, share in held_shares(node).items()},
+            )
+            for node in prefixes
+        ],
+    )
+
+
+def _engine(name: str, engine: FleetEngine, block_tokens: int) -> EngineState:
+    view, report, counts = engine.view, engine.cache.last_report, engine.counts
+    queued = view.queue.held
+    if report is not None:
+        waiting, running = report.queue.waiting, report.queue.running
+        kv_tokens: int | None = report.kv.total_blocks * report.block_tokens
+        used = None if kv_tokens is None else max(0, kv_tokens - report.kv_free_tokens)
+    else:
+        sent = max(0, view.outstanding - queued)
+        waiting, running = (0, sent) if counts is None else (counts.waiting, counts.running)
+        kv_tokens, used = engine.cache.estimated_tokens, None
+    return EngineState(
+        name=name,
+        health=engine.health.state.value,
+        draining=engine.draining,
+        stalled=engine.stalled,
+        knowledge=knowledge_of(engine),
+        queued_calls=queued,
+        waiting_calls=waiting,
+        running_calls=running,
+        outstanding_tokens=view.queue.tokens,
+        kv_tokens=kv_tokens,
+        kv_used_tokens=used,
+        cached_tokens=view.residency.resident.blocks * block_tokens,
+    )
+
+
+def _models(admission: Admission) -> list[ModelState]:
+    backlogs, gates = admission.queue.backlogs, admission.sessions.gates
+    found = []
+    for model in sorted({*backlogs, *gates})[:MOST_ENGINES]:
+        backlog, gate = backlogs.get(model), gates.get(model)
+        found.append(
+            ModelState(
+                model,
+                0 if backlog is None else backlog.length,
+                0.0 if backlog is None else round(backlog.wait_s, 3),
+                0 if gate is None else len(gate.live),
+                0 if gate is None else len(gate.held),
+            )
+        )
+    return found
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,123 @@
+"""`GET /admin/live`, the stream of what the gateway does, and the page at `/admin/` that shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from importlib.resources import files
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from plait.backends.errors import CallerError
+from plait.gateway.admission.admission import Admission
+from plait.gateway.api.auth import AdminAccess
+from plait.gateway.api.program_events import event
+from plait.gateway.asgi import ClientGoneError, unless_gone
+from plait.gateway.fleet.router import Router
+from plait.gateway.live.feed import Feed, Watcher
+from plait.gateway.live.fleet_snapshot import fleet_news
+from plait.gateway.timer import loop_time_s
+
+TICK_S: Final = 0.5
+"""Between two events of a kind."""
+
+STUCK_S: Final = 10.0
+"""One that does not read for so long is no watcher any more."""
+
+STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+PAGE_HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'self'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+PAGE_FILES: Final = {
+    "/admin/": ("index.html", "text/html"),
+    "/admin/app.js": ("app.js", "text/javascript"),
+    "/admin/app.css": ("app.css", "text/css"),
+    "/admin/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+"""The files of the page by their routes, in `static/`."""
+
+
+class LiveApi:
+    """The routes of this module. The stream needs a key; the page has no secret and asks for it.
+
+    Streams end once the gateway `is_stopping`, or once their key is not accepted any more.
+    """
+
+    def __init__(
+        self, router: Router, admission: Admission, feed: Feed, access: AdminAccess, is_stopping: Callable[[], bool]
+    ) -> None:
+        self._router = router
+        self._admission = admission
+        self._feed = feed
+        self._access = access
+        self._is_stopping = is_stopping
+        self._fleet, self._fleet_s = b"", 0.0
+        self.routes = [
+            Route("/admin/live", self._live, methods=["GET"]),
+            *(Route(path, partial(self._file, *found), methods=["GET"]) for path, found in PAGE_FILES.items()),
+        ]
+
+    async def _live(self, request: Request) -> Response:
+        self._access.check(request)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        return _Stream(partial(self._watch, request))
+
+    async def _file(self, name: str, media_type: str, request: Request) -> Response:
+        self._access.offered(request)
+        return Response(_static(name), media_type=media_type, headers=PAGE_HEADERS)
+
+    async def _watch(self, request: Request, send: Send) -> None:
+        with self._feed.watching() as watcher:
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            with suppress(CallerError, TimeoutError):  # the key was taken back, or the watcher does not read
+                while not self._is_stopping():
+                    self._access.check(request)
+                    async with asyncio.timeout(STUCK_S):
+                        await send({"type": "http.response.body", "body": self._news(watcher), "more_body": True})
+                    await asyncio.sleep(TICK_S)
+        await send({"type": "http.response.body", "body": b""})  # the server closes what is not read
+
+    def _news(self, watcher: Watcher) -> bytes:
+        """What a watcher has not seen. All watchers share one look at the fleet."""
+        now_s = loop_time_s()
+        if not self._fleet or now_s - self._fleet_s > TICK_S * 0.8:
+            self._fleet = event("fleet", fleet_news(self._router, self._admission, self._feed, now_s))
+            self._fleet_s = now_s
+        calls = self._feed.news(watcher)
+        return self._fleet + event("calls", calls) if calls.calls or calls.left_out else self._fleet
+
+
+class _Stream(Response):
+    """Runs `work`, which sends the answer, while the client is there."""
+
+    def __init__(self, work: Callable[[Send], Coroutine[None, None, None]]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        with suppress(ClientGoneError):
+            await unless_gone(receive, self._work(send))
+
+
+def _static(name: str) -> bytes:
+    return files("plait.gateway.live").joinpath("static", name).read_bytes()

@@ -1,0 +1,299 @@
+// Shows the gateway's stream of events, /admin/live. All text comes in by textContent.
+
+const COLOURS = 12;
+const MOST_ROWS = 40; // calls that are remembered and shown
+const MOST_RUNNING = 4; // of them, those that have not ended
+const MOST_BUFFER = 4e6; // characters of an event that has not ended
+const SILENCE_MS = 6000; // events come twice a second: a stream that says nothing for so long is broken
+const STORED = "plait-admin-key";
+const UP = new Set(["up"]);
+
+const by = (id) => document.getElementById(id);
+const number = new Intl.NumberFormat("en");
+
+function element(name, className, ...children) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  made.append(...children);
+  return made;
+}
+
+// Sets what differs, so that the browser lays out nothing that stays the same.
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function setClass(node, name) {
+  if (node.className !== name) node.className = name;
+}
+
+function setWidth(node, share) {
+  const width = `${(100 * Math.min(1, Math.max(0, share))).toFixed(1)}%`;
+  if (node.style.width !== width) node.style.width = width;
+}
+
+// As many children as there are items, each made once.
+function sized(parent, count, make) {
+  while (parent.childElementCount > count) parent.lastElementChild.remove();
+  while (parent.childElementCount < count) parent.append(make());
+  return parent.children;
+}
+
+const seconds = (value) =>
+  value == null ? "–" : value < 0.9995 ? `${Math.round(1000 * value)} ms` : `${value.toFixed(2)} s`;
+const percent = (value) => (value == null ? "–" : `${(100 * value).toFixed(1)} %`);
+const tokens = (value) => (value < 10_000 ? number.format(value) : `${(value / 1000).toFixed(1)}k`);
+
+// Each prefix keeps its colour and its place while it is shown.
+const places = [];
+
+function place(prefixes) {
+  const ids = new Set(prefixes.map((prefix) => prefix.id));
+  for (let i = 0; i < places.length; i++) if (!ids.has(places[i])) places[i] = null;
+  for (const id of ids) {
+    if (places.includes(id)) continue;
+    const free = places.indexOf(null);
+    if (free >= 0) places[free] = id;
+    else places.push(id);
+  }
+  return [...prefixes].sort((one, other) => places.indexOf(one.id) - places.indexOf(other.id));
+}
+
+const colour = (id) => (places.includes(id) ? `c${places.indexOf(id) % COLOURS}` : "");
+
+function newEngine() {
+  const part = (text) => element("div", "", element("dt", "", text), element("dd", ""));
+  return element(
+    "li", "",
+    element("h3", "", element("span", ""), element("span", "health")),
+    element("div", "bar"),
+    element("p", "kv", element("span", ""), element("span", "")),
+    element("dl", "queue", part("running"), part("waiting"), part("queued"), part("to compute")),
+  );
+}
+
+function showEngine(item, engine, prefixes) {
+  const [title, bar, kv, queue] = item.children;
+  const odd = engine.draining ? "draining" : engine.stalled ? "stalled" : "";
+  setText(title.children[0], engine.name);
+  setText(title.children[1], odd || engine.health);
+  setClass(title.children[1], odd || !UP.has(engine.health) ? "health odd" : "health");
+  const size = engine.kv_tokens || Math.max(1, engine.cached_tokens);
+  const used = engine.kv_used_tokens ?? engine.cached_tokens;
+  const held = prefixes.filter((prefix) => prefix.engines[engine.name] > 0);
+  const parts = sized(bar, held.length + 1, () => element("i", ""));
+  let rest = used;
+  held.forEach((prefix, i) => {
+    const taken = Math.min(rest, prefix.tokens * prefix.engines[engine.name]);
+    rest -= taken;
+    setClass(parts[i], colour(prefix.id));
+    setWidth(parts[i], taken / size);
+    parts[i].title = `prefix ${prefix.id}`;
+  });
+  const last = parts[held.length];
+  setClass(last, "");
+  setWidth(last, rest / size);
+  last.title = "other tokens";
+  bar.setAttribute("role", "img");
+  bar.setAttribute("aria-label", `KV cache ${percent(used / size)} in use`);
+  setText(kv.children[0], engine.kv_tokens ? `KV ${percent(used / size)} of ${tokens(engine.kv_tokens)}` : "KV size not known");
+  setText(kv.children[1], `${tokens(engine.cached_tokens)} cached, ${engine.knowledge}`);
+  const figures = [engine.running_calls, engine.waiting_calls, engine.queued_calls, engine.outstanding_tokens];
+  figures.forEach((figure, i) => {
+    setText(queue.children[i].lastElementChild, figure < 1000 ? String(figure) : `${(figure / 1000).toFixed(1)}k`);
+    setClass(queue.children[i], i && i < 3 && figure ? "some" : "");
+  });
+}
+
+function newPrefix(engines) {
+  const cells = engines.map(() => element("td", "", element("span", "cell", element("i", ""))));
+  return element(
+    "tr", "",
+    element("td", "hash", element("span", "swatch"), element("span", "")),
+    element("td", "number"), element("td", "number"), ...cells,
+  );
+}
+
+let heads = "";
+
+function showPrefixes(prefixes, engines) {
+  const table = by("prefixes"), body = table.tBodies[0];
+  const names = engines.slice(0, 8).map((engine) => engine.name);
+  if (heads !== names.join("\n")) {
+    heads = names.join("\n");
+    const head = (text, className) => Object.assign(element("th", className, text), { scope: "col" });
+    by("prefix-head").replaceChildren(
+      head("id"), head("tokens", "number"), head("calls / min", "number"), ...names.map((name) => head(name)),
+    );
+    body.replaceChildren();
+  }
+  const rows = sized(body, prefixes.length, () => newPrefix(names));
+  prefixes.forEach((prefix, i) => {
+    const cells = rows[i].children;
+    setClass(rows[i], colour(prefix.id));
+    setText(cells[0].lastElementChild, prefix.id);
+    setText(cells[1], tokens(prefix.tokens));
+    setText(cells[2], prefix.uses.toFixed(prefix.uses < 9.95 ? 1 : 0));
+    names.forEach((name, j) => {
+      const share = prefix.engines[name] ?? 0;
+      setWidth(cells[3 + j].firstElementChild.firstElementChild, share);
+      cells[3 + j].title = `${percent(share)} on ${name}`;
+    });
+  });
+}
+
+function showFleet(fleet) {
+  const sum = (list, of) => list.reduce((total, one) => total + of(one), 0);
+  setText(by("calls_per_s"), fleet.calls_per_s.toFixed(1));
+  setText(by("hit_rate"), percent(fleet.hit_rate));
+  setText(by("ttft_s"), seconds(fleet.ttft_s));
+  setText(by("output_tokens_per_s"), tokens(Math.round(fleet.output_tokens_per_s)));
+  setText(by("in_engines"), number.format(sum(fleet.engines, (engine) => engine.running_calls + engine.waiting_calls)));
+  setText(by("waiting_calls"), number.format(sum(fleet.models, (model) => model.waiting_calls)));
+  const live = sum(fleet.models, (model) => model.live_sessions);
+  setText(by("sessions"), `${number.format(live)} / ${number.format(sum(fleet.models, (model) => model.held_sessions))}`);
+  const more = fleet.engine_count - fleet.engines.length;
+  setText(by("engine_count"), more ? `and ${more} more` : "bars: the KV cache, coloured by prefix");
+  const prefixes = place(fleet.prefixes);
+  const items = sized(by("engines"), fleet.engines.length, newEngine);
+  fleet.engines.forEach((engine, i) => showEngine(items[i], engine, prefixes));
+  showPrefixes(prefixes, fleet.engines);
+}
+
+const running = new Map(), ended = new Map(); // by number, the latest last
+
+function keep(news) {
+  for (const call of news.calls) {
+    running.delete(call.number);
+    if (call.state !== "ended") {
+      running.set(call.number, call);
+    } else if (!ended.has(call.number)) {
+      ended.set(call.number, call);
+    }
+  }
+  for (const map of [running, ended]) for (const key of map.keys()) if (map.size > MOST_ROWS) map.delete(key);
+}
+
+const time = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+
+function newCall() {
+  const row = element("tr", "");
+  for (let i = 0; i < 12; i++) row.append(element("td", [6, 8, 9, 10].includes(i) ? "number" : ""));
+  row.children[1].append(element("span", "swatch"), element("span", ""));
+  row.children[1].className = "hash";
+  row.children[7].append(element("span", "share", element("i", "")), element("span", ""));
+  return row;
+}
+
+function showCall(row, call) {
+  const cells = row.children, isEnded = call.state === "ended";
+  const share = call.cached_tokens == null ? null : Math.min(1, call.cached_tokens / Math.max(1, call.prompt_tokens));
+  setClass(row, !isEnded ? "running" : call.outcome === "ok" ? "" : "failed");
+  const texts = {
+    0: time.format(1000 * call.at), 2: call.model, 3: call.tenant, 4: call.engine ?? "–", 5: call.reason ?? "–",
+    6: number.format(call.prompt_tokens), 8: seconds(call.waited_s), 9: seconds(call.ttft_s), 10: seconds(call.e2e_s),
+    11: isEnded ? `${call.outcome} ${call.status}` : "running",
+  };
+  for (const [i, text] of Object.entries(texts)) setText(cells[i], text);
+  setClass(cells[1].firstElementChild, `swatch ${colour(call.prefix)}`);
+  setText(cells[1].lastElementChild, call.prefix ?? "–");
+  setWidth(cells[7].firstElementChild.firstElementChild, share ?? 0);
+  setText(cells[7].lastElementChild, percent(share));
+}
+
+function showCalls(news) {
+  keep(news);
+  const newest = (map, most) => [...map.values()].reverse().slice(0, most);
+  const calls = [...newest(running, MOST_RUNNING), ...newest(ended, MOST_ROWS)].slice(0, MOST_ROWS);
+  by("calls").classList.toggle("no-tenants", !calls.some((call) => call.tenant));
+  const rows = sized(by("calls").tBodies[0], calls.length, newCall);
+  calls.forEach((call, i) => showCall(rows[i], call));
+  setText(by("left_out"), news.left_out ? `and ${news.left_out} more that have just ended` : "");
+}
+
+// The stream.
+
+function say(text, className = "") {
+  setText(by("state"), text);
+  setClass(by("state"), className);
+}
+
+function show(isLive) {
+  by("live").hidden = by("figures").hidden = !isLive;
+  by("ask").hidden = isLive;
+}
+
+function take(block) {
+  let name = "", data = "";
+  for (const line of block.split("\n")) {
+    if (line.startsWith("event: ")) name = line.slice(7);
+    if (line.startsWith("data: ")) data += line.slice(6);
+  }
+  if (name === "fleet") showFleet(JSON.parse(data));
+  if (name === "calls") showCalls(JSON.parse(data));
+}
+
+async function read(body, abort) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  for (;;) {
+    const alarm = setTimeout(() => abort.abort(), SILENCE_MS);
+    const { done, value } = await reader.read().finally(() => clearTimeout(alarm));
+    if (done) return;
+    const blocks = (buffer + value).split("\n\n");
+    buffer = blocks.pop();
+    blocks.forEach(take);
+    if (buffer.length > MOST_BUFFER) return;
+  }
+}
+
+function ask(why) {
+  sessionStorage.removeItem(STORED);
+  if (why) setText(by("why"), why);
+  show(false);
+  say("no key");
+  by("key").focus();
+}
+
+// Watches until the key is refused; a stream that breaks is begun again.
+async function watch(key) {
+  for (let pause_s = 1; ; pause_s = Math.min(8, 2 * pause_s)) {
+    const abort = new AbortController();
+    try {
+      const headers = { Authorization: `Bearer ${key}` };
+      const answer = await fetch("live", { headers, cache: "no-store", signal: abort.signal });
+      if (answer.status === 401) return ask("The gateway does not take this key.");
+      if (answer.status === 404) return ask("This gateway has no admin API here.");
+      if (answer.ok) {
+        sessionStorage.setItem(STORED, key);
+        running.clear();
+        ended.clear();
+        show(true);
+        say("live", "live");
+        pause_s = 0.5;
+        await read(answer.body, abort);
+      }
+      say(answer.ok ? "stream ended, connecting again" : `status ${answer.status}, trying again`, "broken");
+    } catch {
+      say("no connection, trying again", "broken");
+    }
+    await new Promise((wake) => setTimeout(wake, 1000 * pause_s));
+  }
+}
+
+// The key of the address, /#key=..., goes out of the address and of the history.
+function givenKey() {
+  const key = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (key) history.replaceState(null, "", location.pathname + location.search);
+  return key || sessionStorage.getItem(STORED);
+}
+
+by("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  watch(by("key").value.trim());
+  by("key").value = "";
+});
+
+const key = givenKey();
+if (key) watch(key);
+else ask();

@@ -1,0 +1,256 @@
+"""The engines of a running gateway: added, drained, changed and removed while calls run.
+
+An engine has a place in the router, a link over which calls go, and the monitor's tasks. This is the one owner of all
+three. An engine leaves only once it has no calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import structlog
+
+from plait.backends.errors import ConflictError, NotFoundError
+from plait.backends.http.client import HttpClient, Timeouts
+from plait.backends.profiles import load_profile
+from plait.gateway.config import Config, EngineConfig
+from plait.gateway.fleet.engine import FleetEngine, engine_status
+from plait.gateway.fleet.health import Health, HealthLimits, HealthState
+from plait.gateway.fleet.router import Router
+from plait.gateway.membership.drains import Drains
+from plait.gateway.membership.engine_link import EngineLink
+from plait.gateway.membership.monitor import Monitor
+from plait.gateway.membership.passed_headers import PassedHeaders
+from plait.gateway.membership.recovery import Recovery
+from plait.gateway.supervision import Supervisor
+
+LEAVE_CHECK_S = 0.02
+"""The pause before an engine that leaves is looked at again."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Member:
+    """An engine. `leaves` says that it is removed once it has no calls; `is_cut`, that its connections are closed."""
+
+    config: EngineConfig
+    leaves: bool = False
+    is_cut: bool = False
+
+
+class EngineSet:
+    """The engines of `router`, which has those of `config` already. `links` has the way to each, by name."""
+
+    def __init__(
+        self,
+        config: Config,
+        router: Router,
+        links: dict[str, EngineLink],
+        monitor: Monitor,
+        recovery: Recovery,
+        *,
+        supervisor: Supervisor,
+    ) -> None:
+        self._config = config
+        self._router = router
+        self._links = links
+        self._monitor = monitor
+        self._recovery = recovery
+        self._supervisor = supervisor
+        self._drains = Drains(router, supervisor, config.placement.hand_over_s)
+        self._members = {engine.name: _Member(engine) for engine in config.engines}
+        self._retired: list[HttpClient] = []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def add(self, engine: EngineConfig) -> None:
+        """Add an engine.
+
+        Raises `ConflictError` if an engine has the name or the url, ValueError for a profile that cannot be loaded.
+        """
+        if engine.name in self._members:
+            raise ConflictError(f"There is an engine '{engine.name}' already.", code="engine_exists", param="name")
+        for other in self._members.values():
+            if other.config.url == engine.url and not other.leaves:
+                message = f"The engine '{other.config.name}' has this url already."
+                raise ConflictError(message, code="engine_exists", param="url")
+        enlist(self._router, self._config, engine)
+        self._links[engine.name] = new_link(self._config, engine)
+        self._members[engine.name] = _Member(engine)
+        self._monitor.add(engine)
+        log.info("engine added", engine=engine.name, url=engine.url)
+
+    def put(self, engine: EngineConfig) -> None:
+        """Add an engine, or change the one that has its name. One that is leaving stays. Raises as `add` does."""
+        known = self._members.get(engine.name)
+        if known is None or known.is_cut:
+            self.add(engine)
+            return
+        if known.leaves:
+            self.drain(engine.name, draining=False)
+        self.change(engine)
+
+    def drain(self, name: str, *, draining: bool) -> None:
+        """Drain an engine, or give it calls again. One that was leaving stays then.
+
+        A draining engine gets no new calls once it has handed over its prefixes. Raises `NotFoundError`;
+        `ConflictError` if its connections are closed already.
+        """
+        member = self._member(name)
+        if member.is_cut:
+            raise ConflictError(f"Engine '{name}' is being removed; add it again.", code="engine_busy")
+        if draining:
+            self._drains.begin(name)
+        else:
+            self._supervisor.cancel(f"leave:{name}")
+            member.leaves = False
+            self._drains.cancel(name)
+
+    def change(self, engine: EngineConfig) -> None:
+        """Take over an engine's new url, models and API key. Running calls end on the connections that they have.
+
+        Raises `NotFoundError`.
+        """
+        member, link = self._member(engine.name), self._links[engine.name]
+        if member.config == engine:
+            return
+        fresh = new_link(self._config, engine)
+        if member.config.url == engine.url:
+            self._links[engine.name] = replace(fresh, client=link.client)
+        else:
+            self._links[engine.name] = fresh
+            link.client.retire()
+            self._retired = [*(client for client in self._retired if not client.has_ended), link.client]
+            self._router.no_reports(engine.name, is_new=True)
+        member.config = engine
+        self._monitor.remove(engine.name)
+        self._monitor.add(engine)
+        log.info("engine changed", engine=engine.name, url=engine.url)
+
+    def remove(self, name: str) -> None:
+        """Remove a draining engine that has no calls. One that hands over gets no more.
+
+        Raises `NotFoundError` or `EngineBusyError`.
+        """
+        self._member(name)
+        if self._drains.hands_over(name):
+            self._drains.at_once(name)
+        self._router.remove_engine(name)
+        self._supervisor.cancel(f"leave:{name}")
+        self._forget(name)
+
+    def leave(self, name: str, successors: Collection[str] = (), *, hands_over: bool = False) -> None:
+        """Remove an engine once it has no calls. It gets calls until each of `successors` has been tried.
+
+        Then it may hand over its prefixes. Raises `NotFoundError`.
+        """
+        member = self._member(name)
+        if not member.leaves:
+            member.leaves = True
+            self._supervisor.start(f"leave:{name}", partial(self._leave, name, tuple(successors), hands_over))
+
+    async def cut(self, name: str) -> None:
+        """Remove an engine now. Its calls are aborted and move, except for streams that have begun.
+
+        Raises `NotFoundError`.
+        """
+        member, client = self._member(name), self._links[name].client
+        self._drains.at_once(name)
+        member.is_cut = True
+        client.lose("removed", waiting_only=False)
+        client.close()
+        self.leave(name)
+        await _until(lambda: self._members.get(name) is not member)
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """An engine as the admin API shows it. Raises `NotFoundError`."""
+        member, engine = self._member(name), self._router.engines[name]
+        return {
+            "object": "engine",
+            "name": name,
+            "url": member.config.url,
+            "state": "draining" if name in self._drains else "active",
+            "hands_over": self._drains.hands_over(name),
+            "leaves": member.leaves,
+            **engine_status(engine),
+            "outstanding_calls": engine.view.outstanding,
+            "models": dict(engine.offer.models),
+            "reports": engine.cache.reports,
+        }
+
+    def describe_all(self) -> list[dict[str, Any]]:
+        """Every engine as the admin API shows it, in the order in which they were added."""
+        return [self.describe(name) for name in self._members]
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for client in (*(link.client for link in self._links.values()), *self._retired):
+            await client.aclose()
+
+    async def _leave(self, name: str, successors: Collection[str], hands_over: bool) -> None:
+        engines = self._router.engines
+        await _until(lambda: not any(_is_untried(engines.get(other)) for other in successors))
+        if hands_over:
+            self._drains.begin(name)
+        elif not engines[name].draining:
+            self._drains.at_once(name)
+            log.info("engine draining", engine=name)
+        await _until(lambda: engines[name].draining and engines[name].view.outstanding == 0)
+        self._router.remove_engine(name)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._monitor.remove(name)
+        self._recovery.remove(name)
+        self._links.pop(name).client.close()
+        del self._members[name]
+        log.info("engine removed", engine=name)
+
+    def _member(self, name: str) -> _Member:
+        member = self._members.get(name)
+        if member is None:
+            raise NotFoundError(f"There is no engine '{name}'.", code="engine_not_found", param="name")
+        return member
+
+
+def enlist(router: Router, config: Config, engine: EngineConfig) -> None:
+    """Add an engine to the router, untried. Raises ValueError for a profile that cannot be loaded."""
+    upstream = config.upstream
+    models = engine.models or tuple(model.name for model in config.models) or ("",)
+    profile = load_profile(config.model(models[0]).profile)
+    router.add_engine(
+        engine.name,
+        profile.cost_model(),
+        kv_tokens=engine.kv_tokens or profile.kv.tokens,
+        health=Health(HealthLimits(probe_s=upstream.probe_interval_s, max_probe_s=upstream.probe_max_interval_s)),
+        hang_s=upstream.hang_timeout_s,
+    )
+
+
+def new_link(config: Config, engine: EngineConfig) -> EngineLink:
+    """A way to an engine, without connections so far."""
+    upstream = config.upstream
+    timeouts = Timeouts(
+        connect_s=upstream.connect_timeout_s,
+        first_byte_s=upstream.first_byte_timeout_s,
+        idle_s=upstream.idle_timeout_s,
+    )
+    client = HttpClient(engine.url, name=engine.name, timeouts=timeouts)
+    authorization = f"Bearer {engine.api_key}".encode() if engine.api_key else None
+    passed = PassedHeaders.with_more(upstream.pass_request_headers, upstream.pass_response_headers)
+    return EngineLink(client, authorization, passed)
+
+
+def _is_untried(engine: FleetEngine | None) -> bool:
+    return engine is not None and engine.health.state is HealthState.UNTRIED
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - the router is synchronous and notifies nobody
+        await asyncio.sleep(LEAVE_CHECK_S)

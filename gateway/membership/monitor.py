@@ -1,0 +1,237 @@
+"""Keeps the router informed of its engines: which models they serve, what their caches hold, whether they answer.
+
+Each engine has a task. A probe reads `/v1/models`. While probes succeed, the task long-polls the cache-state report.
+Each report also shows that the engine is alive. An engine without reports is probed instead, and its cache is
+estimated. A second task reads the models of an engine that reports again from time to time: it may have loaded an
+adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import httpx
+import msgspec
+import structlog
+
+from plait.backends.protocol.cache_state import CacheState
+from plait.gateway.config import EngineConfig, UpstreamConfig
+from plait.gateway.fleet.engine_checks import context_mismatch, note
+from plait.gateway.fleet.health import HealthChange
+from plait.gateway.fleet.offer import Offer
+from plait.gateway.fleet.router import Router
+from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
+from plait.gateway.membership.engine_counts import follow_counts
+from plait.gateway.membership.probes import got, listed_routes, probe_cause, probe_client, probe_error, report_problem
+from plait.gateway.membership.tokenizer_search import TokenizerSearch
+from plait.gateway.supervision import Supervisor
+from plait.gateway.timer import loop_time_s
+
+AGE_INTERVAL_S = 1.0
+TELL_INTERVAL_S = 60.0
+
+MIN_REPORT_INTERVAL_S = 0.02
+"""The least time from one request for a report to the next: at most 50 a second. A busy engine has news at every
+iteration. After a report that was held back longer, the next is requested at once.
+"""
+
+MODELS_INTERVAL_S = 5.0
+"""The pause before the models of an engine that reports are read again."""
+
+log = structlog.get_logger(__name__)
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+    parent: str | None = None
+    root: str | None = None
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
+class Monitor:
+    """Probes and polls `engines` until closed. A context configured for a model overrides the engines' own.
+
+    `agreements` compares the engines' tokenizers with the gateway's, and `search` finds those that it lacks.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        engines: Sequence[EngineConfig],
+        upstream: UpstreamConfig,
+        context_tokens: Mapping[str, int],
+        *,
+        agreements: TokenizerAgreements,
+        search: TokenizerSearch,
+        supervisor: Supervisor,
+        on_change: Callable[[HealthChange | None], None],
+    ) -> None:
+        self._router = router
+        self._upstream = upstream
+        self._context_tokens = context_tokens
+        self._engines = engines
+        self._agreements = agreements
+        self._search = search
+        self._offers: dict[str, Offer] = {}
+        self._routes: dict[str, frozenset[str] | None] = {}  # of the engines that have not gone since they said so
+        self._supervisor = supervisor
+        self._on_change = on_change
+        self._told: dict[str, tuple[str, float]] = {}
+
+    def open(self) -> None:
+        """Start to probe and poll."""
+        for engine in self._engines:
+            self.add(engine)
+        self._supervisor.start("monitor-age", self._age)
+
+    def add(self, engine: EngineConfig) -> None:
+        """Start to probe and poll one engine of the router."""
+        self._supervisor.start(f"monitor:{engine.name}", partial(self._watch, engine))
+        self._supervisor.start(f"models:{engine.name}", partial(self._read_again, engine))
+        self._supervisor.start(f"counts:{engine.name}", partial(follow_counts, self._router, engine, self._upstream))
+
+    def remove(self, engine_id: str) -> None:
+        """Stop to probe and poll an engine."""
+        self._supervisor.cancel(f"monitor:{engine_id}")
+        self._supervisor.cancel(f"models:{engine_id}")
+        self._supervisor.cancel(f"counts:{engine_id}")
+        self._told.pop(engine_id, None)
+        self._offers.pop(engine_id, None)
+        self._routes.pop(engine_id, None)
+        self._agreements.forget(engine_id)
+        self._search.lost(engine_id, self._router.engines.get(engine_id))
+
+    async def _watch(self, engine: EngineConfig) -> None:
+        """Probe and poll one engine until cancelled. Sets it aside when it does not answer."""
+        async with probe_client(engine, self._upstream) as http:
+            while True:
+                try:
+                    await self._follow(engine, http)
+                except httpx.TimeoutException:
+                    await self._ask_again(engine, http)
+                except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
+                    self._unreachable(engine, error)
+                await asyncio.sleep(self._router.engines[engine.name].health.probe_after_s)
+
+    async def _read_again(self, engine: EngineConfig) -> None:
+        """Read the models of an engine that reports, until cancelled. Whether it is alive is for `_watch` to say."""
+        async with probe_client(engine, self._upstream) as http:
+            while True:
+                await asyncio.sleep(MODELS_INTERVAL_S)
+                if self._router.engines[engine.name].cache.kind is not None:
+                    with suppress(httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError):
+                        await self._read_models(engine, http)
+
+    async def _ask_again(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
+        """The engine missed a probe. One that misses a second is silent: a process that is stopped, or a lost host."""
+        asked_s = loop_time_s()
+        try:
+            await self._probe(engine, http)
+        except httpx.TimeoutException:
+            self._on_change(self._router.health.silent(engine.name, asked_s, loop_time_s()))
+            self._tell(engine, "silent")
+        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._unreachable(engine, error)
+
+    def _unreachable(self, engine: EngineConfig, error: Exception) -> None:
+        self._routes.pop(engine.name, None)
+        self._search.lost(engine.name, self._router.engines[engine.name])
+        cause, reason = probe_cause(error), probe_error(error)
+        self._on_change(self._router.health.unreachable(engine.name, cause, reason))
+        self._tell(engine, reason)
+
+    def _tell(self, engine: EngineConfig, reason: str) -> None:
+        """Log why a probe failed: at once if the reason is new, then once a minute."""
+        now_s, (said, said_s) = loop_time_s(), self._told.get(engine.name, ("", 0.0))
+        if reason != said or now_s - said_s > TELL_INTERVAL_S:
+            self._told[engine.name] = reason, now_s
+            log.info("probe failed", engine=engine.name, url=engine.url, error=reason)
+
+    async def _follow(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
+        """Probe, then poll for as long as the engine answers."""
+        while True:
+            await self._probe(engine, http)
+            requested_s = loop_time_s()
+            while await self._poll(engine, http):
+                self._answered(engine)
+                await asyncio.sleep(max(0.0, requested_s + MIN_REPORT_INTERVAL_S - loop_time_s()))
+                requested_s = loop_time_s()
+            await asyncio.sleep(self._upstream.probe_interval_s)
+
+    async def _probe(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
+        await self._read_models(engine, http)
+        self._answered(engine)
+
+    async def _read_models(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
+        """Ask what the engine serves. Raises what httpx and msgspec raise."""
+        response = await got(http, "/v1/models")
+        listed = {model.id: model for model in msgspec.json.decode(response.content, type=_ModelList).data}
+        if engine.name not in self._routes:
+            self._routes[engine.name] = await listed_routes(http)
+        contexts = {**{name: model.max_model_len for name, model in listed.items()}, **self._context_tokens}
+        models = {name: contexts.get(name) for name in engine.models or listed}
+        adapters = {name: model.parent for name, model in listed.items() if model.parent and name in models}
+        roots = {name: listed[name].root if name in listed else None for name in models if name not in adapters}
+        if await self._search.prepare(engine.name, http, roots):
+            for other in self._router.engines.values():
+                other.cache.lost()  # it gets no ids before it has said again which tokenizer it has
+                other.compared = False
+        said = {name: model.max_model_len for name, model in listed.items()}
+        note(self._router.engines[engine.name], "context", context_mismatch(said, self._context_tokens))
+        self._offers[engine.name] = Offer(models, adapters, self._routes[engine.name])
+
+    def _answered(self, engine: EngineConfig) -> None:
+        offer = self._offers[engine.name]
+        change = self._router.health.answered(engine.name, offer.models, offer.adapters, offer.routes)
+        if change is not None:
+            self._told.pop(engine.name, None)
+            log.info("probe answered", engine=engine.name, url=engine.url, models=sorted(offer.models))
+        self._on_change(change)
+
+    async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient) -> bool:
+        """Fetch and apply one report; False if the engine has none that can be used."""
+        known = self._router.engines[engine.name].cache
+        told, known_problem = (known.reports, known.problem), known.problem
+        requested_s = loop_time_s()
+        query: dict[str, str | int] = {"wait_ms": self._upstream.report_wait_ms}
+        if known.cursor is not None and known.epoch is not None:
+            query |= {"since": known.cursor, "epoch": known.epoch}
+        timeout = self._upstream.report_wait_ms / 1e3 + self._upstream.probe_timeout_s
+        try:
+            headers = {"accept": "application/msgpack"}
+            response = await got(http, "/cache_state", params=query, headers=headers, timeout=timeout)
+            report = msgspec.msgpack.decode(response.content, type=CacheState)
+            agreement = self._agreements.of(engine.name, self._offers[engine.name], report.tokenizer)
+            self._router.report(engine.name, report, requested_s, agreement)
+        except httpx.TimeoutException:
+            raise
+        except (httpx.HTTPError, msgspec.DecodeError, ValueError) as error:
+            if isinstance(error, httpx.TransportError):
+                await self._probe(engine, http)  # raises if the engine has ended
+            await self._search.compare(self._router.engines[engine.name], http)
+            self._no_reports(engine, report_problem(error), told)
+            return False
+        agreement.tell(engine.name, known_problem)
+        return True
+
+    def _no_reports(self, engine: EngineConfig, problem: str | None, told: tuple[bool | None, str | None]) -> None:
+        """The engine has no usable report. This is logged once for each reason, not at every probe."""
+        if told == (False, problem):
+            pass
+        elif problem is None:
+            log.warning("engine has no cache-state report: its cache is estimated", engine=engine.name)
+        else:
+            log.warning("cache-state report refused", engine=engine.name, error=problem)
+        self._router.no_reports(engine.name, problem)
+
+    async def _age(self) -> None:
+        while True:
+            await asyncio.sleep(AGE_INTERVAL_S)
+            self._router.age(loop_time_s())

@@ -1,0 +1,259 @@
+"""uvicorn's HTTP protocol within bounds: a request that breaks one gets an error object of OpenAI's shape.
+
+uvicorn reads and answers; this adds limits and replaces its plain-text answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import structlog
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
+from plait.gateway.asgi import WatchedReceive, error_headers, id_of
+from plait.gateway.server.connection_bounds import ConnectionBounds
+from plait.gateway.server.opening import Opening
+from plait.gateway.server.request_bounds import Header, Part, RequestBounds, RequestLimits
+from plait.gateway.server.slow_clients import PatientProtocol, SlowClients
+
+MAX_PIPELINED = 8
+"""Requests that wait on a connection for the answer to an earlier one. Plait's clients and the SDKs send none."""
+
+LINGER_S = 1.0
+"""Seconds that a refused connection stays open after its answer. If it closed at once, the bytes still under way would
+make the system discard the answer."""
+
+OnRefused = Callable[[PlaitError], None]
+
+log = structlog.get_logger(__name__)
+
+
+DEFAULT_LIMITS = RequestLimits()
+MAX_CONNECTIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBounds:
+    """What a client may do. `on_refused` gets each error that is answered here. None: no client is too slow."""
+
+    limits: RequestLimits = DEFAULT_LIMITS
+    on_refused: OnRefused = lambda _error: None
+    slow_clients: SlowClients | None = None
+    connections: ConnectionBounds = field(default_factory=lambda: ConnectionBounds(MAX_CONNECTIONS))
+
+
+ANY_CLIENT = ClientBounds()
+
+
+class BoundedProtocol(PatientProtocol):
+    """One client's connection."""
+
+    def __init__(self, *arguments: Any, bounds: ClientBounds, **options: Any) -> None:
+        super().__init__(*arguments, slow_clients=bounds.slow_clients, **options)
+        self._connections = bounds.connections
+        self._on_refused = bounds.on_refused
+        self._now_s = self.loop.time()  # when bytes came last
+        self._bounds = RequestBounds(bounds.limits, self._now_s)
+        self._trailers = _Trailers(self._bounds)
+        self._refused = False
+        self._running: RequestResponseCycle | None = None
+        self._receive: WatchedReceive  # of what runs
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Of asyncio: a client has come."""
+        super().connection_made(transport)
+        descriptor = transport.get_extra_info("socket").fileno()
+        try:
+            self._connections.check(len(self.connections), descriptor, self._now_s)
+        except TooManyConnectionsError as error:
+            if self._connections.is_far_above(len(self.connections)):
+                transport.abort()
+            else:
+                self._refuse(error)
+            return
+        self._watch_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Of asyncio: the client has gone."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True  # uvicorn tells only the latest of several pipelined requests
+            self._running.message_event.set()
+            self._receive.gone()
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Of asyncio: bytes have come."""
+        if self._refused:
+            return  # until the connection closes
+        self._now_s = self.loop.time()
+        self._bounds.received(len(data), self._now_s)
+        super().data_received(data)
+        try:
+            self._bounds.parsed()
+        except CallerError as error:
+            self._refuse(error, of_whole=self._bounds.part is Part.NOTHING)
+        if self._timer is None and self._bounds.deadline_s is not None:
+            self._watch_time()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+        """Of uvicorn: the parser has raised."""
+        fault = sys.exception()  # what the parser raised: for an error in a callback, that is its context
+        over_limit = fault.__context__ if fault is not None else None
+        if isinstance(over_limit, PlaitError):
+            self._refuse(over_limit)
+        else:
+            self._refuse(
+                CallerError("The request is not valid HTTP/1.1. Send it with an HTTP client.", code="invalid_http")
+            )
+
+    def on_message_begin(self) -> None:
+        """Of httptools."""
+        self._bounds.began(self._now_s)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Of httptools."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
+        _check_head(self.parser.get_http_version(), self.headers)
+        self._bounds.head(self.url, self.headers, self._now_s)
+        super().on_headers_complete()
+        self.headers = self._trailers
+
+    def on_body(self, body: bytes) -> None:
+        """Of httptools."""
+        self._bounds.body(len(body))
+        super().on_body(body)
+
+    def on_chunk_complete(self) -> None:
+        """Of httptools."""
+        self._bounds.chunk_ended()
+
+    def on_message_complete(self) -> None:
+        """Of httptools."""
+        self._bounds.ended()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Of uvicorn: the application has answered."""
+        if self._bounds.part is Part.BODY:
+            self._bounds.answered(self.loop.time())
+        super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        self._receive = receive = WatchedReceive(cast("Receive", cycle.receive))
+        cycle.transport = Opening(cycle, self.loop)  # type: ignore[assignment]  # all that a cycle needs of it
+        # The cycle must not hold what holds the cycle: only the garbage collector would free a request then.
+        super()._start_asgi_task(cycle, partial(_watched, app, receive))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is served as HTTP/1.1. The parser takes no other request after it."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def _watch_time(self) -> None:
+        if self._timer is None and self._bounds.deadline_s is not None:
+            self._timer = self.loop.call_at(self._bounds.deadline_s, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._timer = None
+        deadline_s, now_s = self._bounds.deadline_s, self.loop.time()
+        if self._refused or deadline_s is None or self.transport.is_closing():
+            return
+        if now_s >= deadline_s and not self.flow.read_paused:
+            error = self._bounds.overdue()
+            if error is None or (self._running is not None and self._running.response_complete):
+                self.transport.close()
+            else:
+                self._refuse(error)
+            return
+        if now_s >= deadline_s:
+            self._bounds.excuse(now_s)
+        self._watch_time()
+
+    def _refuse(self, error: PlaitError, *, of_whole: bool = False) -> None:
+        """Answer with the error unless an answer is under way, and close the connection. The first error counts.
+
+        The error is that of a request that does not end, or `of_whole`: of the latest one, which has ended.
+        """
+        if self._refused:
+            return
+        self._refused = True
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            is_its_own = running is self.cycle and (of_whole or self._bounds.part is Part.BODY)
+            if running.response_started or not is_its_own:
+                running.keep_alive = False  # its answer is the last one
+                return
+            running.disconnected = True
+            running.message_event.set()
+        self._on_refused(error)
+        self.transport.write(_response(error, self.server_state.default_headers))
+        self._unset_keepalive_if_required()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
+
+
+def _watched(app: ASGIApp, receive: Receive, scope: Scope, _receive: Receive, send: Send) -> Awaitable[None]:
+    return app(scope, receive, send)
+
+
+class _Trailers(list[Header]):
+    """Takes the place of uvicorn's list of headers behind the head. The application does not see trailers."""
+
+    def __init__(self, bounds: RequestBounds) -> None:
+        super().__init__()
+        self._bounds = bounds
+
+    def append(self, header: Header) -> None:
+        """Count a trailer, and forget it."""
+        self._bounds.trailer(*header)
+
+
+def _response(error: PlaitError, default_headers: Sequence[Header]) -> bytes:
+    """The last answer on a connection. It is logged."""
+    request_id = id_of(())
+    log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
+    body = error.body()
+    headers = [
+        *default_headers,
+        *error_headers(error),
+        (b"x-request-id", request_id.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+    return b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body)
+
+
+def _check_head(version: str, headers: Sequence[Header]) -> None:
+    """Raises `CallerError` for a head that other servers on its way may read in another way (RFC 9112, 3.2, 6.1)."""
+    hosts, encoding = 0, None
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            encoding = value.strip().lower() if encoding is None else b"several"
+    if hosts > 1 or (not hosts and version == "1.1"):
+        raise CallerError("The request has no 'Host' header, or several. Send one.", code="invalid_http")
+    if encoding is not None and (encoding != b"chunked" or version != "1.1"):
+        raise CallerError(
+            "The request's 'Transfer-Encoding' is not 'chunked' alone, or it is not HTTP/1.1. Send the body with a "
+            "'Content-Length' instead.",
+            code="invalid_http",
+        )

@@ -1,0 +1,164 @@
+"""What one connection may cost while its requests are read: headers, bytes and time.
+
+Synchronous, without a socket: the HTTP protocol tells it what the parser found, and asks for the deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from plait.backends.errors import CallerError, HeadersTooLargeError, RequestTimeoutError
+
+MIN_BODY_BYTES_S = 64 * 1024
+"""A body may take `body_timeout_s`, and 1 s more for each of these bytes: half a megabit per second is a poor mobile
+link. So 32 MiB may take ten minutes, and a client that sends a byte now and then has `body_timeout_s`."""
+
+CHUNK_BYTES = 4
+"""Of a chunk beside its bytes and its size in hexadecimal: the ends of its two lines. What is more is an extension."""
+
+LINE_BYTES = 64
+"""Of a request, that count as nothing: its method and version, and the line of a chunk that has not ended."""
+
+DRAIN_S = 10.0
+"""Seconds that a client gets to send the rest of a body after its answer: it may read the answer only then."""
+
+
+Header = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """Of one server; see `ServerConfig`."""
+
+    max_headers: int = 128
+    max_header_bytes: int = 64 * 1024
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+
+
+class Part(Enum):
+    """What the client sends next."""
+
+    NOTHING = "nothing"
+    HEAD = "head"
+    BODY = "body"
+
+
+class RequestBounds:
+    """The request that a connection reads. A new connection has `header_timeout_s` for its first request.
+
+    `deadline_s` is when the part has to be whole; None between requests. Methods raise `CallerError` for a request
+    that is over a limit.
+    """
+
+    def __init__(self, limits: RequestLimits, now_s: float) -> None:
+        self.part = Part.NOTHING
+        self.deadline_s: float | None = now_s + limits.header_timeout_s
+        self._limits = limits
+        self._head: tuple[bytes, Sequence[Header]] | None = None  # target and headers, until the next request begins
+        self._raw_bytes = 0  # all of the request, and what was left of earlier ones in the same piece of the network
+        self._body_bytes = 0  # with what chunks need
+        self._chunk_bytes = 0  # of the chunk that has not ended
+        self._trailers = 0
+        self._trailer_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"RequestBounds({self.part.value}, deadline_s={self.deadline_s})"
+
+    def received(self, size: int, now_s: float) -> None:
+        """Bytes came, and the parser gets them next."""
+        if self.part is Part.NOTHING:  # the next request begins
+            self.part, self.deadline_s, self._head = Part.HEAD, now_s + self._limits.header_timeout_s, None
+            self._raw_bytes = self._body_bytes = self._chunk_bytes = self._trailers = self._trailer_bytes = 0
+        self._raw_bytes += size
+
+    def began(self, now_s: float) -> None:
+        """The parser found the first byte of a request."""
+        if self._head is not None:  # of another request in the same piece of the network
+            self._raw_bytes = max(0, self._raw_bytes - self._body_bytes - _size(*self._head))
+            self._head = None
+        self.part, self.deadline_s = Part.HEAD, now_s + self._limits.header_timeout_s
+        self._body_bytes = self._chunk_bytes = self._trailers = self._trailer_bytes = 0
+
+    def head(self, target: bytes, headers: Sequence[Header], now_s: float) -> None:
+        """The parser found the end of the head."""
+        self._head = target, headers
+        if len(headers) > self._limits.max_headers:
+            raise self._too_many()
+        # In a piece of the network that is no longer than the limit, the head cannot be too large.
+        if self._raw_bytes > self._limits.max_header_bytes < _size(target, headers):
+            raise self._too_large()
+        self.part = Part.BODY
+        self.deadline_s = now_s + self._limits.body_timeout_s
+
+    def body(self, size: int) -> None:
+        """The parser found a piece of the body."""
+        assert self.deadline_s is not None
+        self._body_bytes += size
+        self._chunk_bytes += size
+        self.deadline_s += size / MIN_BODY_BYTES_S
+
+    def chunk_ended(self) -> None:
+        """The parser found the end of a chunk of the body."""
+        self._body_bytes += len(f"{self._chunk_bytes:x}") + CHUNK_BYTES
+        self._chunk_bytes = 0
+
+    def trailer(self, name: bytes, value: bytes) -> None:
+        """The parser found a header behind the body."""
+        assert self._head is not None
+        target, headers = self._head
+        self._trailers += 1
+        self._trailer_bytes += _size(b"", [(name, value)])
+        if len(headers) + self._trailers > self._limits.max_headers:
+            raise self._too_many()
+        if _size(target, headers) + self._trailer_bytes > self._limits.max_header_bytes:
+            raise self._too_large()
+
+    def ended(self) -> None:
+        """The request is whole."""
+        self.part = Part.NOTHING
+        self.deadline_s = None
+
+    def parsed(self) -> None:
+        """The parser has taken all bytes so far. Raises for chunk extensions, and for what has no end yet."""
+        if self._raw_bytes - self._body_bytes > self._limits.max_header_bytes + LINE_BYTES:
+            raise self._too_large()
+
+    def answered(self, now_s: float) -> None:
+        """The request has its answer. What is left of its body is thrown away, but not for long."""
+        if self.part is Part.BODY and self.deadline_s is not None:
+            self.deadline_s = min(self.deadline_s, now_s + DRAIN_S)
+
+    def excuse(self, now_s: float) -> None:
+        """The server itself did not read, because an earlier request has no answer yet."""
+        if self.deadline_s is not None:
+            is_body = self.part is Part.BODY
+            self.deadline_s = now_s + (self._limits.body_timeout_s if is_body else self._limits.header_timeout_s)
+
+    def overdue(self) -> CallerError | None:
+        """The error at the deadline; None if the client has sent nothing that could be answered."""
+        if self.part is Part.NOTHING:
+            return None
+        what, key_s = ("body", self._limits.body_timeout_s) if self.part is Part.BODY else (
+            "headers", self._limits.header_timeout_s
+        )  # fmt: skip
+        rate = f", plus 1 s for each {MIN_BODY_BYTES_S} bytes of it" if self.part is Part.BODY else ""
+        return RequestTimeoutError(f"The request's {what} did not come within {key_s:g} s{rate}. Send it faster.")
+
+    def _too_many(self) -> HeadersTooLargeError:
+        return HeadersTooLargeError(
+            f"The request has more than {self._limits.max_headers} headers. Send fewer.", code="too_many_headers"
+        )
+
+    def _too_large(self) -> HeadersTooLargeError:
+        return HeadersTooLargeError(
+            f"The request's target, headers, trailers and chunk extensions have more than "
+            f"{self._limits.max_header_bytes} bytes. Send less.",
+        )
+
+
+def _size(target: bytes, headers: Sequence[Header]) -> int:
+    """The bytes of target and headers, each header with the `: ` and the end of its line."""
+    return len(target) + sum([len(name) + len(value) + 4 for name, value in headers])

@@ -1,0 +1,147 @@
+"""A built-in load for as long as one wants to watch: questions about shared documents and tools, and conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from plait.backends.errors import PlaitError
+from plait.backends.http.client import HttpClient
+from plait.gateway.simulation.shared_prefixes import load_prefixes
+from plait.gateway.simulation.workload import popular
+
+DEFAULT_CALLS_PER_S: Final = 30.0
+
+MOST_OPEN: Final = 400
+"""Calls at a time. Further ones are not sent."""
+
+CONVERSATIONS: Final = 12
+MOST_TURNS: Final = 8
+CONVERSATION_SHARE: Final = 0.3
+"""Of all calls, those that go on with a conversation. The others ask about a shared prefix."""
+
+COLD_SHARE: Final = 0.08
+"""Calls on a document that nobody has asked about: their whole prompts have to be computed, and others wait."""
+
+SWING: Final = 0.6
+WAVE_S: Final = 60.0
+"""The rate rises and falls by this share of it in this time, so that queues come and go."""
+
+ZIPF: Final = 1.1
+
+
+class EndlessLoad:
+    """Prompts without end, the same for the same seed. It remembers `CONVERSATIONS` conversations, and no call."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self._rng = random.Random(seed)  # noqa: S311 - a workload to be repeated, nothing to be guarded
+        prefixes = load_prefixes(None)
+        self._asked = popular(prefixes, self._rng, ZIPF)
+        self._documents = [prefix for prefix in prefixes if prefix.kind == "document"]
+        self._conversations: list[list[dict[str, str]]] = [[] for _ in range(CONVERSATIONS)]
+
+    def next_body(self, model: str) -> dict[str, Any]:
+        """The next call's body."""
+        rng = self._rng
+        tools: list[dict[str, Any]] = []
+        kind = rng.random()
+        if kind < CONVERSATION_SHARE:
+            messages = self._next_turn()
+        elif kind < CONVERSATION_SHARE + COLD_SHARE:
+            document = rng.choice(self._documents)
+            messages = replace(document, text=f"Edition {self._number()}. {document.text}").messages_for("Sum it up.")
+        else:
+            prefix = next(self._asked)
+            messages, tools = prefix.messages_for(f"{self._number()} {rng.choice(prefix.questions)}"), [*prefix.tools]
+        return {
+            "model": model,
+            "messages": messages,
+            "max_tokens": max(4, round(rng.lognormvariate(3.2, 0.5))),
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        } | ({"tools": tools} if tools else {})
+
+    def pause_s(self, calls_per_s: float, since_s: float, swing: float) -> float:
+        """The time until the next call, `since_s` seconds after the first."""
+        wave = 1.0 + swing * math.sin(2 * math.pi * since_s / WAVE_S)
+        return self._rng.expovariate(calls_per_s * wave)
+
+    def _next_turn(self) -> list[dict[str, str]]:
+        place = self._rng.randrange(CONVERSATIONS)
+        conversation = self._conversations[place]
+        if len(conversation) >= 2 * MOST_TURNS:
+            conversation = self._conversations[place] = []
+        if not conversation:
+            conversation += next(self._asked).messages_for(f"{self._number()} What is this about?")
+        else:
+            conversation += [
+                {"role": "assistant", "content": f"It is as the text says, see note {self._number()}."},
+                {"role": "user", "content": f"{self._rng.choice(next(self._asked).questions)} {self._number()}"},
+            ]
+        return list(conversation)
+
+    def _number(self) -> int:
+        return self._rng.randrange(10_000, 1_000_000)
+
+
+async def send_endlessly(url: str, model: str, calls_per_s: float, swing: float = SWING) -> None:
+    """Send calls to a gateway until cancelled. What fails is left to the gateway's log."""
+    load, client, loop = EndlessLoad(), HttpClient(url), asyncio.get_running_loop()
+    began_s = next_s = loop.time()
+    tasks = set[asyncio.Task[None]]()
+    try:
+        while True:
+            next_s += load.pause_s(calls_per_s, next_s - began_s, swing)
+            await asyncio.sleep(max(0.0, next_s - loop.time()))
+            if len(tasks) < MOST_OPEN:
+                task = loop.create_task(_send(client, load.next_body(model)))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.aclose()
+
+
+async def _send(client: HttpClient, body: dict[str, Any]) -> None:
+    headers = [(b"content-type", b"application/json")]
+    try:
+        response = await client.post("/v1/chat/completions", headers, msgspec.json.encode(body))
+        while await response.read_chunk():
+            pass
+    except PlaitError:
+        pass  # the gateway stops
+
+
+@contextmanager
+def running_load(url: str, model: str, calls_per_s: float | None, swing: float = SWING) -> Iterator[None]:
+    """The load comes from a thread while the context lasts. There is none for None."""
+    if calls_per_s is None:
+        yield
+        return
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(send_endlessly(url, model, calls_per_s, swing))
+    thread = threading.Thread(target=_run, args=(loop, task), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+
+
+def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    try:
+        loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    finally:
+        loop.close()

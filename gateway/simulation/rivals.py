@@ -1,0 +1,112 @@
+"""The placement of other gateways, as policies of the router: what `plait demo --compare` compares with.
+
+Each is written from its gateway's public documentation and source. They see what Plait's policy sees: the caches as the
+engines report them, and the calls that are there. `policy/placement/baselines.py` has least outstanding calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+from zlib import crc32
+
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.policies import POLICIES
+from plait.policy.placement.situation import Policy, Situation, cached_blocks, placed
+from plait.policy.types import Call, Placement, PlacementReason
+
+SMG_GAP, SMG_RATIO = 64, 1.5
+"""SMG goes by load alone while an engine has so many calls more than another, and so many times as many."""
+LLMD_WEIGHTS: Final = (3.0, 2.0, 2.0)
+"""llm-d's default profile: prefix, queue, KV cache."""
+
+Held = dict[EngineView, int]
+"""The blocks of a prompt that each engine has."""
+
+
+def session_hash(call: Call, situation: Situation) -> Placement:
+    """Always the same engine for the same session; without a session, for the same beginning of a prompt.
+
+    It is what a load balancer does that hashes a header.
+    """
+    return place(call, in_own_order(call, situation)[0], held_blocks(call, situation))
+
+
+def smg(call: Call, situation: Situation) -> Placement:
+    """The cache-aware policy of sglang-router, now SMG, with its default thresholds, and cache events.
+
+    It takes the longest prefix, and of equal ones the least loaded engine. Out of balance, it goes by load alone.
+    """
+    held, engines = held_blocks(call, situation), in_turn(situation)
+    loads = [engine.outstanding for engine in engines]
+    if max(loads) - min(loads) > SMG_GAP and max(loads) > SMG_RATIO * min(loads):
+        return place(call, min(engines, key=lambda one: one.outstanding), held)
+    return place(call, min(engines, key=lambda one: (-held[one], one.outstanding)), held)
+
+
+def llmd(call: Call, situation: Situation) -> Placement:
+    """llm-d's default profile: the best weighted sum of three scores between 0 and 1.
+
+    They are the share of the prompt that is cached, the waiting calls and the KV cache in use.
+    """
+    held, engines = held_blocks(call, situation), in_turn(situation)
+    queued, contexts = _scores(engines, lambda one: len(one.queue)), _scores(engines, lambda one: one.context_tokens)
+
+    def score(engine: EngineView) -> float:
+        prefix = held[engine] * call.block_tokens / max(1, call.prompt_tokens)
+        scores = (prefix, queued[engine], contexts[engine])
+        return sum(weight * score for weight, score in zip(LLMD_WEIGHTS, scores, strict=True))
+
+    return place(call, max(engines, key=score), held)
+
+
+RIVALS: Final[dict[str, Policy]] = {"session_hash": session_hash, "smg": smg, "llmd": llmd}
+"""By name."""
+
+TITLES: Final = {
+    "plait": "plait",
+    "least_outstanding": "least outstanding",
+    "session_hash": "session hash",
+    "smg": "sglang-router (cache aware)",
+    "llmd": "llm-d (score)",
+    "round_robin": "round robin",
+    "e2": "e2",
+}
+"""What tables call the policies."""
+
+KNOWN: Final[dict[str, Policy]] = {**POLICIES, **RIVALS}
+"""The policies that a comparison may name: the gateway's own and the rivals."""
+
+
+def in_turn(situation: Situation) -> list[EngineView]:
+    """The engines in an order that changes from call to call, so that ties are not always won by the first."""
+    first = situation.turn % len(situation.engines)
+    return [*situation.engines[first:], *situation.engines[:first]]
+
+
+def in_own_order(call: Call, situation: Situation) -> list[EngineView]:
+    """The engines by rendezvous hashing of the call's session; without one, of its prompt's first block."""
+    first = call.block_hashes[0] if len(call.block_hashes) else 0
+    key = call.session or first
+    return sorted(situation.engines, key=lambda one: crc32(f"{key} {one.engine_id}".encode()))
+
+
+def held_blocks(call: Call, situation: Situation) -> Held:
+    """The blocks of the call's prompt that each engine has."""
+    return {engine: cached_blocks(call, situation, engine) for engine in situation.engines}
+
+
+def place(call: Call, engine: EngineView, held: Held) -> Placement:
+    """The placement of the call on an engine."""
+    exploits = 2 * held[engine] * call.block_tokens > call.prompt_tokens
+    return placed(call, engine, PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE, held[engine])
+
+
+def _scores(engines: Collection[EngineView], load: Callable[[EngineView], float]) -> dict[EngineView, float]:
+    """1 for the least loaded engine, 0 for the most loaded one."""
+    loads: Sequence[float] = [load(engine) for engine in engines]
+    least, most = min(loads), max(loads)
+    return {
+        engine: 1.0 if most == least else (most - one) / (most - least)
+        for engine, one in zip(engines, loads, strict=True)
+    }

@@ -1,0 +1,59 @@
+"""The prefixes that calls share most, read from the top of the prefix tree: for people who watch the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice
+from typing import Final
+
+from plait.policy.prefix.prefix_tree import Node, PrefixTree
+
+MOST_CHILDREN: Final = 1_000
+"""Children of one node that are looked at, the oldest ones. What is used all the time stays in caches and is old."""
+
+MOST_NODES: Final = 3_000
+"""Nodes that one search looks at: about a millisecond."""
+
+LEAST_USES: Final = 1.5
+"""A prefix that fewer calls have used lately is shared with nobody."""
+
+
+def hot_prefixes(tree: PrefixTree, now_s: float, recent: Iterable[int], limit: int) -> list[Node]:
+    """The ends of at most `limit` prefixes, the one that saves most first. `recent` has first blocks of late prompts.
+
+    What a prefix saves is its uses of about the last minute times its length. A prefix ends where its calls part: no
+    prompt that goes on is used half as often.
+    """
+    root, left = tree.root, MOST_NODES
+    newest = (node for first in recent if (node := root.children.get(first)) is not None)
+    level = list(dict.fromkeys(chain(newest, islice(root.children.values(), MOST_CHILDREN))))
+    found = list[tuple[float, Node]]()
+    while level and left > 0:
+        node = level.pop()
+        left -= 1
+        if node.use_count < LEAST_USES:
+            continue  # its uses were at most so many, ever
+        uses = node.uses(now_s)
+        if uses < LEAST_USES:
+            continue
+        below = [child for child in islice(node.children.values(), MOST_CHILDREN) if child.use_count >= LEAST_USES]
+        if all(child.uses(now_s) < max(LEAST_USES, uses / 2) for child in below):
+            found.append((uses * node.end_blocks, node))
+        level += below
+        left -= len(node.children) // 8
+    found.sort(key=lambda pair: pair[0], reverse=True)
+    return [node for _, node in found[:limit]]
+
+
+def prefix_id(node: Node) -> str:
+    """A short name of the prefix that ends with a node. It is made of its last block's hash."""
+    return f"{node.hashes[-1]:016x}"[:6]
+
+
+def held_shares(node: Node) -> dict[str, float]:
+    """Which part of the prefix that ends with a node each engine holds, or is expected to."""
+    blocks = dict[str, int]()
+    for part in node.path():
+        for engine_id, holding in part.holdings.items():
+            blocks[engine_id] = blocks.get(engine_id, 0) + holding.held_blocks
+    return {engine_id: held / node.end_blocks for engine_id, held in blocks.items() if held}

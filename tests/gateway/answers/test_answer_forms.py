@@ -1,0 +1,155 @@
+"""Whole answers and streams of the routes beside completions: usage, endings, errors, and the bytes unchanged."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.backends.errors import EngineError
+from plait.gateway.answers.answer_forms import COMPLETION, MESSAGE, OBJECT, RESPONSE, AnswerForm
+from plait.gateway.answers.completion_body import UNKNOWN, UsageBounds
+from plait.gateway.answers.event_stream import EventStream
+from plait.gateway.fleet.booking import CallUsage
+
+RESPONSE_USAGE = {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 64}, "output_tokens": 7}
+MESSAGE_USAGE = {"input_tokens": 36, "cache_read_input_tokens": 64, "output_tokens": 7}
+READ = CallUsage(100, 7, 64)
+
+
+def events(*bodies: dict[str, Any]) -> bytes:
+    return b"".join(b"event: %b\ndata: %b\n\n" % (b["type"].encode(), json.dumps(b).encode()) for b in bodies)
+
+
+RESPONSE_STREAM = events(
+    {"type": "response.created", "response": {"status": "in_progress", "usage": None}},
+    {"type": "response.output_text.delta", "delta": 'the "error" of response.failed'},
+    {"type": "response.completed", "response": {"status": "completed", "usage": RESPONSE_USAGE}},
+)
+MESSAGE_STREAM = events(
+    {"type": "message_start", "message": {"usage": MESSAGE_USAGE | {"output_tokens": 1}}},
+    {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "message_stop"}},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 7}},
+    {"type": "message_stop"},
+)
+STREAMS = {"response": (RESPONSE, RESPONSE_STREAM), "message": (MESSAGE, MESSAGE_STREAM)}
+
+
+def reader(form: AnswerForm) -> EventStream:
+    return form.stream("a", withhold=False, choices=1, bounds=UNKNOWN)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@given(cuts=st.lists(st.integers(0, 600), max_size=6))
+def test_a_stream_passes_unchanged_and_its_usage_is_read(kind: str, cuts: list[int]) -> None:
+    form, sent = STREAMS[kind]
+    stream, out, start = reader(form), b"", 0
+    for cut in [*sorted(cuts), len(sent)]:
+        out += stream.feed(sent[start:cut])
+        start = max(start, cut)
+    assert out + stream.end() == sent
+    assert (stream.usage, stream.usage_corrected, stream.problem) == (READ, False, None)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_without_its_last_event_is_broken(kind: str) -> None:
+    form, sent = STREAMS[kind]
+    stream = reader(form)
+    stream.feed(sent[: sent.rindex(b"event:")])
+    assert isinstance(stream.problem, EngineError)
+    assert "without" in stream.problem.message
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        (RESPONSE, {"type": "error", "message": "it broke"}),
+        (RESPONSE, {"type": "response.failed", "response": {"error": {"message": "it broke"}}}),
+        (RESPONSE, {"type": "error", "error": {"message": "it broke"}}),
+        (MESSAGE, {"type": "error", "error": {"type": "api_error", "message": "it broke"}}),
+    ],
+)
+def test_an_error_event_is_the_engines_fault(form: AnswerForm, body: dict[str, Any]) -> None:
+    stream = reader(form)
+    stream.feed(events(body))
+    assert isinstance(stream.error, EngineError)
+    assert "it broke" in stream.error.message
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "usage"),
+    [
+        (RESPONSE, {"status": "completed", "error": None, "usage": RESPONSE_USAGE}, READ),
+        (RESPONSE, {"status": "incomplete", "usage": None}, None),
+        (MESSAGE, {"type": "message", "stop_reason": "end_turn", "usage": MESSAGE_USAGE}, READ),
+        (OBJECT, {"data": [], "usage": {"prompt_tokens": 5, "total_tokens": 5}}, CallUsage(5, 0, None)),
+        (OBJECT, {"tokens": [1, 2]}, None),
+        (OBJECT, [{"score": 1.0}], None),
+    ],
+)
+def test_a_whole_answer_says_its_usage(form: AnswerForm, body: Any, usage: CallUsage | None) -> None:
+    assert form.whole("a", json.dumps(body).encode(), UNKNOWN)[:3] == (usage, False, None)
+
+
+def test_vectors_may_come_as_bytes() -> None:
+    assert OBJECT.whole("a", b"\x00\xff", UNKNOWN) == (None, False, None, None)
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "finish"),
+    [
+        (COMPLETION, {"choices": [{"finish_reason": "length", "index": 0}]}, "length"),
+        (RESPONSE, {"status": "incomplete"}, "incomplete"),
+        (MESSAGE, {"type": "message", "stop_reason": "tool_use"}, "tool_use"),
+        (OBJECT, {"data": []}, None),
+    ],
+)
+def test_a_whole_answer_says_why_it_ended(form: AnswerForm, body: Any, finish: str | None) -> None:
+    assert form.whole("a", json.dumps(body).encode(), UNKNOWN).finish == finish
+
+
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [
+        (RESPONSE, b"[]"),
+        (RESPONSE, b'{"status": "in_progress"}'),
+        (RESPONSE, b'{"status": "failed", "error": {"message": "it broke"}}'),
+        (MESSAGE, b'{"type": "message", "stop_reason": null}'),
+        (MESSAGE, b'{"type": "error", "error": {"message": "it broke"}}'),
+        (OBJECT, b'{"error": {"message": "it broke", "code": 500}}'),
+    ],
+)
+def test_what_is_no_whole_answer_is_the_engines_fault(form: AnswerForm, answer: bytes) -> None:
+    with pytest.raises(EngineError):
+        form.whole("a", answer, UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        (COMPLETION, b": waiting position=3 expected_s=40\n\n"),
+        (RESPONSE, b": waiting position=3 expected_s=40\n\n"),
+        (MESSAGE, b': waiting position=3 expected_s=40\nevent: ping\ndata: {"type": "ping"}\n\n'),
+    ],
+)
+def test_a_stream_that_waits_is_told_so_in_its_clients_way(form: AnswerForm, told: bytes) -> None:
+    assert form.waiting_event(3, 39.7) == told
+
+
+def test_an_error_of_the_caller_in_an_answer_is_its_problem() -> None:
+    answer = form_error = b'{"error": {"message": "no such language", "code": 400}}'
+    assert OBJECT.whole("a", answer, UNKNOWN).problem == "no such language"
+    assert RESPONSE.whole("a", form_error, UNKNOWN).problem == "no such language"
+
+
+@pytest.mark.parametrize("usage", [5, {"input_tokens": "x"}, {"input_tokens": -1, "output_tokens": 10**9}, {}])
+def test_no_usage_is_trusted(usage: object) -> None:
+    for form, body in (
+        (RESPONSE, {"status": "completed", "usage": usage}),
+        (MESSAGE, {"stop_reason": "end_turn", "usage": usage}),
+    ):
+        read = form.whole("a", json.dumps(body).encode(), UsageBounds(1_000, 50)).usage
+        assert read is None or (0 <= read.prompt_tokens <= 1_000 and 0 <= read.output_tokens <= 50)

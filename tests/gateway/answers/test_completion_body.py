@@ -1,0 +1,127 @@
+"""What an engine says of a completion: read where it can be, and never trusted."""
+
+from __future__ import annotations
+
+import json
+from math import nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.backends.errors import EngineStatusError
+from plait.gateway.answers.completion_body import (
+    UsageBounds,
+    decode,
+    ending_problem,
+    endings,
+    error_text,
+    read_usage,
+    reported_error,
+)
+from plait.gateway.fleet.booking import CallUsage
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+USAGE_KEYS = st.sampled_from(("prompt_tokens", "completion_tokens", "prompt_tokens_details", "cached_tokens"))
+
+
+@pytest.mark.parametrize(
+    ("usage", "read", "corrected"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": 4}, CallUsage(3, 4), False),
+        ({"prompt_tokens": 3, "completion_tokens": None, "prompt_tokens_details": None}, CallUsage(3, 0), False),
+        ({"prompt_tokens": 3, "prompt_tokens_details": {}}, CallUsage(3, 0), False),
+        ({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}, CallUsage(3, 0, 2), False),
+        ({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}, CallUsage(3, 0, 3), True),
+        ({"prompt_tokens": 3, "completion_tokens": 1e14}, CallUsage(3, 70), True),
+        ({"prompt_tokens": -3, "completion_tokens": -1}, CallUsage(0, 0), True),
+        ({"prompt_tokens": True}, None, True),
+        ({"prompt_tokens": nan}, None, True),
+        ({"prompt_tokens": "3"}, None, True),
+        ({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": []}}, None, True),
+        ([], None, True),
+        (None, None, False),
+    ],
+)
+def test_a_usage_within_its_bounds(usage: Any, read: CallUsage | None, corrected: bool) -> None:
+    assert read_usage(usage, UsageBounds(100, 70)) == (read, corrected)
+
+
+@given(ANY_JSON | st.dictionaries(USAGE_KEYS, ANY_JSON))
+def test_no_usage_leaves_its_bounds(usage: Any) -> None:
+    read, corrected = read_usage(usage, UsageBounds(100, 70))
+    assert read is None or (0 <= read.prompt_tokens <= 100 and 0 <= read.output_tokens <= 70)
+    assert read is None or read.cached_tokens is None or 0 <= read.cached_tokens <= read.prompt_tokens
+    assert corrected or read is None or usage.get("prompt_tokens", 0) == read.prompt_tokens
+
+
+@given(st.dictionaries(st.sampled_from(("usage", "choices", "error")), ANY_JSON))
+def test_any_object_is_a_body(fields: dict[str, Any]) -> None:
+    body = decode(json.dumps(fields, allow_nan=False, default=str).encode()) if _finite(fields) else None
+    if body is not None:
+        endings(body)
+        read_usage(body.usage, UsageBounds())
+        reported_error("a", body.error)
+
+
+def _finite(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"\xff", b"3", b"[" * 100_000])
+def test_what_is_not_an_object_is_not_a_body(body: bytes) -> None:
+    assert decode(body) is None
+
+
+def test_endings_are_read_by_choice() -> None:
+    body = decode(
+        b'{"choices":[{"finish_reason":"stop"},{"index":1,"finish_reason":null},{"index":2,"finish_reason":{"type":"length"}},7]}'
+    )
+    assert body is not None
+    assert endings(body) == [(0, "stop"), (2, "length")]
+    assert ending_problem("a", ["stop", "length"], 2) is None
+    assert ending_problem("a", ["stop"], 2) is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ({"message": "too long", "code": 400}, "too long"),
+        ({"message": "x" * 1_000, "code": 422}, "x" * 300 + "..."),
+        ({"message": "dead", "code": 500}, EngineStatusError),
+        ({"message": "dead", "code": "engine_error"}, EngineStatusError),
+        ({}, EngineStatusError),
+        ("dead", EngineStatusError),
+        ([1], EngineStatusError),
+    ],
+)
+def test_an_error_may_be_the_callers(error: Any, expected: Any) -> None:
+    found = reported_error("a", error)
+    assert found == expected or (isinstance(expected, type) and isinstance(found, expected))
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b'{"error":{"message":"too long","code":7}}', (True, "too long")),
+        (b'{"object":"error","message":"too long","code":400}', (False, "too long")),
+        (b'{"detail":"too long"}', (False, "too long")),
+        (b'{"error":"too long"}', (False, "too long")),
+        (b'{"detail":[{"loc":["body"]}]}', (False, "")),
+        (b"<html>http://10.0.0.7:8000 is busy</html>", (False, "")),
+        (b"", (False, "")),
+        (b"\xff", (False, "")),
+        (b"7", (False, "")),
+    ],
+)
+def test_the_message_of_an_error(answer: bytes, expected: tuple[bool, str]) -> None:
+    assert error_text(answer) == expected

@@ -1,0 +1,70 @@
+"""A completion's text as it is read out of answers, and answers that have none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from plait.gateway.answers.completion_text import TextTap
+
+
+def read(*pieces: bytes, stream: bool = True) -> tuple[list[str], str | None]:
+    texts: list[str] = []
+    tap = TextTap(texts.append)
+    for piece in pieces:
+        (tap.feed if stream else tap.whole)(piece)
+    return texts, tap.problem
+
+
+def event(body: Any, end: bytes = b"\n\n") -> bytes:
+    return b"data: " + json.dumps(body).encode() + end
+
+
+def chat(text: str | None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text, **more}}]}
+
+
+def test_a_streamed_chat() -> None:
+    role = event(chat("", role="assistant"))
+    end = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}) + event({"choices": [], "usage": {}})
+    pieces = [role, event(chat("one\n")) + event(chat(" two"), b"\r\n\r\n"), b": comment\n\n", end, b"data: [DONE]\n\n"]
+    assert read(*pieces) == (["one\n", " two"], None)
+
+
+def test_a_streamed_text() -> None:
+    assert read(event({"choices": [{"text": "one"}]}), event({"choices": [{"text": " two"}]})) == (
+        ["one", " two"],
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "texts", "problem"),
+    [
+        ({"message": {"content": "one"}}, ["one"], None),
+        ({"text": "one"}, ["one"], None),
+        ({"message": {"content": ""}}, [], None),
+        ({"message": {"content": None, "tool_calls": []}}, [], "its answer has no text"),
+    ],
+)
+def test_a_whole_answer(choice: Any, texts: list[str], problem: str | None) -> None:
+    assert read(json.dumps({"choices": [choice]}).encode(), stream=False) == (texts, problem)
+
+
+def test_a_stream_that_calls_a_tool_has_no_text() -> None:
+    assert read(event(chat(None, tool_calls=[{"index": 0}])), b"data: [DONE]\n\n") == ([], "its answer has no text")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"choices": "none"}', b"\xff"])
+def test_what_is_no_completion(body: bytes) -> None:
+    assert read(body, stream=False)[1] == "its answer is not a completion"
+
+
+@pytest.mark.parametrize(("reason", "was_cut"), [("length", True), ("stop", False), ({"type": "length"}, False)])
+def test_a_text_that_ended_at_its_length_limit_was_cut(reason: object, was_cut: bool) -> None:
+    tap = TextTap(lambda _: None)
+    tap.feed(event({"choices": [{"text": "one", "finish_reason": None}]}))
+    tap.feed(event({"choices": [{"text": "", "finish_reason": reason}]}))
+    assert (tap.was_cut, tap.problem) == (was_cut, None)

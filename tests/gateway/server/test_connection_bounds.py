@@ -1,0 +1,101 @@
+"""How many connections there may be, with literal limits of the system's."""
+
+from __future__ import annotations
+
+import resource
+from math import inf
+
+import pytest
+from structlog.testing import capture_logs
+
+from plait.backends.errors import TooManyConnectionsError
+from plait.gateway.server.connection_bounds import (
+    LAST_DESCRIPTORS,
+    LINE_INTERVAL_S,
+    OTHER_DESCRIPTORS,
+    SPARE_CONNECTIONS,
+    ConnectionBounds,
+    bounds_by_descriptors,
+)
+
+
+class System:
+    """The system's limits of the process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, soft: int, hard: int) -> None:
+        self.limits = soft, hard
+        monkeypatch.setattr(resource, "getrlimit", lambda _: self.limits)
+        monkeypatch.setattr(resource, "setrlimit", self._set)
+
+    def _set(self, _: int, limits: tuple[int, int]) -> None:
+        assert limits[1] == self.limits[1]
+        self.limits = limits
+
+
+def refused(bounds: ConnectionBounds, connections: int = 1, descriptor: int = 20, now_s: float = 0.0) -> bool:
+    try:
+        bounds.check(connections, descriptor, now_s)
+    except TooManyConnectionsError as error:
+        return (error.status, error.code, error.retry_after_s) == (503, "too_many_connections", 1.0)
+    return False
+
+
+@pytest.mark.parametrize("hard", [1_048_576, resource.RLIM_INFINITY])
+def test_the_soft_limit_is_raised_as_far_as_needed(monkeypatch: pytest.MonkeyPatch, hard: int) -> None:
+    system = System(monkeypatch, 1_024, hard)
+    with capture_logs() as logs:
+        bounds = bounds_by_descriptors(10_000)
+    assert (system.limits, logs) == ((20_000 + OTHER_DESCRIPTORS, hard), [])
+    assert not refused(bounds, 10_000, 10_100)
+    assert refused(bounds, 10_001)
+
+
+def test_a_limit_that_is_enough_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System(monkeypatch, resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    bounds = bounds_by_descriptors(10_000)
+    assert system.limits == (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    assert not refused(bounds, 10_000, 10**6)
+
+
+@pytest.mark.parametrize(("hard", "allowed"), [(64, 8), (1_024, 412), (20_000, 9_900)])
+def test_too_few_descriptors_are_said_and_clients_leave_some(
+    monkeypatch: pytest.MonkeyPatch, hard: int, allowed: int
+) -> None:
+    system = System(monkeypatch, 64, hard)
+    with capture_logs() as logs:
+        bounds = bounds_by_descriptors(10_000)
+    assert system.limits == (hard, hard)
+    (line,) = logs
+    assert (line["log_level"], line["descriptors"], line["connections"]) == ("warning", hard, allowed)
+    assert line["needed"] == 20_000 + OTHER_DESCRIPTORS
+    assert "ulimit -n" in line["event"]
+    assert not refused(bounds, allowed)
+    assert refused(bounds, allowed + 1)
+
+
+def test_the_last_descriptors_are_for_no_client() -> None:
+    bounds = ConnectionBounds(10, 100)
+    assert not refused(bounds, descriptor=100 - LAST_DESCRIPTORS - 1)
+    assert refused(bounds, descriptor=100 - LAST_DESCRIPTORS)
+    assert not refused(ConnectionBounds(10, inf), descriptor=10**9)
+
+
+def test_who_comes_far_above_the_limit_is_not_told() -> None:
+    bounds = ConnectionBounds(10)
+    assert not bounds.is_far_above(10 + SPARE_CONNECTIONS)
+    assert bounds.is_far_above(11 + SPARE_CONNECTIONS)
+    assert not ConnectionBounds(10, 256).is_far_above(26), "few descriptors, few that are told"
+    assert ConnectionBounds(10, 256).is_far_above(27)
+
+
+def test_refused_connections_have_a_line_a_minute() -> None:
+    bounds = ConnectionBounds(1, 100)
+    with capture_logs() as logs:
+        refused(bounds, 1, now_s=0.0)
+        for now_s in (5.0, 6.0, 7.0, 5.0 + LINE_INTERVAL_S - 0.1):
+            refused(bounds, 2, now_s=now_s)
+        refused(bounds, 1, descriptor=99, now_s=5.0 + LINE_INTERVAL_S)
+    assert [(line["log_level"], line["too_few"], line["refused"]) for line in logs] == [
+        ("warning", "max_connections", 1),
+        ("warning", "file descriptors", 4),
+    ]

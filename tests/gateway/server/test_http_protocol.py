@@ -1,0 +1,303 @@
+"""What a client that breaks HTTP gets: the real server, sockets, a tiny application."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import structlog
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from plait.backends.errors import PlaitError
+from plait.gateway.asgi import ClientGoneError, read_body, send_whole, unless_gone
+from plait.gateway.open_requests import OpenRequests
+from plait.gateway.server.connection_bounds import ConnectionBounds
+from plait.gateway.server.http_protocol import BoundedProtocol, ClientBounds
+from plait.gateway.server.request_bounds import RequestLimits
+
+LIMITS = RequestLimits(max_headers=8, max_header_bytes=2_000, header_timeout_s=0.2, body_timeout_s=0.2)
+ROOMY = replace(LIMITS, header_timeout_s=30.0, body_timeout_s=30.0)
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
+
+HAPPENED: dict[str, asyncio.Event] = {}
+"""What the application has seen at /watched."""
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Echoes the body, fails at /defect, streams without an end at /stream, waits at /wait and /watched."""
+    if scope["type"] != "http":
+        return
+    if scope["path"] == "/defect":
+        raise KeyError("a defect")
+    if scope["path"] == "/wait":
+        await asyncio.sleep(60)
+    if scope["path"] == "/headers":
+        await read_body(receive, scope["headers"], 10_000)
+        await send_whole(send, 200, [], b" ".join(name for name, _ in scope["headers"]))
+        return
+    if scope["path"] == "/watched":
+        HAPPENED["running"].set()
+        try:
+            await unless_gone(receive, asyncio.Event().wait())
+        except ClientGoneError:
+            HAPPENED["gone"].set()
+        return
+    if scope["path"] in ("/stream", "/broken"):
+        kind = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        if scope["path"] == "/broken":
+            raise KeyError("a defect")
+        await asyncio.sleep(60)
+    try:
+        body = await read_body(receive, scope["headers"], 10_000)
+    except ClientGoneError:
+        return
+    await send_whole(send, 200, [], body or scope["path"].encode())
+
+
+@dataclass
+class Running:
+    server: uvicorn.Server
+    port: int
+    refused: list[PlaitError]
+
+    async def ask(self, *pieces: bytes, pause_s: float = 0.0) -> bytes:
+        """All that comes back for these bytes until the server closes the connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(pause_s)
+            return await asyncio.wait_for(reader.read(), 5.0)
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(limits: RequestLimits = LIMITS, grace_s: int = 1) -> AsyncIterator[Running]:
+    refused: list[PlaitError] = []
+    settings = uvicorn.Config(
+        OpenRequests(app),
+        port=0,
+        http=partial(BoundedProtocol, bounds=ClientBounds(limits, refused.append, connections=ConnectionBounds(3))),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        timeout_graceful_shutdown=grace_s,
+    )
+    server = uvicorn.Server(settings)
+    task = asyncio.create_task(server._serve())  # `serve` would take the signals of the test run
+    while not server.started:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    try:
+        yield Running(server, server.servers[0].sockets[0].getsockname()[1], refused)
+    finally:
+        server.should_exit = True
+        await task
+
+
+def error_of(answer: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and error object of an answer that is one error."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head
+    assert b"x-request-id: " in head
+    error = json.loads(body)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return int(head.split()[1]), error
+
+
+MALFORMED = [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"hello\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET nowhere HTTP/1.1\r\n\r\n",
+    b"GET /\xff HTTP/1.1\r\n\r\n",
+    GET + b"a b: c\r\n\r\n",
+    GET + b"a: \x01\r\n\r\n",
+    POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    POST + b"Content-Length: x\r\n\r\n",
+    POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+    POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    GET + b"Host: a\r\n\r\n",
+    b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n",
+    POST + b"Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n",
+    POST + b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("request_bytes", MALFORMED, ids=repr)
+async def test_what_is_not_http_is_refused(request_bytes: bytes) -> None:
+    async with serving(ROOMY) as running:
+        status, error = error_of(await running.ask(request_bytes))
+    assert (status, error["code"], error["type"]) == (400, "invalid_http", "invalid_request_error")
+    assert [refused.code for refused in running.refused] == ["invalid_http"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status", "code"),
+    [
+        ([GET + b"a: b\r\n" * 8 + b"\r\n"], 431, "too_many_headers"),
+        ([GET + b"a: " + b"b" * 2_000 + b"\r\n\r\n"], 431, "headers_too_large"),
+        ([b"GET /" + b"b" * 2_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n"], 431, "headers_too_large"),
+        ([GET + b"a: ", *[b"b" * 1_000] * 4], 431, "headers_too_large"),
+        ([POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1;" + b"x" * 9_000], 431, "headers_too_large"),
+        ([POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\na: ", b"b" * 9_000], 431, "headers_too_large"),
+        ([CHUNKED + b"\r\n1;" + b"x" * 3_000 + b"\r\nx\r\n0\r\n\r\n"], 431, "headers_too_large"),
+        ([CHUNKED + b"\r\n", *[b"1;" + b"x" * 500 + b"\r\nx\r\n"] * 5], 431, "headers_too_large"),
+        ([CHUNKED + b"\r\n", b"2000\r\n" + b"x" * 0x2000 + b"\r\n1;" + b"x" * 3_000], 431, "headers_too_large"),
+        ([CHUNKED + b"\r\n1000\r\n" + b"x" * 0x1000 + b"\r\n0\r\na: " + b"b" * 3_000 + b"\r\n\r\n"], 431,
+         "headers_too_large"),
+        ([CHUNKED + b"\r\n0\r\n" + b"a: b\r\n" * 7 + b"\r\n"], 431, "too_many_headers"),
+        ([GET], 408, "request_timeout"),
+        ([b"\r\n"], 408, "request_timeout"),
+        ([POST + b"Content-Length: 5\r\n\r\nhe"], 408, "request_timeout"),
+        ([POST + b"Transfer-Encoding: chunked\r\n\r\n"], 408, "request_timeout"),
+    ],
+)  # fmt: skip
+async def test_a_request_over_a_limit_is_refused(pieces: list[bytes], status: int, code: str) -> None:
+    async with serving(LIMITS if status == 408 else ROOMY) as running:  # a pause of the process is no slow client
+        given, error = error_of(await running.ask(*pieces, pause_s=0.02))
+    assert (given, error["code"]) == (status, code)
+    assert [refused.code for refused in running.refused] == [code]
+
+
+async def test_a_connection_that_sends_nothing_is_closed_without_a_word() -> None:
+    async with serving() as running:
+        assert await running.ask() == b""
+    assert not running.refused
+
+
+async def test_a_client_of_http_1_0_may_leave_its_host_out() -> None:
+    async with serving(ROOMY) as running:
+        assert (await running.ask(b"GET /ready HTTP/1.0\r\n\r\n")).endswith(b"\r\n\r\n/ready")
+
+
+async def test_a_request_is_freed_without_the_garbage_collector() -> None:
+    async with serving(ROOMY) as running:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                await running.ask(GET + b"Connection: close\r\n\r\n")
+            await asyncio.sleep(0.05)
+            assert not [one for one in gc.get_objects() if isinstance(one, RequestResponseCycle)]
+        finally:
+            gc.enable()
+
+
+async def test_a_slow_request_in_time_is_served() -> None:
+    async with serving() as running:
+        pieces = [GET, b"Connection: close\r\n", b"\r\n"]
+        assert (await running.ask(*pieces, pause_s=0.05)).endswith(b"\r\n\r\n/")
+
+
+async def test_connections_are_bounded() -> None:
+    async with serving(ROOMY) as running:
+        idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
+        status, error = error_of(await running.ask(GET + b"\r\n"))
+        assert (status, error["code"]) == (503, "too_many_connections")
+        for _, writer in idle:
+            writer.close()
+            await writer.wait_closed()
+        while running.server.server_state.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert (await running.ask(GET + b"Connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def test_an_upgrade_is_not_taken_and_the_request_is_served() -> None:
+    async with serving(ROOMY) as running:
+        for protocol in (b"h2c", b"websocket"):
+            answer = await running.ask(GET + b"Connection: Upgrade\r\nUpgrade: " + protocol + b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_trailers_are_no_headers() -> None:
+    async with serving(ROOMY) as running:
+        head = b"POST /headers HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        answer = await running.ask(head + b"1\r\nx\r\n0\r\nAuthorization: later\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\nhost connection transfer-encoding")
+
+
+@pytest.mark.parametrize("framing", [b"1\r\n%b\r\n", b"000001\r\n%b\r\n", b"1;a=b\r\n%b\r\n"])
+async def test_chunks_may_be_small(framing: bytes) -> None:
+    body = b"0123456789" * 10
+    chunks = b"".join(framing % bytes([digit]) for digit in body) + b"0\r\nDigest: c\r\n\r\n"
+    async with serving(ROOMY) as running:
+        request = CHUNKED + b"Connection: close\r\n\r\n" + chunks
+        for pieces in ([request], [request[:500], request[500:]]):
+            assert (await running.ask(*pieces)).endswith(body)
+
+
+async def test_an_answer_under_way_is_not_mixed_with_a_refusal() -> None:
+    async with serving(ROOMY) as running:
+        answer = await running.ask(GET + b"\r\nnonsense")
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_an_application_is_told_that_its_client_has_gone() -> None:
+    HAPPENED.update(running=asyncio.Event(), gone=asyncio.Event())
+    async with serving(ROOMY) as running:
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(b"GET /watched HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.wait_for(HAPPENED["running"].wait(), 5.0)
+        assert not HAPPENED["gone"].is_set()
+        writer.close()
+        await asyncio.wait_for(HAPPENED["gone"].wait(), 5.0)
+
+
+async def test_a_refused_client_may_send_on() -> None:
+    """Its answer is not lost to a reset."""
+    async with serving(ROOMY) as running:
+        big = b"x" * 100_000
+        answer = await running.ask(GET + b"a: " + big, *[big] * 20)
+    assert error_of(answer)[0] == 431
+
+
+async def test_requests_that_wait_on_a_connection_are_bounded() -> None:
+    async with serving(ROOMY) as running:
+        answer = await running.ask((GET + b"\r\n") * 200)
+    assert answer.count(b"HTTP/1.1 200") == 1
+
+
+async def test_a_defect_is_an_error_object_and_logged_once() -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with serving(ROOMY) as running:
+            request = b"GET /defect HTTP/1.1\r\nHost: a\r\nx-request-id: r-1\r\nConnection: close\r\n\r\n"
+            status, error = error_of(await running.ask(request))
+    assert (status, error["code"], error["type"]) == (500, "internal_error", "server_error")
+    assert "r-1" in error["message"]
+    assert [(entry["event"], entry["request_id"]) for entry in logs if entry.get("exc_info")] == [("defect", "r-1")]
+
+
+async def test_a_stream_with_a_defect_ends_with_an_error_event() -> None:
+    async with serving(ROOMY) as running:
+        answer = await running.ask(b"GET /broken HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert answer.count(b"data: ") == 2
+    assert b'"code":"internal_error"' in answer
+    assert answer.endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize(("path", "code"), [(b"/wait", b"503"), (b"/stream", b"200")])
+async def test_a_call_that_is_cut_at_shutdown_is_told(path: bytes, code: bytes) -> None:
+    async with serving(ROOMY) as running:
+        asked = asyncio.create_task(running.ask(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n"))
+        await asyncio.sleep(0.1)
+    answer = await asked
+    assert answer.split()[1] == code
+    assert b'"code":"gateway_stopping"' in answer

@@ -17,11 +17,13 @@ class DelayingProxy:
     """Listens on a port of its own while it is entered. `round_trip_s` may change between requests.
 
     `connections` counts those that clients opened. `requests` has the first words of what a client says at first, and
-    after each answer: as HTTP/1.1 has one request at a time on a connection, those are methods and paths.
+    after each answer: as HTTP/1.1 has one request at a time on a connection, those are methods and paths. The bytes
+    `spoils` become as many others in what clients send.
     """
 
-    def __init__(self, port: int, round_trip_s: float = 0.25) -> None:
+    def __init__(self, port: int, round_trip_s: float = 0.25, spoils: bytes = b"") -> None:
         self.round_trip_s = round_trip_s
+        self.spoils = spoils
         self.connections = 0
         self.requests: list[str] = []
         self._server_port = port
@@ -99,6 +101,8 @@ class _Conversation:
             if is_client and not self._client_spoke:
                 self._proxy.requests.append(data.partition(b" HTTP/")[0].decode())
             self._client_spoke = is_client
+            if is_client and self._proxy.spoils:
+                data = data.replace(self._proxy.spoils, b"x" * len(self._proxy.spoils))
             loop.call_at(due_s, _write, writer, data)
 
 

@@ -8,13 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
-METAGPT = Path(__file__).resolve().parents[2] / "shared" / "traces" / "metagpt" / "log_3_round.jsonl"
+from e2e.traces import METAGPT
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,11 @@ class Launcher:
         path.write_text(toml(config))
         return self._server(name, port, ["serve", "--config", str(path)], "/ready")
 
+    def serve(self, *arguments: str, name: str = "gateway") -> Server:
+        """A gateway by the arguments of `plait serve`, not started yet."""
+        port = free_port()
+        return self._server(name, port, ["serve", *arguments, "--port", str(port)], "/ready")
+
     def _server(self, name: str, port: int, arguments: Sequence[str], ready_path: str) -> Server:
         server = Server(name, port, arguments, self._folder / f"{name}.log", ready_path=ready_path)
         self._servers.append(server)

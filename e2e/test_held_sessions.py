@@ -11,8 +11,10 @@ from typing import Any
 import openai
 import pytest
 
+from e2e.programs import Program, ProgramCall, chained_by_gateway, metagpt
 from e2e.sdk import asking, async_client
 from e2e.servers import Fleet, Launcher, eventually
+from e2e.traces import ABSENT, METAGPT
 
 KV_TOKENS = 12_000
 SESSIONS, TURNS = 16, 7
@@ -43,8 +45,8 @@ class Agent:
         self.shares: list[float] = []
         self.waited_s: list[float] = []
 
-    async def run(self, client: openai.AsyncOpenAI) -> None:
-        for turn in range(TURNS):
+    async def run(self, client: openai.AsyncOpenAI, turns: int = TURNS) -> None:
+        for turn in range(turns):
             answer = await client.chat.completions.with_raw_response.create(
                 model="demo",
                 messages=self.messages,
@@ -97,3 +99,39 @@ def test_chat_passes_and_held_clients_that_leave_are_forgotten(agents_fleet: Fle
     asyncio.run(leave())
     eventually(lambda: gateway.metric("plait_sessions", state="held") == 0)
     eventually(lambda: gateway.metric("plait_waiting_calls", model="demo") == 0)
+
+
+def long_map_reduce(maps: int) -> Program:
+    """Its chunks are too long for chat, so that a gate could take each for a session."""
+    parts = [ProgramCall(f"part{n}", text_of(10_000 + n, CHAT_TOKENS)) for n in range(maps)]
+    return [*parts, ProgramCall("all", " ".join(f"{{{{{part.output}}}}}" for part in parts))]
+
+
+@pytest.mark.parametrize("name", ["map_reduce", "metagpt"])
+def test_programs_pass_a_closed_gate(agents_fleet: Fleet, name: str) -> None:
+    """While agents are held before and after: none of a program's calls waits for another session's end."""
+    if name == "metagpt" and not METAGPT.is_file():
+        pytest.skip(ABSENT)
+    program, gateway = long_map_reduce(64) if name == "map_reduce" else metagpt(1 / 16), agents_fleet.gateway
+
+    def holds() -> bool:
+        return gateway.metric("plait_session_gate_closed", model="demo") == 1 and held() > 0
+
+    def held() -> float:
+        return gateway.metric("plait_sessions", state="held")
+
+    async def beside() -> None:
+        async with async_client(gateway) as client:
+            first = 200 if name == "map_reduce" else 300
+            agents = [asyncio.create_task(Agent(first + number).run(client, 60)) for number in range(24)]
+            await asyncio.to_thread(eventually, holds, 60)
+            created = await asyncio.to_thread(gateway.post, "/v1/sessions", json={})
+            answers = await chained_by_gateway(client, created.json()["id"], program)
+            assert len(answers) == len(program)
+            assert held() > 0
+            assert not any(agent.done() for agent in agents)
+            for agent in agents:
+                agent.cancel()
+            await asyncio.gather(*agents, return_exceptions=True)
+
+    asyncio.run(beside())

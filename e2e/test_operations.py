@@ -33,18 +33,23 @@ def test_a_gateway_waits_for_its_engines(launch: Launcher) -> None:
     gateway.start()
     eventually(lambda: gateway.get("/health").status_code == 200)
     ready = gateway.get("/ready")
-    assert (ready.status_code, ready.json()) == (503, {"ready": False, "engines_up": {"demo": 0}})
+    answer = ready.json()
+    out = answer.pop("out")["late"]
+    assert (ready.status_code, answer) == (503, {"ready": False, "engines_up": {"demo": 0}})
+    assert out["health"] in {"untried", "down"}
     with sync_client(gateway) as client:
         with pytest.raises(openai.InternalServerError) as caught:
             client.chat.completions.create(**asking("Is anybody there?"))
         assert (caught.value.status_code, caught.value.code) == (503, "no_engine_available")
         assert caught.value.response.headers["retry-after"] == "1"
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.InternalServerError, match="no answer so far from late"):
             client.chat.completions.create(**(asking("Hello.") | {"model": "nope"}))
 
         engine.start()
         gateway.wait_until_ready()
         assert client.chat.completions.create(**asking("Is anybody there?")).choices
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(**(asking("Hello.") | {"model": "nope"}))
 
 
 def test_a_model_whose_only_engine_is_down_is_unavailable(launch: Launcher) -> None:

@@ -56,6 +56,16 @@ def test_a_request_id_is_echoed_or_given(client: OpenAI, fleet: Fleet, stream: b
     assert refused.headers["x-request-id"] == "my-request-18"
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_promise_is_answered(client: OpenAI, fleet: Fleet, stream: bool) -> None:
+    ask = asking(fresh_prefix(), stream=stream)
+    assert "plait-slo" not in headers_of(client, {"plait-slo-jct-ms": "60000"}, **ask)[0]
+    assert headers_of(client, {"plait-slo-ttft-ms": "60000"}, **ask)[0]["plait-slo"] == "expected"
+    hopeless = asking(fresh_prefix(), stream=stream, extra_body={"plait": {"slo_ttft_ms": 0.01}})
+    assert headers_of(client, **hopeless)[0]["plait-slo"] == "at-risk"
+    assert fleet.gateway.metric("plait_slo_calls_total", slo="ttft", met="no") >= 1
+
+
 def test_a_second_call_goes_to_the_engine_that_holds_its_prefix(client: OpenAI) -> None:
     prefix = fresh_prefix()
     first, answer = headers_of(client, **asking(f"{prefix} First question?"))

@@ -9,13 +9,16 @@ import httpx
 import pytest
 
 from e2e.servers import NO_TLS, PLAIT, Launcher, Server
-from plait.backends.profiles import load_profile
+from plait.backends.profiles import Profile, load_profile
 
 TIME_SCALE = 2.0
 TIMEOUT_S = 120.0
 
-ATTEMPTS = 2
+ATTEMPTS = 4
 """A machine that does much else disturbs every measurement; the fit says so, and a user would repeat it too."""
+
+OWN = load_profile("a6000-mistral-7b").cost_model()
+"""The engine's."""
 
 OPTIONS = ("--max-context-tokens", "16384", "--profile", "a6000-mistral-7b")
 
@@ -41,6 +44,16 @@ def profile(engine: Server, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
+def grid_errors(fitted: Profile) -> list[float]:
+    """How much longer than the engine's own each iteration of the grid takes by the fitted profile, as a share."""
+    measured = fitted.cost_model()
+    return [measured.iteration_time_s(work) * TIME_SCALE / OWN.iteration_time_s(work) - 1 for work in map(tuple, GRID)]
+
+
+def worst(errors: list[float]) -> float:
+    return max(map(abs, errors))
+
+
 def test_an_engines_cost_model_is_found_by_measuring_it(launch: Launcher, tmp_path: Path) -> None:
     engine = launch.engine("profiled", time_scale=TIME_SCALE, options=OPTIONS)
     engine.start()
@@ -52,7 +65,8 @@ def test_an_engines_cost_model_is_found_by_measuring_it(launch: Launcher, tmp_pa
         assert "round 3: decode" in done.stderr
         fitted = load_profile(str(out))
         assert fitted.fit is not None
-        if fitted.fit.mean_relative_error < 0.04 and fitted.fit.max_relative_error < 0.1:
+        errors = grid_errors(fitted)
+        if fitted.fit.mean_relative_error < 0.04 and fitted.fit.max_relative_error < 0.1 and worst(errors) < 0.2:
             break
     assert fitted.fit is not None
     assert fitted.fit.points > 20
@@ -62,14 +76,10 @@ def test_an_engines_cost_model_is_found_by_measuring_it(launch: Launcher, tmp_pa
     assert "emulated" in fitted.source.engine
     assert "plait profile" in fitted.source.provenance
 
-    own, measured = load_profile("a6000-mistral-7b").cost_model(), fitted.cost_model()
-    errors = [
-        measured.iteration_time_s(work) * TIME_SCALE / own.iteration_time_s(work) - 1 for work in map(tuple, GRID)
-    ]
-    assert max(map(abs, errors)) < 0.2, f"{[f'{error:+.1%}' for error in errors]}\n{done.stderr}"
+    assert worst(errors) < 0.2, f"{[f'{error:+.1%}' for error in errors]}\n{done.stderr}"
     # Throughput creeps towards its asymptote, so that a small error moves the pivot far; what it is for still holds.
     assert fitted.pivot is not None
-    saturation = own.forward.slope_s * fitted.pivot.tokens / own.forward(fitted.pivot.tokens)
+    saturation = OWN.forward.slope_s * fitted.pivot.tokens / OWN.forward(fitted.pivot.tokens)
     assert 0.85 < saturation < 0.97
 
     emulated = launch.engine("emulated", options=["--profile", str(out)])

@@ -17,7 +17,6 @@ import pytest
 from openai import AsyncOpenAI
 
 from e2e.programs import (
-    METAGPT,
     Program,
     ProgramCall,
     ask,
@@ -32,6 +31,7 @@ from e2e.programs import (
 from e2e.sdk import asking, async_client, content, refusal, sync_client
 from e2e.servers import Fleet, Launcher, eventually
 from e2e.tenants import KEYS, get, post
+from e2e.traces import ABSENT, METAGPT
 
 # Programs.
 
@@ -45,7 +45,7 @@ async def test_a_program_gives_the_texts_that_it_gives_by_hand(tenant: AsyncOpen
     assert await at_once(tenant, f"backwards-{len(program)}", program[::-1]) == expected
 
 
-@pytest.mark.skipif(not METAGPT.is_file(), reason="the recorded run (../shared/traces/metagpt) is not here")
+@pytest.mark.skipif(not METAGPT.is_file(), reason=ABSENT)
 async def test_a_software_team_of_25_calls(team: Fleet, tenant: AsyncOpenAI) -> None:
     program = metagpt()
     assert len(program) == 25

@@ -1,7 +1,7 @@
 """A map-reduce chain in LangChain. The same chain runs in LangChain itself and, unchanged, as a program on Plait.
 
     plait demo                                          # a gateway with four emulated engines, in another shell
-    pip install plait[langchain] langchain-openai
+    pip install '.[langchain]' langchain-openai         # in a checkout of Plait
     python examples/langchain_map_reduce.py --model demo README.md
 
 LangChain itself waits for every summary before it sends the last call. A `Program` submits all calls at once, with

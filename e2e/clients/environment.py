@@ -2,7 +2,7 @@
 
 The Python clients share an environment wherever their dependencies agree. Their versions are in `constraints-NAME.txt`.
 To take newer versions, write one anew with `uv pip compile` from `requirements` below. The clients for Node are in
-`node/`, and `npm ci` installs what its lock file says.
+`node/`, and `npm ci` installs what its lock file says. The browser for pages is Debian's Chromium.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from e2e.clients.browser import chromium
 from e2e.real_engines.environment import Environment
 
 HERE: Final = Path(__file__).parent
@@ -86,6 +87,8 @@ def build() -> None:
         _share_uv(environment.environment.python)
     if shutil.which("npm") is not None:
         _build_node()
+    if chromium() is None:
+        _install_chromium()
 
 
 def _share_uv(python: Path) -> None:
@@ -100,6 +103,19 @@ def _build_node() -> None:
         quiet = ("--no-audit", "--no-fund", "--loglevel", "error")
         subprocess.run(["npm", "ci", "--ignore-scripts", "--prefer-offline", *quiet], cwd=NODE, check=True)
         stamp.write_text(digest)
+
+
+def _install_chromium() -> None:
+    """From Debian, where this may install packages. Elsewhere the tests of pages say that they have no browser."""
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        sys.stderr.write("chromium is not installed, and this may not install it: tests of pages will be skipped\n")
+        return
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
+        run = subprocess.run(["apt-get", *command], check=False, stdout=subprocess.DEVNULL, env=environment)
+        if run.returncode:
+            sys.stderr.write(f"apt-get {command[0]} failed: without chromium, tests of pages will be skipped\n")
+            return
 
 
 def _digest(files: Sequence[Path]) -> str:

@@ -109,7 +109,7 @@ CASES = [
     Case("a large text in a template", [posted(chat(chat_template=LARGE_TEMPLATE))], 400, None, "chat_template"),
     Case("a template that fails", [posted(chat(chat_template="{% for %}"))], 400, None, "chat_template"),
     Case("more than fits", [posted(chat("a" * 24_000_000, model="small"))], 400, "context_length_exceeded", "messages"),
-    Case("a word of 4 MB", [posted(chat("a" * 4_000_000))], 400, "prompt_without_spaces"),
+    Case("a word of 3 MB", [posted(chat("a" * 3_000_000))], 400, "prompt_without_spaces"),
     Case("a method", [b"TRACE /health HTTP/1.1\r\n" + HEAD + b"\r\n"], 405, "method_not_allowed"),
     Case("options", [b"OPTIONS /v1/chat/completions HTTP/1.1\r\n" + HEAD + b"\r\n"], 405, "method_not_allowed"),
 ]  # fmt: skip

@@ -16,11 +16,10 @@ from e2e.real_engines.fleet import TREE_BLOCK_TOKENS
 from e2e.sdk import sync_client
 from e2e.servers import Server
 from plait.backends.tokenization.loading import load_tokenizer
+from plait.gateway.simulation.shared_prefixes import SharedPrefix, load_prefixes
 from plait.gateway.simulation.workload import (
-    SharedPrefix,
     WorkloadCall,
     generate_calls,
-    load_prefixes,
     select_working_set,
 )
 

@@ -24,6 +24,7 @@ from e2e.real_engines.reference import FORCED_LEVERS, FORCED_SCHEDULER, Referenc
 from e2e.sdk import sync_client
 from e2e.sglang import engines as sglang
 from e2e.tiny_model import tiny_model
+from e2e.traces import ABSENT, TRACES
 from e2e.vllm import engines as vllm
 
 PYTHON_VARIABLE: Final = "PLAIT_ENGINE_PYTHON"
@@ -31,8 +32,6 @@ PYTHON_VARIABLE: Final = "PLAIT_ENGINE_PYTHON"
 KIND_VARIABLE: Final = "PLAIT_ENGINE_KIND"
 """`vllm` or `sglang`."""
 KINDS: Final = {kind.name: kind for kind in (vllm.KIND, sglang.KIND)}
-
-TRACES: Final = Path(__file__).parents[3] / "shared" / "traces"
 
 if PYTHON_VARIABLE not in os.environ:
     collect_ignore_glob = ["test_*.py"]
@@ -83,7 +82,7 @@ def model() -> Path:
 def traces() -> Path:
     """The folder of data sets; tests that need it are skipped without."""
     if not TRACES.is_dir():
-        pytest.skip(f"there are no traces at {TRACES}")
+        pytest.skip(ABSENT)
     return TRACES
 
 

@@ -10,12 +10,13 @@ from typing import Final, Self
 import httpx
 
 from e2e.servers import NO_TLS
+from plait.gateway.fleet.engine_checks import TOKENIZE
 
 _ONE_HOP: Final = frozenset({"connection", "transfer-encoding", "content-length", "keep-alive", "date", "server"})
 
 
 class RecordingProxy:
-    """Listens on a port of its own while it is entered. `answers` has the status and body of each POST's answer."""
+    """Listens on a port of its own while it is entered. `answers` has the status and body of each call's answer."""
 
     def __init__(self, url: str) -> None:
         self.answers: list[tuple[int, bytes]] = []
@@ -49,8 +50,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._pass_on("GET", b"")
 
     def do_POST(self) -> None:
-        body = self._pass_on("POST", self.rfile.read(int(self.headers["content-length"])))
-        self.recorder.answers.append(body)
+        answer = self._pass_on("POST", self.rfile.read(int(self.headers["content-length"])))
+        if self.path != TOKENIZE or "x-request-id" in self.headers:  # else the gateway compares tokenizers
+            self.recorder.answers.append(answer)
 
     def _pass_on(self, method: str, body: bytes) -> tuple[int, bytes]:
         """Send the request on, and the answer back in the pieces in which it comes."""

@@ -20,15 +20,16 @@ from typing import Any, Final
 import pytest
 from openai import AsyncOpenAI
 
-from e2e.programs import METAGPT, Program, chained_by_client, chained_by_gateway, metagpt, texts, wanted, whole
+from e2e.programs import Program, chained_by_client, chained_by_gateway, metagpt, texts, wanted, whole
 from e2e.real_engines.engine import MODEL
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.sdk import async_client
 from e2e.servers import Server
+from e2e.traces import ABSENT, METAGPT
 from plait.backends.tokenization.loading import load_tokenizer
 
-pytestmark = pytest.mark.skipif(not METAGPT.is_file(), reason="the recorded run (../shared/traces/metagpt) is not here")
+pytestmark = pytest.mark.skipif(not METAGPT.is_file(), reason=ABSENT)
 
 PROGRAM: Final = "as one program, results wanted with objective latency"
 AT_ONCE: Final = "all at once"

@@ -1,0 +1,129 @@
+"""The live view's page in headless Chromium, at a gateway with calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from e2e.clients.browser import Page, browser, chromium
+from e2e.ports import free_ports
+from plait.backends.profiles import load_profile
+from plait.gateway.simulation.endless_load import running_load
+from plait.gateway.simulation.processes import FleetPlan, running_fleet
+
+KEY = "a-key-for-operators"
+CALLS_PER_S = 12.0
+
+pytestmark = pytest.mark.skipif(
+    chromium() is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
+)
+
+
+class Served(NamedTuple):
+    """A gateway's address and its process."""
+
+    url: str
+    gateway_id: int
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    port = free_ports(5)[0]
+    kv_tokens = load_profile("a6000-mistral-7b").kv.tokens
+    plan = FleetPlan(port=port, engine_port=port + 1, kv_tokens=kv_tokens, admin_key=KEY)
+    with running_fleet(plan) as gateway_id, running_load(plan.url, plan.model, CALLS_PER_S):
+        yield Served(plan.url, gateway_id)
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    with browser() as page:
+        yield page
+
+
+def is_hidden(name: str) -> str:
+    return f"document.getElementById('{name}').hidden"
+
+
+def test_without_a_key_it_asks_and_shows_nothing(served: Served, page: Page) -> None:
+    page.open(served.url)
+    page.eventually(f"!{is_hidden('ask')}")
+    page.look(1.5)
+    assert page.evaluate(is_hidden("live"))
+    assert page.evaluate("document.querySelectorAll('#engines li, #calls tbody tr, #prefixes tbody tr').length") == 0
+    assert not any("/admin/live" in url for url in page.requested)
+    assert page.complaints == []
+
+    page.evaluate("document.getElementById('key').value = 'wrong'; document.querySelector('#ask button').click()")
+    page.eventually("document.getElementById('why').textContent.includes('does not take')")
+    assert page.evaluate(is_hidden("live"))
+    page.evaluate(f"document.getElementById('key').value = '{KEY}'; document.querySelector('#ask button').click()")
+    page.eventually("document.querySelectorAll('#engines li').length === 4")
+    assert not page.evaluate(is_hidden("live"))
+
+
+def test_with_the_key_it_shows_engines_prefixes_and_calls(served: Served, page: Page) -> None:
+    page.open(f"{served.url}/#key={KEY}")
+    page.eventually("document.querySelectorAll('#engines li').length === 4")
+    page.eventually("document.querySelectorAll('#prefixes tbody tr').length >= 3")
+    page.eventually("document.querySelectorAll('#calls tbody tr').length >= 20")
+    page.eventually("parseFloat(document.getElementById('calls_per_s').textContent) > 3")
+    page.eventually("parseFloat(document.getElementById('hit_rate').textContent) > 20")
+    shown = page.evaluate("document.body.innerText")
+    assert all(part in shown for part in ("engine-0", "engine-3", "exploit", "ok 200", "TTFT"))
+    assert page.evaluate("[...document.querySelectorAll('#calls tr.failed')].length") == 0
+    assert page.evaluate("location.href") == f"{served.url}/admin/", "the key stays in the address"
+    page.look(3)
+    assert page.evaluate("document.querySelectorAll('#calls tbody tr').length") <= 40
+    assert page.evaluate("document.body.scrollHeight <= innerHeight"), "all of it fits"
+    assert page.complaints == []
+    assert {urlsplit(url).netloc for url in page.requested} == {urlsplit(served.url).netloc}, "it asks other hosts"
+
+    page.call("Page.reload")
+    page.eventually("document.querySelectorAll('#calls tbody tr').length >= 5")
+
+
+def test_it_goes_on_after_a_break(served: Served, page: Page) -> None:
+    page.open(f"{served.url}/#key={KEY}")
+    page.eventually("document.getElementById('state').textContent === 'live'")
+    gateway_id = served.gateway_id
+    os.kill(gateway_id, signal.SIGSTOP)
+    try:
+        page.eventually("document.getElementById('state').className === 'broken'")
+    finally:
+        os.kill(gateway_id, signal.SIGCONT)
+    page.eventually("document.getElementById('state').textContent === 'live'")
+
+
+def test_a_page_that_nobody_reads_does_not_hold_the_gateway(served: Served) -> None:
+    """A client that opens the stream and never reads it; calls go on beside it."""
+    began = threading.Event()
+
+    def hang() -> None:
+        with (
+            httpx.Client(trust_env=False, timeout=60) as client,
+            client.stream("GET", f"{served.url}/admin/live", headers={"authorization": f"Bearer {KEY}"}) as answer,
+        ):
+            assert answer.status_code == 200
+            began.set()
+            time.sleep(4)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    assert began.wait(10)
+    answer = httpx.post(
+        f"{served.url}/v1/completions",
+        json={"model": "demo", "prompt": "Hello", "max_tokens": 4},
+        trust_env=False,
+        timeout=30,
+    )
+    assert answer.status_code == 200
+    thread.join()

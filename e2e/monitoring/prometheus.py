@@ -1,0 +1,101 @@
+"""A real Prometheus: `python -m e2e.monitoring.prometheus` fetches Debian's package where there is none.
+
+The package is unpacked into `.cache/prometheus`, so no service is set up, and nobody needs to be root.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from e2e.ports import free_port
+from e2e.servers import DEADLINE_S, NO_TLS, eventually
+
+ROOT: Final = Path(__file__).parents[2]
+SHIPPED: Final = ROOT / "deploy" / "monitoring"
+CACHE: Final = ROOT / ".cache" / "prometheus"
+TARGET: Final = "gateway:8000"
+SCRAPE_INTERVAL: Final = "scrape_interval: 5s"
+
+
+def program(name: str) -> Path | None:
+    """`prometheus` or `promtool`: the system's, or the one that was fetched."""
+    installed = shutil.which(name)
+    fetched = CACHE / "usr" / "bin" / name
+    return Path(installed) if installed else fetched if fetched.is_file() else None
+
+
+def fetch() -> None:
+    """Download the package and unpack it. Raises `CalledProcessError` if no mirror has it."""
+    if program("prometheus") is not None or shutil.which("apt-get") is None:
+        return
+    shutil.rmtree(CACHE, ignore_errors=True)
+    (CACHE / "lists" / "partial").mkdir(parents=True)
+    own_lists = ["-o", f"Dir::State::Lists={CACHE / 'lists'}", "-o", f"Dir::Cache={CACHE}"]
+    if not _download([]):  # the machine has no lists of packages, or old ones
+        subprocess.run(["apt-get", *own_lists, "-qq", "update"], check=True)
+        if not _download(own_lists):
+            raise SystemExit("apt-get has no package called prometheus")
+    (package,) = CACHE.glob("prometheus_*.deb")
+    subprocess.run(["dpkg", "-x", package, CACHE], check=True)
+    package.unlink()
+    shutil.rmtree(CACHE / "lists")
+
+
+def _download(options: list[str]) -> bool:
+    command = ["apt-get", *options, "-o", "APT::Sandbox::User=root", "-qq", "download", "prometheus"]
+    return subprocess.run(command, cwd=CACHE, check=False).returncode == 0
+
+
+class Prometheus:
+    """A running server, which is asked through its HTTP API."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def is_ready(self) -> bool:
+        """Whether it takes queries."""
+        return httpx.get(f"{self._url}/-/ready", trust_env=False, verify=NO_TLS).status_code == 200
+
+    def query(self, expression: str, since_s: float, step_s: float = 0.5) -> list[dict[str, Any]]:
+        """The series of an expression since a time."""
+        fields = {"query": expression, "start": f"{since_s}", "end": f"{time.time()}", "step": f"{step_s}"}
+        answer = httpx.post(f"{self._url}/api/v1/query_range", data=fields, trust_env=False, verify=NO_TLS)
+        assert answer.status_code == 200, f"{expression}: {answer.text}"
+        series: list[dict[str, Any]] = answer.json()["data"]["result"]
+        return series
+
+
+@contextmanager
+def prometheus(binary: Path, folder: Path, target: str) -> Iterator[Prometheus]:
+    """Prometheus with the shipped configuration, on another target and four times a second."""
+    shipped = (SHIPPED / "prometheus.yml").read_text()
+    assert shipped.count(f'"{TARGET}"') == shipped.count(SCRAPE_INTERVAL) == 1
+    config, log, port = folder / "prometheus.yml", folder / "prometheus.log", free_port()
+    config.write_text(shipped.replace(TARGET, target).replace(SCRAPE_INTERVAL, "scrape_interval: 250ms"))
+    options = [f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    command = [str(binary), *options, f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        server = Prometheus(f"http://127.0.0.1:{port}")
+        eventually(lambda: process.poll() is not None or server.is_ready())
+        assert process.poll() is None, log.read_text()
+        yield server
+    finally:
+        process.terminate()
+        process.wait(DEADLINE_S)
+
+
+if __name__ == "__main__":
+    started_s = time.monotonic()
+    fetch()
+    sys.stderr.write(f"Prometheus: {time.monotonic() - started_s:.0f} s\n")

@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks.mixed_prompts import DEFAULT_TRACES
 from benchmarks.placing.steps import OURS, SHIPPED, STEPS, TERM_STEPS, Step
 from benchmarks.schedulers.claims import Claim
 from benchmarks.schedulers.sweep import Progress
 from benchmarks.workers import run_all
+from e2e.traces import TRACES
 from plait.backends.profiles import load_profile
 from plait.gateway.simulation.compare import Experiment, Workload, prepare, saturation_rate, simulate, summarise
 from plait.gateway.simulation.simulated_call import CallRecord
@@ -254,7 +254,7 @@ def _report(experiment: Experiment, seeds: Sequence[int], results: Results, made
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, help="default: ../shared/traces")
+    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
     parser.add_argument("--calls", type=int, default=CALLS, help="of a run (default: %(default)s)")
     parser.add_argument("--engines", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--profile", default="a6000-mistral-7b", help="default: %(default)s")

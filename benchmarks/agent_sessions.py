@@ -21,6 +21,7 @@ import structlog
 
 from benchmarks.holding.closed_loop import ClosedLoop, Condition, Outcome
 from benchmarks.holding.conditions import CHEAP_MEAN, GROUPS, Wanted
+from e2e.traces import TRACES
 from plait.gateway.simulation.comparison_report import Claim
 
 OURS: Final = "plait"
@@ -61,7 +62,7 @@ class Row:
 def main() -> int:
     """Run, print, write; returns 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--traces", type=Path, required=True, metavar="DIR", help="has agent_sessions.jsonl")
+    parser.add_argument("--traces", type=Path, default=TRACES, metavar="DIR", help="default: %(default)s")
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=["full"], help="default: full")
     parser.add_argument("--only", nargs="+", metavar="CONDITION", help="only those whose names begin so")
     parser.add_argument("--seeds", type=int, nargs="+", default=(1, 2, 3), help="default: 1 2 3")

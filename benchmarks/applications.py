@@ -24,9 +24,9 @@ from benchmarks.application.plots import plot
 from benchmarks.application.report import markdown
 from benchmarks.application.sweep import SUSTAINED_TOKEN_S, Point, Results, Task, sweep
 from benchmarks.application.systems import LATENCY_TOKENS, OURS, SHIPPED_POLICY
-from benchmarks.mixed_prompts import DEFAULT_TRACES
 from benchmarks.schedulers.claims import Claim
 from benchmarks.schedulers.sweep import Progress
+from e2e.traces import TRACES
 from plait.backends.profiles import load_profile
 
 SYSTEMS = {
@@ -66,7 +66,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write the figures here (needs matplotlib)")
     parser.add_argument("--quick", action="store_true", help="few points and one seed: under a minute on one core")
     parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, metavar="NAME", help=f"of {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, help="default: ../shared/traces")
+    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     return parser.parse_args()
 

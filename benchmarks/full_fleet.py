@@ -26,8 +26,8 @@ from benchmarks.filling.runs import LOADS, Figures, Plan, Point, Results, Runner
 from benchmarks.filling.systems import NONE, FleetSize, systems
 from benchmarks.filling.tenants import SHAPES, Contest, run_tenants
 from benchmarks.filling.workloads import missing, workloads
-from benchmarks.mixed_prompts import DEFAULT_TRACES
 from benchmarks.workers import run_all
+from e2e.traces import TRACES
 
 SEEDS: Final = 2
 QUICK_CALLS: Final = 30
@@ -123,10 +123,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _arguments() -> argparse.Namespace:
-    every, known = list(workloads(DEFAULT_TRACES)), list(systems(FleetSize()))
+    every, known = list(workloads(TRACES)), list(systems(FleetSize()))
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, help="default: ../shared/traces")
+    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
     parser.add_argument("--workloads", nargs="+", choices=every, default=every, help="default: all")
     parser.add_argument("--systems", nargs="+", choices=known, default=known, help=f"default: all; {NONE} always")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="in the saturation; up to 1 or beyond")

@@ -31,8 +31,8 @@ from benchmarks.chaining.measurement import (
     Measurement,
 )
 from benchmarks.chaining.served import Served
-from plait.gateway.commands.full_collections import FullCollections
 from plait.gateway.log.events import configure_logging
+from plait.gateway.server.full_collections import FullCollections
 
 WARM_UP_CALLS = 300
 PLAIN_CALLS = 200

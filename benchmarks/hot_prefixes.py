@@ -1,8 +1,8 @@
 """Placement policies on hot shared prefixes, in virtual time: `python -m benchmarks hot_prefixes [--json PATH]`.
 
-Repeated questions about documents and tool lists whose popularity follows Zipf's law (`plait demo --compare`), at rates
-up to 2.5 times round robin's saturation: the policy that ships, E2, the least outstanding calls, LMetric, and llm-d's
-sticky prefixes. The router and the engine cores are the real ones.
+Repeated questions about documents and tool lists whose popularity follows Zipf's law, at rates up to 2.5 times round
+robin's saturation: the policy that ships, E2, the least outstanding calls, LMetric, and llm-d's sticky prefixes. The
+router and the engine cores are the real ones.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks.mixed_prompts import DEFAULT_TRACES
 from benchmarks.placing.baselines import lmetric, sticky
 from benchmarks.schedulers.claims import Claim
 from benchmarks.schedulers.sweep import Progress
 from benchmarks.workers import run_all
+from e2e.traces import TRACES
 from plait.gateway.simulation.compare import Experiment, Workload, prepare, saturation_rate, simulate, summarise
 from plait.policy.placement.situation import Policy
 
@@ -188,7 +188,7 @@ def _report(experiment: Experiment, seeds: Sequence[int], results: Results, made
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, help="default: ../shared/traces")
+    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
     parser.add_argument("--calls", type=int, default=6000, help="of a run (default: %(default)s)")
     parser.add_argument("--engines", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--profile", default="a6000-mistral-7b", help="default: %(default)s")

@@ -16,12 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mixed_prompts import DEFAULT_TRACES, PROFILE, Mix, MixedPrompts, missing_traces, statistics
+from benchmarks.mixed_prompts import PROFILE, Mix, MixedPrompts, missing_traces, statistics
 from benchmarks.schedulers.claims import Claim, claims, knee
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS
 from benchmarks.schedulers.plots import plot
 from benchmarks.schedulers.sweep import BOUND, FULL, QUICK, Plan, Progress, Results, machine, sweep
 from benchmarks.schedulers.systems import MAX_BATCH_TOKENS, OURS, systems
+from e2e.traces import TRACES
 from plait.backends.profiles import load_profile
 
 FEW = ("orca", "fcfs_512", "fcfs_2048", "fastgen", OURS, "srpt", "small_chunks", "few_lost", BOUND)
@@ -66,7 +67,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write the figures here (needs matplotlib)")
     parser.add_argument("--quick", action="store_true", help="few loads and calls: under two minutes on one core")
-    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, help="default: ../shared/traces")
+    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     return parser.parse_args()
 

@@ -18,11 +18,11 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
+from e2e.traces import TRACES
 from plait.backends.profiles import load_profile
 from plait.policy.cost_model import CostModel
 from plait.policy.types import Slo
 
-DEFAULT_TRACES = Path(__file__).parents[2] / "shared" / "traces"
 LONG_FILE = "mooncake_conversation_trace.jsonl"
 SHORT_FILE = "AzureLLMInferenceTrace_conv.csv"
 PROFILE = "a100-opt-13b"
@@ -169,7 +169,7 @@ def _share(flags: Iterable[bool]) -> float:
 def main() -> None:
     """Draw one workload and print its statistics."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, help="default: ../shared/traces")
+    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import uvloop
 
-from benchmarks.plain.answering_engine import MODEL
+from benchmarks.plain.answering_engine import MODEL, PACED
 from e2e.faults.raw_client import CHAT, Client
 from e2e.ports import free_port
 from e2e.servers import eventually
@@ -48,7 +48,7 @@ class Shape:
     def body(self) -> dict[str, Any]:
         """The request."""
         messages = [{"role": "user", "content": PROMPT}]
-        pace = {"user": "paced"} if self.paced else {}
+        pace = {"seed": PACED} if self.paced else {}
         return {"model": MODEL, "messages": messages, "max_tokens": self.tokens, "stream": self.stream, **pace}
 
 

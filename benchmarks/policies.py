@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.mixed_prompts import DEFAULT_TRACES
 from benchmarks.placing.policy_report import claims, markdown, means, plot
 from benchmarks.placing.policy_runs import AGENTS, OURS, POLICIES, Figures, Plan, Runner, Runs, Task
 from benchmarks.placing.workloads import open_loops
 from benchmarks.schedulers.sweep import Progress
 from benchmarks.workers import run_all
+from e2e.traces import TRACES
 
 REPORTED_SEED: Final = 100
 SEEDS: Final = 5
@@ -92,9 +92,9 @@ def _keep(path: Path, task: Task, runs: Runs) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    every: Sequence[str] = [*open_loops(DEFAULT_TRACES), AGENTS]
+    every: Sequence[str] = [*open_loops(TRACES), AGENTS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, help="default: ../shared/traces")
+    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
     parser.add_argument("--workloads", nargs="+", choices=every, default=every, help="default: all")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="default: all")
     parser.add_argument("--engines", nargs="+", type=int, default=[ENGINES, *LARGER], help="default: %(default)s")

@@ -138,7 +138,7 @@ def _run(
         engines[name] = Engine(settings, costs)
     simulation = Simulation(router, engines, MODEL)
     simulation.at(SLOWED_S, lambda _now_s: setattr(engines["engine-0"], "cost_model", slowed(costs)))
-    arrivals = arrival_times(experiment, rate_per_s)
+    arrivals = arrival_times(experiment, workload, rate_per_s)
     return simulation.run(
         [
             SimulatedCall(arrives_s, prompt, call.max_tokens, call.prefix)

@@ -164,7 +164,10 @@ async def _run(soak: Soak, folder: Path) -> None:
             stack.callback(engine.end)
         (folder / "scripted.toml").write_text(PROFILE)
         stack.enter_context(process(engines_command([steady]), folder / "steady.log"))
-        models = [f'[[models]]\nname = "{name}"\nprofile = "scripted.toml"' for name in (MODELS[0], STEADY)]
+        models = [
+            f'[[models]]\nname = "{name}"\ntokenizer = "embedded"\nprofile = "scripted.toml"'
+            for name in (MODELS[0], STEADY)
+        ]
         urls = [engine.url for engine in (*fleet, steady)]
         command = plait(ports[-2:], urls, folder, "\n".join([*models, SETTINGS]))
         gateway = stack.enter_context(process(command, folder / "gateway.log"))

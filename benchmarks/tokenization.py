@@ -14,14 +14,25 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
-from benchmarks.train_tokenizer import corpus
+from tokenizers import Tokenizer as RawTokenizer
+
+from benchmarks.plain.rows import ROWS, TEMPLATES, text
+from benchmarks.train_tokenizer import corpus, save
 from plait.backends.protocol.openai import ChatRequest
+from plait.backends.tokenization.chat_messages import template_messages, template_tools
+from plait.backends.tokenization.chatml import EMBEDDED_FOLDER
+from plait.backends.tokenization.huggingface import HuggingFaceTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.part_cache import PartCache
+from plait.backends.tokenization.prompt_encoder import PromptEncoder
 from plait.backends.tokenization.tokenizer import Tokenizer
+from plait.backends.tokenization.word_memo import WordMemo
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
 from plait.gateway.config import Config, ModelConfig
 from plait.gateway.server_config import ServerConfig
@@ -33,6 +44,7 @@ BLOCK_TOKENS: Final = 64
 TARGET_SHARE: Final = 0.02
 SHORT_CHATS: Final = 200
 """Per round and kind: one alone is too short to be timed."""
+NEW_CHARACTERS: Final = (150, 2_000, 4_000)
 MODEL: Final = "m"
 SHORT: Final = ChatRequest(
     model=MODEL, messages=[{"role": "user", "content": "Which river does the capital lie on, and why?"}]
@@ -61,8 +73,12 @@ def main() -> None:
     """Measure, print, and say whether the target holds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks tokenization")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of 50 questions (default: %(default)s)")
+    parser.add_argument("--tokenizer", default="embedded", metavar="FOLDER", help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
     arguments = parser.parse_args()
+    steps = [*encoding(arguments.tokenizer, arguments.rounds), *rendering(arguments.rounds)]
+    for step in steps:
+        print(f"{step.name:<52}{step.before_us:>9.1f} us, now {step.now_us:>7.1f} us")
     costs = measure(arguments.rounds)
     for cost in costs.values():
         print(f"{cost.chat:<42}{cost.tokens:>7} tokens: median {cost.median_ms:8.4f} ms, max {cost.max_ms:8.4f} ms")
@@ -79,21 +95,79 @@ def main() -> None:
         report = {
             "rounds": arguments.rounds,
             "costs": {name: asdict(cost) for name, cost in costs.items()},
+            "steps": [asdict(step) for step in steps],
             "claims": [claim],
         }
         arguments.json.write_text(json.dumps(report, indent=2))
     sys.exit(not claim["holds"])
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Microseconds of CPU time of a step, the minimum of the rounds: as it would be without what is new, and now."""
+
+    name: str
+    before_us: float
+    now_us: float
+
+
+def encoding(specification: str, rounds: int) -> list[Step]:
+    """The cost of new text, once the memo knows the words of 400,000 characters."""
+    tokenizer = load_tokenizer(specification)
+    encoder = PromptEncoder(tokenizer, BLOCK_TOKENS, PartCache(0), words=WordMemo(2**23))
+    for number in range(100):
+        encoder.encode(text(f"known {number}", 4_000), "")
+    steps = []
+    for characters in NEW_CHARACTERS:
+        new = [[text(f"{characters} {turn} {number}", characters) for number in range(20)] for turn in range(rounds)]
+        now_us = least_us(new, lambda prompt: encoder.encode(prompt, ""))
+        whole_us = least_us(new, lambda prompt: tokenizer.encode_array(prompt, add_special_tokens=False))
+        steps.append(Step(f"ids of {characters} new characters, {tokenizer.name[-20:]}", whole_us, now_us))
+    return steps
+
+
+def rendering(rounds: int) -> Iterator[Step]:
+    """The cost of rendering a plain chat, and one of 17 messages with 8 tools."""
+    for name, template in TEMPLATES.items():
+        with TemporaryDirectory() as folder:
+            save(RawTokenizer.from_file(str(EMBEDDED_FOLDER / "tokenizer.json")), Path(folder))
+            (Path(folder) / "chat_template.jinja").write_text(template)
+            tokenizer = HuggingFaceTokenizer(name, Path(folder))
+        for row in (row for row in ROWS if row.name in {"A", "T"}):
+            bodies = [[row.body(20 * turn + number) for number in range(20)] for turn in range(rounds)]
+
+            def by_transformers(body: dict[str, Any], template: str = template, way: Any = tokenizer) -> str:
+                messages, tools = template_messages(body["messages"], template), template_tools(body.get("tools"))
+                options = {"tools": tools, "chat_template": template, "add_generation_prompt": True}
+                return str(way._by_transformers(messages, **options))  # noqa: SLF001 - what it was rendered by
+
+            def now(body: dict[str, Any], way: HuggingFaceTokenizer = tokenizer) -> str:
+                return way.render_chat(body["messages"], tools=body.get("tools"))
+
+            assert by_transformers(bodies[0][0]) == now(bodies[0][0])
+            yield Step(f"rendering, {name}: {row.what}", least_us(bodies, by_transformers), least_us(bodies, now))
+
+
+def least_us(rounds: Sequence[Sequence[Any]], work: Callable[[Any], object]) -> float:
+    """The microseconds of CPU time of one piece of work, in the round that took least."""
+    times_s = []
+    for pieces in rounds:
+        began_s = time.process_time()
+        for piece in pieces:
+            work(piece)
+        times_s.append((time.process_time() - began_s) / len(pieces))
+    return 1e6 * min(times_s)
+
+
 def measure(rounds: int) -> dict[str, Cost]:
     """The cost of each kind of chat."""
     tokenizer = load_tokenizer("embedded")
-    text = document(tokenizer)
+    book = document(tokenizer)
     keeping, forgetting = reader(ServerConfig().token_cache_bytes), reader(0)
     times_ms: dict[str, list[float]] = {}
     for number in range(rounds):
         salt = f"round {number}"
-        questions = [question(text, each) for each in range(QUESTIONS)]
+        questions = [question(book, each) for each in range(QUESTIONS)]
         gc.collect()
         gc.disable()
         taken = [timed(keeping, [each], salt) for each in questions]
@@ -120,8 +194,8 @@ def reader(cache_bytes: int) -> PromptReader:
 def document(tokenizer: Tokenizer) -> str:
     """Prose and code of DOCUMENT_TOKENS tokens, give or take a few."""
     texts, tokens = [], 0
-    for text in corpus():
-        texts.append(f"{text}\n\n")
+    for chapter in corpus():
+        texts.append(f"{chapter}\n\n")
         tokens += len(tokenizer.encode(texts[-1]))
         if tokens > DOCUMENT_TOKENS:
             break
@@ -129,9 +203,9 @@ def document(tokenizer: Tokenizer) -> str:
     return whole[: len(whole) * DOCUMENT_TOKENS // tokens]
 
 
-def question(text: str, number: int) -> ChatRequest:
+def question(book: str, number: int) -> ChatRequest:
     """A chat with the document and a question."""
-    content = f"{text}\n\nQuestion {number}: which of these would you use for {number + 3} files, and why?"
+    content = f"{book}\n\nQuestion {number}: which of these would you use for {number + 3} files, and why?"
     return ChatRequest(model=MODEL, messages=[{"role": "user", "content": content}])
 
 

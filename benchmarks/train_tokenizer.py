@@ -159,13 +159,13 @@ def corpus() -> Iterator[str]:
     yield from json_texts()
 
 
-def train(texts: Iterator[str]) -> Tokenizer:
+def train(texts: Iterator[str], vocabulary_tokens: int = VOCABULARY_TOKENS) -> Tokenizer:
     """The BPE: every byte is in the alphabet and nothing is normalised, so that any text comes back unchanged."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_TOKENS,
+        vocab_size=vocabulary_tokens,
         special_tokens=list(SPECIAL_TOKENS),
         # The trainer takes a character set; sorted, because its order gives the ids.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),

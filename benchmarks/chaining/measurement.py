@@ -20,8 +20,8 @@ CRITERIA: Final[Mapping[str, Any]] = {
     "none": None,
     "throughput": "throughput",
     "latency": "latency",
-    "ttft_ms, tpot_ms": {"ttft_ms": 500, "tpot_ms": 40},
-    "jct_ms": {"jct_ms": 600_000},
+    "ttft_ms, tpot_ms": {"slo_ttft_ms": 500, "slo_tpot_ms": 40},
+    "jct_ms": {"slo_jct_ms": 600_000},
 }
 """What each get of a program asks for, by name."""
 PROMPT = "Go on with this, and keep to what was said so far. " * 20

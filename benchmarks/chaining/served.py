@@ -15,8 +15,8 @@ from plait.backends.http.client import HttpClient
 from plait.backends.http.response import Response
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import WatchedReceive
-from plait.gateway.calls.engine_link import EngineLink
 from plait.gateway.config import Config, EngineConfig, ModelConfig
+from plait.gateway.membership.engine_link import EngineLink
 
 MODEL: Final = "bench"
 COMPLETIONS: Final = "/v1/completions"

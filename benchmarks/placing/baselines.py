@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from plait.gateway.simulation.rivals import held_blocks, in_turn, place
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.situation import Situation, cached_blocks, placed
-from plait.policy.types import Call, Placement, PlacementReason
+from plait.policy.placement.situation import Situation
+from plait.policy.types import Call, Placement
 
 STICKY_SHARE: Final = 0.8
 """An engine with so much of the prompt cached is sticky for it (llm-d)."""
@@ -16,7 +17,7 @@ STICKY_QUEUE_S: Final = 18.0
 
 def lmetric(call: Call, situation: Situation) -> Placement:
     """LMetric: the least product of prefill tokens (queued, and missed of this call) and calls in the batch."""
-    held = {engine: cached_blocks(call, situation, engine) for engine in situation.engines}
+    held = held_blocks(call, situation)
 
     def metric(engine: EngineView) -> int:
         missed_tokens = call.prompt_tokens - held[engine] * call.block_tokens
@@ -29,7 +30,7 @@ def sticky(call: Call, situation: Situation) -> Placement:
     """llm-d's: of the engines that have the prefix the one with the least uncached tokens in flight; of all, if none
     has it or those are overloaded.
     """
-    held = {engine: cached_blocks(call, situation, engine) for engine in situation.engines}
+    held = held_blocks(call, situation)
     stuck = [e for e in in_turn(situation) if held[e] * call.block_tokens >= STICKY_SHARE * call.prompt_tokens]
     others = [engine for engine in situation.engines if engine not in stuck]
     if not stuck or (others and min(map(_queue_s, stuck)) - min(map(_queue_s, others)) > STICKY_QUEUE_S):
@@ -39,15 +40,3 @@ def sticky(call: Call, situation: Situation) -> Placement:
 
 def _queue_s(engine: EngineView) -> float:
     return engine.drain_s(engine.queue.tokens)
-
-
-def in_turn(situation: Situation) -> list[EngineView]:
-    """The engines in an order that changes from call to call, so that ties are not always won by the first."""
-    first = situation.turn % len(situation.engines)
-    return [*situation.engines[first:], *situation.engines[:first]]
-
-
-def place(call: Call, engine: EngineView, held: dict[EngineView, int]) -> Placement:
-    """The placement of the call on an engine; `held` has the blocks of its prompt that each engine has."""
-    exploits = 2 * held[engine] * call.block_tokens > call.prompt_tokens
-    return placed(call, engine, PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE, held[engine])

@@ -1,7 +1,7 @@
 """An engine that costs little: it answers each POST from memory, with `max_tokens` tokens.
 
-`python -m benchmarks.plain.answering_engine PORT`. A stream comes in one piece, or, if the request's `user` is `paced`,
-with a pause before each token.
+`python -m benchmarks.plain.answering_engine PORT [PAUSE_MS]`. A stream comes in one piece, or, if the request's `seed`
+is `PACED`, with a pause before each token (1 ms).
 """
 
 from __future__ import annotations
@@ -15,21 +15,37 @@ import httptools
 import msgspec
 import uvloop
 
-PAUSE_S: Final = 0.001
+PAUSE_MS: Final = "1"
 """Before each token of a paced stream, so that the gateway reads it alone."""
+
+PACED: Final = 10
+"""A seed, because routers that write bodies anew keep it."""
 
 MODEL: Final = "demo"
 _MODELS: Final = b'{"object":"list","data":[{"id":"%b","object":"model","max_model_len":32768}]}' % MODEL.encode()
 
+_INFO: Final = b'{"model_path":"%b","served_model_name":"%b","is_generation":true,"version":"0"}' % (
+    MODEL.encode(), MODEL.encode()
+)  # fmt: skip
+"""What routers ask a server before they send it calls."""
+
 
 class _Request(msgspec.Struct):
-    max_tokens: int
-    stream: bool = False
-    user: str = ""
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stream: bool | None = False
+    seed: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many are asked for. Some routers rename the field."""
+        return self.max_tokens or self.max_completion_tokens or 1
 
 
 class _Connection(asyncio.Protocol):
     """One connection of a gateway. It takes one request at a time."""
+
+    pause_s = 0.0
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -53,15 +69,17 @@ class _Connection(asyncio.Protocol):
             self._answer(msgspec.json.decode(self._body, type=_Request))
         elif self._path in {b"/v1/models", b"/health"}:
             self._transport.write(_whole(b"200 OK", _MODELS))
+        elif self._path in {b"/server_info", b"/get_server_info", b"/model_info", b"/get_model_info"}:
+            self._transport.write(_whole(b"200 OK", _INFO))
         else:
             self._transport.write(_whole(b"404 Not Found", b"{}"))
 
     def _answer(self, request: _Request) -> None:
         if not request.stream:
-            self._transport.write(_whole(b"200 OK", _completion(request.max_tokens)))
+            self._transport.write(_whole(b"200 OK", _completion(request.tokens)))
             return
-        pieces = [_HEAD, *_events(request.max_tokens), b"0\r\n\r\n"]
-        if request.user != "paced":
+        pieces = [_HEAD, *_events(request.tokens), b"0\r\n\r\n"]
+        if request.seed != PACED:
             self._transport.write(b"".join(pieces))
             return
         self._write_next(iter(pieces))
@@ -70,7 +88,7 @@ class _Connection(asyncio.Protocol):
         piece = next(pieces, None)
         if piece is not None:
             self._transport.write(piece)
-            asyncio.get_running_loop().call_later(PAUSE_S, self._write_next, pieces)
+            asyncio.get_running_loop().call_later(self.pause_s, self._write_next, pieces)
 
 
 _HEAD: Final = (
@@ -106,10 +124,11 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-async def _serve(port: int) -> None:
+async def _serve(port: int, pause_ms: str = PAUSE_MS) -> None:
+    _Connection.pause_s = float(pause_ms) / 1e3
     server = await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", port)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1])))
+    uvloop.run(_serve(int(sys.argv[1]), *sys.argv[2:]))

@@ -18,8 +18,7 @@ from plait.policy.placement.decode_balance import spare_compute
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.least_delay import least_delay
 from plait.policy.placement.prefill_queue import Prefill
-from plait.policy.placement.situation import Situation
-from plait.policy.placement.traffic import Traffic
+from plait.policy.placement.situation import Situation, Traffic
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call

@@ -1,0 +1,149 @@
+"""What `python -m benchmarks dataplane` sends: bodies that never repeat, each a new question behind a shared prefix."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pydoc_data import topics
+from typing import Any, Final
+
+from benchmarks.plain.answering_engine import MODEL, PACED
+
+QUESTION_CHARACTERS: Final = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of request. `shared_characters` come first and are the same; `new_characters` never come twice.
+
+    `requests` are sent in a round by `concurrency` clients.
+    """
+
+    name: str
+    what: str
+    requests: int
+    concurrency: int
+    shared_characters: int = 60
+    new_characters: int = QUESTION_CHARACTERS
+    tokens: int = 8
+    stream: bool = False
+    paced: bool = False
+    tools: int = 0
+    turns: int = 1
+
+    def body(self, number: int) -> dict[str, Any]:
+        """The request with this number; two numbers have different questions."""
+        *before, question = self._messages(number)
+        return {
+            "model": MODEL,
+            "messages": [*before, question],
+            "max_tokens": self.tokens,
+            "stream": self.stream,
+            **({"seed": PACED} if self.paced else {}),
+            **({"tools": _tools(self.tools)} if self.tools else {}),
+        }
+
+    def _messages(self, number: int) -> list[dict[str, str]]:
+        messages = [{"role": "system", "content": text(f"shared {self.name}", self.shared_characters // self.turns)}]
+        for turn in range(1, self.turns):
+            role = "user" if turn % 2 else "assistant"
+            messages.append({"role": role, "content": text(f"turn {turn}", self.shared_characters // self.turns)})
+        question = f"Question {number}. {text(f'question {number}', self.new_characters)}"
+        return [*messages, {"role": "user", "content": question}]
+
+
+ROWS: Final = (
+    Row("A", "300 B", 300, 8),
+    Row("B", "24 KB, 2,000 characters new", 120, 8, 22_000, 2_000),
+    Row("C", "100 KB, 4,000 characters new", 60, 8, 96_000, 4_000),
+    Row("T", "8 tools, 17 messages, 24 KB, 500 characters new", 100, 8, 18_000, 500, tools=8, turns=16),
+    Row("L", "100,000 tokens, 4,000 characters new", 12, 4, 420_000, 4_000),
+    Row("O", "a stream of 1,000 tokens at once", 60, 8, tokens=1_000, stream=True),
+    Row("S", "100 streams of 50 tokens, one each 10 ms", 100, 100, tokens=50, stream=True, paced=True),
+)
+
+
+@cache
+def _sentences() -> Sequence[str]:
+    prose = " ".join(topics.topics[name] for name in sorted(topics.topics))
+    return [sentence for line in prose.split(". ") if (sentence := " ".join(line.split()))]
+
+
+def text(seed: str, characters: int) -> str:
+    """So many characters of Python's reference, its sentences in an order that the seed gives."""
+    dice, parts, length = random.Random(seed), [], 0
+    while length < characters:
+        parts.append(dice.choice(_sentences()))
+        length += len(parts[-1]) + 2
+    return ". ".join(parts)[:characters]
+
+
+@cache
+def _tools(count: int) -> list[dict[str, Any]]:
+    def parameters(number: int) -> dict[str, Any]:
+        named = {f"field_{i}": {"type": "string", "description": text(f"{number}.{i}", 60)} for i in range(4)}
+        return {"type": "object", "properties": named, "required": list(named)[:2]}
+
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": f"tool_{number}",
+                "description": text(f"tool {number}", 120),
+                "parameters": parameters(number),
+            },
+        }
+        for number in range(count)
+    ]
+
+
+SHORT_TEMPLATE: Final = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n\n{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n\n{% endif %}"
+)
+
+QWEN_SHAPED_TEMPLATE: Final = """\
+{%- if tools %}
+{{- '<|start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+{{- 'You may call these functions:\\n<functions>' }}
+{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+{{- '\\n</functions>\\nA call is a JSON object in <call></call>.<|end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|start|>system\\n' + messages[0].content + '<|end|>\\n' }}
+{%- endif %}
+{%- set last = namespace(query=messages|length - 1, is_open=true) %}
+{%- for message in messages[::-1] %}
+{%- set index = (messages|length - 1) - loop.index0 %}
+{%- if last.is_open and message.role == 'user' and message.content is string %}
+{%- set last.is_open = false %}{%- set last.query = index %}
+{%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+{%- if message.content is string %}{%- set content = message.content %}{%- else %}{%- set content = '' %}{%- endif %}
+{%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+{{- '<|start|>' + message.role + '\\n' + content + '<|end|>\\n' }}
+{%- elif message.role == 'assistant' %}
+{%- set thought = '' %}
+{%- if '</think>' in content %}
+{%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+{%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+{%- endif %}
+{%- if loop.index0 > last.query and thought %}
+{{- '<|start|>assistant\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content }}
+{%- else %}{{- '<|start|>assistant\\n' + content }}{%- endif %}
+{%- if message.tool_calls %}
+{%- for call in message.tool_calls %}
+{{- '\\n<call>' + (call.function | tojson) + '</call>' }}
+{%- endfor %}
+{%- endif %}
+{{- '<|end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant\\n' }}{%- endif %}
+"""
+
+
+TEMPLATES: Final = {"short": SHORT_TEMPLATE, "Qwen's shape": QWEN_SHAPED_TEMPLATE}

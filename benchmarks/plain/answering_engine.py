@@ -22,7 +22,7 @@ PACED: Final = 10
 """A seed, because routers that write bodies anew keep it."""
 
 MODEL: Final = "demo"
-_MODELS: Final = b'{"object":"list","data":[{"id":"%b","object":"model","max_model_len":32768}]}' % MODEL.encode()
+_MODELS: Final = b'{"object":"list","data":[{"id":"%b","object":"model","max_model_len":131072}]}' % MODEL.encode()
 
 _INFO: Final = b'{"model_path":"%b","served_model_name":"%b","is_generation":true,"version":"0"}' % (
     MODEL.encode(), MODEL.encode()

@@ -19,16 +19,19 @@ from e2e.faults.raw_client import CHAT, Client
 
 CONCURRENCY: Final = 16
 PARTS: Final = 10
-WARM: Final = 3
-"""Parts of the load after which it counts as warm: the caches of tokens and of prefixes are full."""
+WARM_UP: Final = 100_000
+"""Requests after which the caches are full. That of tokens, 64 MiB, takes the longest: about 80,000 requests."""
 
 MOST_AT_REST_MB: Final = 120.0
 MOST_GROWTH_MB: Final = 5.0
-"""From then on to the end: what the allocator keeps differs by a few megabytes from part to part."""
+"""Over all requests behind the warm-up: what the allocator keeps differs by a few megabytes from part to part."""
 
 
 def main(requests: int) -> int:
-    """Send so many requests, and print the memory at rest and after each tenth; returns 1 if a claim does not hold."""
+    """Fill the caches, then send so many requests; returns 1 if a claim does not hold.
+
+    Prints the memory at rest, warm, and after each tenth of the requests.
+    """
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         engine = stack.enter_context(running_engine(folder / "engine.log"))
@@ -39,8 +42,8 @@ def main(requests: int) -> int:
     print(f"at rest {at_rest_mb:.1f} MB")
     for sent, resident_mb in found:
         print(f"after {sent} requests {resident_mb:.1f} MB")
-    warm_mb = max(resident_mb for _, resident_mb in found[:WARM])
-    growth_mb = max(resident_mb for _, resident_mb in found[WARM:]) - warm_mb
+    _, warm_mb = found[0]
+    growth_mb = max(resident_mb for _, resident_mb in found[1:]) - warm_mb
     claims = [("at rest, MB", at_rest_mb, MOST_AT_REST_MB), ("growth once warm, MB", growth_mb, MOST_GROWTH_MB)]
     for claim, value, most in claims:
         print(f"- {'holds' if value <= most else 'FAILS'}: {claim} = {value:.1f}, wanted <= {most:g}")
@@ -48,12 +51,13 @@ def main(requests: int) -> int:
 
 
 async def _loaded(router: Router, requests: int) -> list[tuple[int, float]]:
-    """The memory after each part of the load."""
-    numbers, found = count(), []
+    """The memory after the warm-up, and after each part of the load."""
+    numbers, found, sent = count(), list[tuple[int, float]](), 0
     async with Client(router.port) as client:
-        for part in range(1, PARTS + 1):
-            await _send(client, numbers, requests // PARTS)
-            found.append((part * (requests // PARTS), router.resident_mb()))
+        for part in (WARM_UP, *[requests // PARTS] * PARTS):
+            await _send(client, numbers, part)
+            sent += part
+            found.append((sent, router.resident_mb()))
     return found
 
 

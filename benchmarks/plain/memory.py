@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -19,8 +20,12 @@ from e2e.faults.raw_client import CHAT, Client
 
 CONCURRENCY: Final = 16
 PARTS: Final = 10
+PART: Final = 10_000
 WARM_UP: Final = 100_000
-"""Requests after which the caches are full. That of tokens, 64 MiB, takes the longest: about 80,000 requests."""
+WARM_UP_S: Final = 200.0
+"""So many requests and as long: then the cache of tokens is full, which holds 64 MiB, and the load of placement's
+window, 180 s, is that of the rate.
+"""
 
 MOST_AT_REST_MB: Final = 120.0
 MOST_GROWTH_MB: Final = 5.0
@@ -54,9 +59,14 @@ async def _loaded(router: Router, requests: int) -> list[tuple[int, float]]:
     """The memory after the warm-up, and after each part of the load."""
     numbers, found, sent = count(), list[tuple[int, float]](), 0
     async with Client(router.port) as client:
-        for part in (WARM_UP, *[requests // PARTS] * PARTS):
-            await _send(client, numbers, part)
-            sent += part
+        warm_s = time.monotonic() + WARM_UP_S
+        while sent < WARM_UP or time.monotonic() < warm_s:
+            await _send(client, numbers, PART)
+            sent += PART
+        found.append((sent, router.resident_mb()))
+        for _ in range(PARTS):
+            await _send(client, numbers, requests // PARTS)
+            sent += requests // PARTS
             found.append((sent, router.resident_mb()))
     return found
 

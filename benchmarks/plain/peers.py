@@ -74,7 +74,8 @@ def nginx_command(engines: Sequence[str], folder: Path, port: int) -> list[str]:
     (folder / "nginx.conf").write_text(
         f"daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log;"
         "events { worker_connections 4096; }"
-        f"http {{ access_log off; client_max_body_size 64m; {temporary} upstream engines {{ {servers} keepalive 512; }}"
+        f"http {{ access_log off; client_max_body_size 64m; client_body_buffer_size 1m; {temporary}"
+        f"upstream engines {{ {servers} keepalive 512; }}"
         f"server {{ listen 127.0.0.1:{port}; keepalive_requests 1000000; location / {{ proxy_pass http://engines;"
         'proxy_http_version 1.1; proxy_set_header connection ""; proxy_buffering off; } } }'
     )

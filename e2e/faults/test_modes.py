@@ -62,7 +62,9 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fin
 async def _find(gateway: Server, faulty: ScriptedServer, engines: int) -> dict[str, Finding]:
     found: list[Finding] = []
     async with Watch(gateway.port) as watch, Client(gateway.port, CALL_TIMEOUT_S) as client:
-        are_up = await watch.until(lambda: len(watch.states) == engines and not any(map(watch.is_out, watch.states)), 30)
+        are_up = await watch.until(
+            lambda: len(watch.states) == engines and not any(map(watch.is_out, watch.states)), 30
+        )
         assert are_up is not None, "also the engines beside them have to be up"
         for hangs in (False, True):
             modes = [mode for mode in MODES.values() if mode.hangs is hangs]

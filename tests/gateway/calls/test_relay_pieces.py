@@ -1,0 +1,129 @@
+"""However an answer is cut, delayed or left: its client has a beginning of what the engine sent, and no other byte."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.gateway.asgi import ClientGoneError
+from tests.gateway.calls.scripted_engines import (
+    DONE,
+    FINISH,
+    JSON,
+    LOST,
+    STREAM,
+    WHOLE,
+    Client,
+    Exchange,
+    FakeHttp,
+    gateway,
+)
+
+EVENTS = [
+    b'data: {"choices":[{"index":0,"text":"w\xc3\xb6rld \xf0\x9f\x8c\x8d"}]}\n\n',
+    b"data: 1\r\n\r\n",
+    b": a comment\n\n",
+    b"event: x\nid: 1\ndata: {\ndata: }\n\n",
+]
+streams = st.lists(st.sampled_from(EVENTS), min_size=1, max_size=6).map(
+    lambda events: b"".join([*events, FINISH, DONE])
+)
+cuts = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3)), min_size=1, max_size=8)
+"""The sizes of the pieces, over and over, and the turns of the loop before each."""
+patience = st.lists(st.integers(0, 3), min_size=1, max_size=4)
+"""The turns of the loop that the client takes for each message, over and over."""
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class SlowClient(Client):
+    """Takes some turns of the loop for each message."""
+
+    def __init__(self, patience: Sequence[int]) -> None:
+        super().__init__()
+        self._patience = patience
+
+    async def send(self, message: Any) -> None:
+        await turns(self._patience[len(self.sent) % len(self._patience)])
+        await super().send(message)
+
+
+async def play(exchange: Exchange, answer: bytes, cuts: Sequence[tuple[int, int]], *, is_lost: bool) -> None:
+    """Send an answer in pieces, as an engine would. It may be lost before its end."""
+    at = number = 0
+    while at < len(answer):
+        size, pause = cuts[number % len(cuts)]
+        await turns(pause)
+        exchange.response.push(answer[at : at + size])
+        at, number = at + size, number + 1
+    if is_lost:
+        exchange.response.fail(LOST)
+    else:
+        exchange.response.finish()
+
+
+async def delivered(
+    answer: bytes,
+    headers: Sequence[tuple[bytes, bytes]],
+    cuts: Sequence[tuple[int, int]],
+    patience: Sequence[int],
+    *,
+    leaves_after: int | None = None,
+    is_lost: bool = False,
+) -> Client:
+    """A client, once it has its answer or has left, and all books are at zero."""
+    exchange = Exchange(headers=headers, pieces=[None])
+    client = SlowClient(patience)
+    async with gateway(FakeHttp(exchange, exchange, exchange)) as made:
+        call = asyncio.create_task(made.deliver(client))
+        engine = asyncio.create_task(play(exchange, answer, cuts, is_lost=is_lost))
+        if leaves_after is not None:
+            await turns(leaves_after)
+            client.gone.set()
+        await asyncio.gather(call, return_exceptions=True)
+        error = call.exception()
+        assert error is None or isinstance(error, ClientGoneError) or is_lost
+        engine.cancel()
+        await asyncio.gather(engine, return_exceptions=True)
+    return client
+
+
+@given(streams, cuts, patience)
+def test_a_stream_is_the_same_bytes(answer: bytes, cuts: list[tuple[int, int]], patience: list[int]) -> None:
+    client = asyncio.run(delivered(answer, STREAM, cuts, patience))
+    assert (client.body, client.ended) == (answer, True)
+
+
+@given(cuts, patience)
+def test_a_whole_answer_is_the_same_bytes(cuts: list[tuple[int, int]], patience: list[int]) -> None:
+    client = asyncio.run(delivered(WHOLE, JSON, cuts, patience))
+    assert (client.body, client.ended) == (WHOLE, True)
+
+
+@given(streams, cuts, patience, st.integers(0, 60))
+def test_a_client_that_leaves_has_whole_events(
+    answer: bytes, cuts: list[tuple[int, int]], patience: list[int], leaves_after: int
+) -> None:
+    client = asyncio.run(delivered(answer, STREAM, cuts, patience, leaves_after=leaves_after))
+    assert answer.startswith(client.body)
+    assert client.body.endswith((b"\n\n", b"\r\n\r\n")) or not client.body
+
+
+@given(streams, cuts, patience)
+def test_a_stream_that_is_lost_ends_with_an_error_behind_whole_events(
+    answer: bytes, cuts: list[tuple[int, int]], patience: list[int]
+) -> None:
+    lost = answer[: -len(FINISH + DONE)] + b"data: half of"
+    client = asyncio.run(delivered(lost, STREAM, cuts, patience, is_lost=True))
+    if client.sent:
+        begun, error, _ = client.body.rpartition(b'data: {"error"')
+        assert error
+        assert lost.startswith(begun)
+        assert b"half of" not in client.body

@@ -24,7 +24,7 @@ from benchmarks.workers import run_all
 from e2e.traces import TRACES
 from plait.backends.profiles import load_profile
 from plait.gateway.simulation.compare import Experiment, Workload, prepare, saturation_rate, simulate, summarise
-from plait.gateway.simulation.simulated_call import CallRecord
+from plait.gateway.simulation.simulate import CallRecord
 from plait.policy.cost_model import CostModel
 from plait.policy.prefix.block_hash import tree_block_tokens
 

@@ -22,7 +22,7 @@ import structlog
 from benchmarks.holding.closed_loop import ClosedLoop, Condition, Outcome
 from benchmarks.holding.conditions import CHEAP_MEAN, GROUPS, Wanted
 from e2e.traces import TRACES
-from plait.gateway.simulation.comparison_report import Claim
+from plait.gateway.simulation.compare import Claim
 
 OURS: Final = "plait"
 SLOWER: Final = 1.1

@@ -25,7 +25,7 @@ from typing import Final
 from e2e.delaying_proxy import DelayingProxy
 from e2e.front_ends import LINKS, MAPS, OUTPUT_TOKENS, PART_WORDS, FrontEnds, document, front_ends
 from e2e.servers import Fleet, Launcher
-from plait.gateway.simulation.comparison_report import Claim
+from plait.gateway.simulation.compare import Claim
 
 ROUND_TRIP_S: Final = 0.25
 BY_HAND: Final = "by hand"

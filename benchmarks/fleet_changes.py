@@ -24,8 +24,8 @@ from benchmarks.placing.workloads import chat
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config import AdmissionConfig, PlacementConfig
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.comparison_report import Claim
-from plait.gateway.simulation.simulated_call import CallRecord, SimulatedCall
+from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.simulate import CallRecord, SimulatedCall
 
 ENGINES: Final = 4
 CHANGED: Final = "engine-0"

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from e2e.ports import free_ports
 from e2e.terminal import terminal
-from plait.gateway.commands.live_stream import events
+from plait.gateway.commands.live_screen import events
 from plait.gateway.simulation.endless_load import send_endlessly
 from plait.gateway.simulation.processes import FleetPlan, running_fleet
 

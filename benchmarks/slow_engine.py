@@ -24,8 +24,7 @@ from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import MODEL, Experiment, Workload, arrival_times, prepare, saturation_rate
-from plait.gateway.simulation.simulate import Simulation
-from plait.gateway.simulation.simulated_call import CallRecord, SimulatedCall
+from plait.gateway.simulation.simulate import CallRecord, SimulatedCall, Simulation
 from plait.policy.cost_model import CostModel
 from plait.policy.placement.situation import Policy, Situation, cached_blocks, placed
 from plait.policy.prefix.block_hash import tree_block_tokens

@@ -12,7 +12,7 @@ import pytest
 from e2e.servers import Launcher, Server, eventually
 from e2e.stub_engine import EVENT_STREAM, JSON, Script, StubEngine
 from plait.gateway.calls.routes import ROUTES
-from plait.gateway.membership.passed_headers import TO_CLIENTS, TO_ENGINES
+from plait.gateway.membership.engine_link import TO_CLIENTS, TO_ENGINES
 
 LISTED_ANSWER = {name.decode() for name in TO_CLIENTS} - {"content-type"}
 LISTED_REQUEST = {name.decode() for name in TO_ENGINES} - {"content-type"}

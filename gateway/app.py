@@ -13,8 +13,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from plait.gateway.admission.admission import Admission
-from plait.gateway.admission.metrics import AdmissionCollector
+from plait.gateway.admission.admission import Admission, AdmissionCollector
 from plait.gateway.admission.tenants import TenantIds, TenantTerms
 from plait.gateway.api.about import About
 from plait.gateway.api.admin import AdminApi
@@ -34,8 +33,7 @@ from plait.gateway.calls.call_reader import CallReader
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
-from plait.gateway.calls.open_answers import OpenAnswers
-from plait.gateway.calls.open_bodies import OpenBodies
+from plait.gateway.calls.open_bodies import OpenAnswers, OpenBodies
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import ROUTES
 from plait.gateway.calls.stored_responses import StoredResponses
@@ -49,7 +47,7 @@ from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
 from plait.gateway.found_config import FoundConfig
 from plait.gateway.live.feed import Feed
 from plait.gateway.live.routes import LiveApi
-from plait.gateway.log.metrics import LogCollector
+from plait.gateway.log.events import LogCollector
 from plait.gateway.membership.engine_set import EngineSet, enlist, new_link
 from plait.gateway.membership.monitor import Monitor
 from plait.gateway.membership.recovery import Recovery

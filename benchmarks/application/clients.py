@@ -17,7 +17,7 @@ from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCal
 from plait.gateway.programs.program import Program
 from plait.gateway.programs.program_entry import entry
 from plait.gateway.programs.slices import at_once
-from plait.gateway.simulation.simulated_call import CallRecord, Prompt, SimulatedCall
+from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
 from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
 from plait.policy.types import Objective, Slo, TaskGroup
 

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from benchmarks.engine_slo_parts.load import Served
 from benchmarks.engine_slo_parts.servers import OURS, STOCK
-from plait.gateway.simulation.comparison_report import Claim
+from plait.gateway.simulation.compare import Claim
 
 OBJECTIVE = 3.0
 """The short calls' TTFT objective, in their unloaded TTFTs."""

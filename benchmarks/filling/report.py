@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from benchmarks.filling.claims import Place, geometric_mean, hit_rate_loss, load_name, places, ratio, seeds
 from benchmarks.filling.runs import AT_ONCE, Figures, Plan, Point, Results
-from plait.gateway.simulation.comparison_report import Claim
+from plait.gateway.simulation.compare import Claim
 
 COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
     "ttft_mean_s": ("TTFT mean, s", "{:.2f}".format),

@@ -13,7 +13,7 @@ from typing import Final
 from benchmarks.filling.systems import NONE, FleetSize, systems
 from benchmarks.filling.workloads import workloads
 from plait.gateway.simulation.compare import summarise
-from plait.gateway.simulation.simulated_call import CallRecord, SimulatedCall
+from plait.gateway.simulation.simulate import CallRecord, SimulatedCall
 
 AT_ONCE: Final = inf
 """The load under which all calls arrive at the start."""

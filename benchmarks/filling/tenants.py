@@ -21,7 +21,7 @@ from benchmarks.filling.systems import NONE, FleetSize, systems
 from benchmarks.filling.workloads import EMPTY, FIRST_UNIQUE_ID, TOOL_LENGTHS, Lengths, extended, zipf
 from e2e.faults.raw_client import Answer, Client
 from e2e.servers import Fleet, Launcher
-from plait.gateway.simulation.simulated_call import SimulatedCall
+from plait.gateway.simulation.simulate import SimulatedCall
 
 HEAVY: Final = "heavy"
 WEIGHTS: Final = {HEAVY: 20, "light-1": 1, "light-2": 1}

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from benchmarks.mixed_prompts import LONG_FILE
 from plait.gateway.simulation.compare import MODEL
-from plait.gateway.simulation.simulated_call import Prompt, SimulatedCall
+from plait.gateway.simulation.simulate import Prompt, SimulatedCall
 from plait.gateway.simulation.workload import poisson_arrivals
 from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
 

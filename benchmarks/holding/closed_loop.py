@@ -19,8 +19,7 @@ from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.session_gates import caches
 from plait.gateway.config import AdmissionConfig
 from plait.gateway.simulation.compare import percentile
-from plait.gateway.simulation.simulate import Ended, Simulation
-from plait.gateway.simulation.simulated_call import CallRecord, SimulatedCall
+from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
 from plait.policy.placement.situation import Policy
 from plait.policy.sessions.session_gate import CHAT_TOKENS
 from plait.policy.sessions.worth import Caches

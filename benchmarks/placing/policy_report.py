@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Final
 
 from benchmarks.placing.policy_runs import AT_ONCE, BASE, OURS, Figures, Runs, Task
-from plait.gateway.simulation.comparison_report import Claim
+from plait.gateway.simulation.compare import Claim
 
 Results = Mapping[Task, Runs]
 

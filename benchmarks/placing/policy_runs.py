@@ -16,8 +16,7 @@ from benchmarks.placing.workloads import AGENT_STARTS_S, Turn, agents, open_loop
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config import AdmissionConfig
 from plait.gateway.simulation.compare import percentile
-from plait.gateway.simulation.simulate import Ended, Simulation
-from plait.gateway.simulation.simulated_call import CallRecord, SimulatedCall
+from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
 from plait.policy.placement.situation import Policy
 
 OURS: Final = "plait"

@@ -34,7 +34,7 @@ from benchmarks.filling.workloads import (
     tools,
     video,
 )
-from plait.gateway.simulation.simulated_call import SimulatedCall
+from plait.gateway.simulation.simulate import SimulatedCall
 from plait.gateway.simulation.workload import poisson_arrivals
 
 AZURE_FILE: Final = "AzureLLMInferenceTrace_conv.csv"

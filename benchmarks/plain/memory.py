@@ -22,7 +22,7 @@ CONCURRENCY: Final = 16
 PARTS: Final = 10
 PART: Final = 10_000
 WARM_UP: Final = 100_000
-WARM_UP_S: Final = 200.0
+WARM_UP_S: Final = 240.0
 """So many requests and as long: then the cache of tokens is full, which holds 64 MiB, and the load of placement's
 window, 180 s, is that of the rate.
 """

@@ -34,7 +34,7 @@ from benchmarks.filling.workloads import (
     video,
 )
 from benchmarks.mixed_prompts import LONG_FILE
-from plait.gateway.simulation.simulated_call import SimulatedCall
+from plait.gateway.simulation.simulate import SimulatedCall
 
 MADE = {"documents": documents, "video": video, "tools": tools, "burst": burst}
 MEAN_ANSWERS = {"documents": 64, "video": 40, "tools": 60, "burst": 120}

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from plait.gateway.simulation.comparison_report import Claim
+from plait.gateway.simulation.compare import Claim
 
 REPORTS: Final = Path(__file__).parents[2] / "reports"
 

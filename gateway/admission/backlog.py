@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from plait.gateway.admission.waiting import Waiting
+from plait.gateway.admission.lines import Waiting
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.ticket import Rank, join
 

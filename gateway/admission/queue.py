@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from plait.backends.errors import LimitError, OverloadedError, PlaitError
 from plait.gateway.admission.backlog import Backlog
-from plait.gateway.admission.lines import Lines
+from plait.gateway.admission.lines import Lines, Waiting, rank_of
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
-from plait.gateway.admission.waiting import Waiting, rank_of
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
 from plait.policy.admission.fair_shares import FairShares

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from plait.backends.errors import EngineError, PlaitError
+import msgspec
+
+from plait.backends.errors import CallerError, EngineError, PlaitError
 from plait.gateway.answers.completion_body import (
     UsageBounds,
     decode_whole,
@@ -14,8 +16,7 @@ from plait.gateway.answers.completion_body import (
     read_usage,
     reported_error,
 )
-from plait.gateway.answers.completion_stream import CompletionStream
-from plait.gateway.answers.event_stream import EventStream
+from plait.gateway.answers.event_stream import CompletionStream, EventStream
 from plait.gateway.answers.typed_streams import (
     Json,
     MessageStream,
@@ -25,6 +26,26 @@ from plait.gateway.answers.typed_streams import (
     usage_of_response,
 )
 from plait.gateway.fleet.booking import CallUsage
+
+
+class _ErrorBody(msgspec.Struct):
+    error: dict[str, object] = {}
+
+
+def error_of(status: int, answer: bytes) -> PlaitError:
+    """The error in an answer, which has OpenAI's shape."""
+    try:
+        fields = msgspec.json.decode(answer, type=_ErrorBody).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        fields = {}
+    message, param, code = (fields.get(name) for name in ("message", "param", "code"))
+    error: PlaitError = (CallerError if status < 500 else PlaitError)(
+        str(message or f"The engine answered with status {status}."),
+        param=param if isinstance(param, str) else None,
+        code=code if isinstance(code, str) else None,
+    )
+    error.status = status
+    return error
 
 
 class WholeAnswer(NamedTuple):

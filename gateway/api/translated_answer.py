@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import Message, Send
 
 from plait.backends.translation.translation import AnswerTranslator, Translation
-from plait.gateway.answers.answer_error import error_of
+from plait.gateway.answers.answer_forms import error_of
 from plait.gateway.asgi import Headers, is_event_stream
 
 _OF_THE_BODY = frozenset((b"content-length", b"content-type"))

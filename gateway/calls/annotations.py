@@ -3,7 +3,8 @@
 A header has a hyphen where the body has an underscore: `plait-slo-ttft-ms` is `slo_ttft_ms`.
 
 Every annotation is optional. An invalid value, an unknown name or two sources that disagree are the caller's error;
-none of them is ignored.
+none of them is ignored. One of them is a condition on a variable's value, such as `verdict == "yes"`: the call runs if
+it holds.
 """
 
 from __future__ import annotations
@@ -12,26 +13,79 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from plait.backends.errors import CallerError
-from plait.gateway.calls.condition import ACCEPTED, Condition, read_condition
-from plait.gateway.calls.names import SESSION_ID, VARIABLE_NAME
 from plait.policy.types import NO_SLO, Objective, Slo
+
+SESSION_ID: Final = r"[A-Za-z0-9._:-]{1,128}"
+"""A session's id."""
+
+VARIABLE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
+"""A semantic variable's name."""
+
+Operator = Literal["==", "!=", "contains"]
+
+ACCEPTED: Final = 'NAME == "TEXT", NAME != "TEXT" or NAME contains "TEXT" (a JSON string; "" only with == and !=)'
+"""What a condition looks like, for error messages."""
+
+_CONDITION: Final = re.compile(rf'({VARIABLE_NAME})(?:\s*(==|!=)|\s+(contains))\s*("(?:[^"\\]|\\.)*")')
+_SHOWN_CHARACTERS = 80
 
 _HEADER_PREFIX = "plait-"
 _BODY_PREFIX = "plait."
 _PREFIXES = (b"plait-", b"x-slo-")
 # The Kubernetes inference gateway's names. Other x-slo- headers are ignored.
 _ALIASES = {b"x-slo-ttft-ms": "slo_ttft_ms", b"x-slo-tpot-ms": "slo_tpot_ms"}
-
 _SESSION = re.compile(SESSION_ID)
 _VARIABLE = re.compile(VARIABLE_NAME)
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _PRIORITIES = range(-(2**31), 2**31)
+_MILLISECONDS = "a number of milliseconds above 0"
+_VARIABLE_RULE = "a letter or _, then at most 63 letters, digits or _"
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """Compares the value of `variable` with `text`, both without the white space around them."""
+
+    variable: str
+    operator: Operator
+    text: str
+
+    def __str__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN_CHARACTERS else f"{self.text[:_SHOWN_CHARACTERS]}..."
+        return f"{self.variable} {self.operator} {msgspec.json.encode(text).decode()}"
+
+    def holds(self, value: str) -> bool:
+        """Whether the variable's value meets the condition."""
+        match self.operator:
+            case "==":
+                return value.strip() == self.text.strip()
+            case "!=":
+                return value.strip() != self.text.strip()
+            case "contains":
+                return self.text.strip() in value
+
+
+def read_condition(raw: object) -> Condition | None:
+    """The condition that a client wrote; None if it is no condition (see `ACCEPTED`)."""
+    found = _CONDITION.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    if found is None:
+        return None
+    try:
+        text = msgspec.json.decode(found[4], type=str)
+    except msgspec.DecodeError:
+        return None
+    operator = cast("Operator", found[2] or found[3])
+    return None if operator == "contains" and not text.strip() else Condition(found[1], operator, text)
+
+
+def with_condition(inputs: tuple[str, ...], when: Condition | None) -> tuple[str, ...]:
+    """The variables that a call waits for: its inputs and the variable of its condition."""
+    return inputs if when is None else tuple(dict.fromkeys((*inputs, when.variable)))
 
 
 class OutputVariable(msgspec.Struct, frozen=True):
@@ -224,9 +278,6 @@ def _priority(raw: object) -> int | None:
     value = int(raw) if isinstance(raw, str) and _INTEGER.fullmatch(raw) else raw
     return value if isinstance(value, int) and not isinstance(value, bool) and value in _PRIORITIES else None
 
-
-_MILLISECONDS = "a number of milliseconds above 0"
-_VARIABLE_RULE = "a letter or _, then at most 63 letters, digits or _"
 
 # For each key: a function that reads a stripped text or a JSON value (it returns None for an invalid one), and the
 # accepted form, for the error message.

@@ -14,11 +14,10 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Reque
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
-from plait.gateway.calls.known_sessions import known_session
+from plait.gateway.calls.named_sessions import known_session
 from plait.gateway.calls.outgoing import ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
-from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
+from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader, TokenizedPrompt
 from plait.gateway.calls.turns import Steps, TurnThreads
 from plait.gateway.fleet.router import Router
 from plait.gateway.server_config import ServerConfig

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from plait.backends.errors import EngineError
-from plait.gateway.admission.waiting import Waiting
+from plait.gateway.admission.lines import Waiting
 from plait.gateway.answers.answer_forms import COMPLETION, AnswerForm
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.asgi import Headers

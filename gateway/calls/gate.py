@@ -7,7 +7,7 @@ from functools import partial
 
 from plait.backends.errors import NoEngineError, PlaitError
 from plait.gateway.admission.admission import Admission
-from plait.gateway.admission.waiting import Waiting
+from plait.gateway.admission.lines import Waiting
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.timer import loop_time_s

@@ -11,8 +11,7 @@ from typing import Final
 from starlette.types import Message, Send
 
 from plait.backends.errors import PlaitError
-from plait.gateway.answers.answer_error import error_of
-from plait.gateway.answers.answer_forms import AnswerForm
+from plait.gateway.answers.answer_forms import AnswerForm, error_of
 from plait.gateway.asgi import Headers
 
 OURS: Final = b"plait-"

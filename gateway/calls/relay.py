@@ -30,8 +30,8 @@ from plait.gateway.calls.delivery import CallWatch, Delivery
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.held_stream import HeldStream
 from plait.gateway.calls.metrics import CallMetrics
-from plait.gateway.calls.open_answers import OpenAnswers
-from plait.gateway.calls.session_engines import SessionEngines
+from plait.gateway.calls.named_sessions import SessionEngines
+from plait.gateway.calls.open_bodies import OpenAnswers
 from plait.gateway.calls.upstream import Upstream
 from plait.gateway.fleet.booking import Booking, Failure
 from plait.gateway.fleet.engine_checks import note_answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -16,6 +17,9 @@ from plait.gateway.calls.model_tokenizers import ModelTokenizers
 from plait.gateway.calls.turns import Steps
 from plait.gateway.config import Config
 from plait.policy.prefix.block_hash import extend_chain, root_hash
+
+CHARACTERS_PER_TOKEN: Final = 4
+"""English text in most vocabularies."""
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True):

@@ -23,10 +23,9 @@ from plait.gateway.answers.completion_body import UNKNOWN, UsageBounds, error_te
 from plait.gateway.answers.event_stream import EventStream
 from plait.gateway.asgi import is_event_stream, presented_key, send_whole
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.open_answers import OpenAnswer, OpenAnswers
+from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.engine_link import TOO_EARLY
-from plait.gateway.membership.passed_headers import passed, retry_after_s
+from plait.gateway.membership.engine_link import TOO_EARLY, passed, retry_after_s
 from plait.gateway.metrics import FastHistogram
 from plait.gateway.timer import loop_time_s
 

@@ -26,6 +26,7 @@ from plait.gateway.simulation.compare import (
     Experiment,
     Outcome,
     Progress,
+    Report,
     Workload,
     after_warm_up,
     arrival_times,
@@ -34,12 +35,10 @@ from plait.gateway.simulation.compare import (
     simulate,
     summarise,
 )
-from plait.gateway.simulation.comparison_report import Report
 from plait.gateway.simulation.endless_load import DEFAULT_CALLS_PER_S, running_load
-from plait.gateway.simulation.live import send_workload
-from plait.gateway.simulation.processes import FleetPlan, running_fleet
+from plait.gateway.simulation.processes import FleetPlan, running_fleet, send_workload
 from plait.gateway.simulation.rivals import KNOWN, RIVALS
-from plait.gateway.simulation.simulated_call import CallRecord
+from plait.gateway.simulation.simulate import CallRecord
 
 DEFAULTS = Experiment()
 QUICK_CALLS = 800

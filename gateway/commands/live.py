@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from plait.gateway.commands.live_stream import cached_share, events, percent, seconds
+from plait.gateway.commands.live_screen import cached_share, events, percent, seconds
 
 MOST_LINES: Final = 4
 """Calls in one event that get a line each. More get one line together."""

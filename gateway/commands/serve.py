@@ -14,10 +14,9 @@ from plait.gateway.commands.server_secret import server_secret
 from plait.gateway.log.background_stderr import write_stderr_in_background
 from plait.gateway.log.events import configure_logging
 from plait.gateway.server.draining_server import Stops
-from plait.gateway.server.http_protocol import ClientBounds
+from plait.gateway.server.http_protocol import ClientBounds, SlowClients
 from plait.gateway.server.http_server import run_draining_server
 from plait.gateway.server.request_bounds import RequestLimits
-from plait.gateway.server.slow_clients import SlowClients
 
 SWITCH_INTERVAL_S = 0.0005
 """A thread gives the interpreter's lock back after this time, if the event loop waits for it. Python's default is 5 ms,

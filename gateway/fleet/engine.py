@@ -13,8 +13,7 @@ from time import time
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.booking import Booking, BookingState, CallUsage, Progress
 from plait.gateway.fleet.engine_cache import EngineCache
-from plait.gateway.fleet.health import Health
-from plait.gateway.fleet.offer import EngineCounts, Offer
+from plait.gateway.fleet.health import EngineCounts, Health, Offer
 from plait.gateway.fleet.tokenizer_agreement import Agreement
 from plait.policy.placement.engine_view import EngineView, sent_calls
 from plait.policy.placement.prefill_queue import Prefill

@@ -13,8 +13,7 @@ from time import time
 from plait.backends.errors import EngineTimeoutError
 from plait.gateway.fleet.booking import Booking, Failure
 from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.health import TAKES_CALLS, Aborts, HealthChange, HealthEvent, HealthState
-from plait.gateway.fleet.offer import Offer
+from plait.gateway.fleet.health import TAKES_CALLS, Aborts, HealthChange, HealthEvent, HealthState, Offer
 from plait.gateway.fleet.served_models import ServedModels
 from plait.policy.placement.engine_view import sent_calls
 

@@ -6,8 +6,40 @@ After Envoy's outlier detection. Pure: events in, the state out. Times and the j
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
+
+JITTER_SHARE = 0.25
+"""The largest part of a pause that the jitter takes away, so that probes of many gateways do not come together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An engine's models, each with its context in tokens (None: not known), and its routes.
+
+    `adapters` maps each LoRA adapter among the models to its base model. `routes` are paths; None: not known.
+    """
+
+    models: Mapping[str, int | None] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    routes: Collection[str] | None = None
+
+    def has(self, route: str) -> bool | None:
+        """Whether the engine has a route; None if that is not known.
+
+        Engines have some routes with and without `/v1`, and do not always list both.
+        """
+        return None if self.routes is None else route in self.routes or f"/v1{route}" in self.routes
+
+
+class EngineCounts(NamedTuple):
+    """Calls that run and wait in an engine, and its KV cache in tokens (None: it does not say)."""
+
+    running: int
+    waiting: int
+    kv_tokens: int | None
 
 
 class HealthState(StrEnum):
@@ -82,10 +114,6 @@ class HealthLimits:
     max_retry_after_s: float = 60.0
     probe_s: float = 1.0
     max_probe_s: float = 3.0
-
-
-JITTER_SHARE = 0.25
-"""The largest part of a pause that the jitter takes away, so that probes of many gateways do not come together."""
 
 
 @dataclass(slots=True)

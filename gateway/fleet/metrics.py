@@ -11,8 +11,7 @@ from prometheus_client.registry import Collector
 
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.engine import FleetEngine, degradation
-from plait.gateway.fleet.health import TAKES_CALLS, HealthChange, HealthState
-from plait.gateway.fleet.offer import EngineCounts
+from plait.gateway.fleet.health import TAKES_CALLS, EngineCounts, HealthChange, HealthState
 from plait.gateway.fleet.router import Router
 from plait.policy.placement.routes import RouteState
 

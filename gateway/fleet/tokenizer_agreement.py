@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
-from plait.gateway.fleet.offer import Offer
+from plait.gateway.fleet.health import Offer
 
 log = structlog.get_logger(__name__)
 

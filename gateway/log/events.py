@@ -1,18 +1,21 @@
-"""The log's events: each is a line on stderr, from the loggers of Plait and of its libraries."""
+"""The log's events: each is a line on stderr, from the loggers of Plait and of its libraries. And what it lost."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import structlog
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from plait.gateway.log.background_stderr import BackgroundStderr
+from plait.gateway.log.background_stderr import FULL, BackgroundStderr, dropped_lines
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _FORMATS = ("auto", "console", "json")
@@ -23,6 +26,7 @@ _CHATTY = ("httpx", "httpcore")
 _HANDLER_NAME = "plait"
 _threshold = {"level": logging.INFO}
 _encoder = msgspec.json.Encoder(enc_hook=repr)
+_OfAnyLevel: Any = structlog.make_filtering_bound_logger(logging.DEBUG)  # the level can change later
 
 
 def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the configuration's own word
@@ -63,9 +67,6 @@ def change_level(level: str) -> None:
     """Send events of at least `level` from now on, from loggers that are in use too."""
     _threshold["level"] = _LEVELS[level]
     _set_standard_levels(_LEVELS[level])
-
-
-_OfAnyLevel: Any = structlog.make_filtering_bound_logger(logging.DEBUG)  # the level can change later
 
 
 class _Logger(_OfAnyLevel):  # type: ignore[misc]
@@ -208,3 +209,17 @@ def _set_standard_levels(level: int) -> None:
     logging.getLogger().setLevel(level)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+class LogCollector(Collector):
+    """The lines that the log has dropped. An error of writing is the reason for those that it has cost."""
+
+    def collect(self) -> Iterator[Metric]:
+        """One counter."""
+        family = CounterMetricFamily(
+            "plait_log_lines_dropped", "Lines of the log that were dropped", labels=["severity", "reason"]
+        )
+        found = {(False, FULL): 0, (True, FULL): 0, **dropped_lines()}
+        for (urgent, reason), lines in found.items():
+            family.add_metric(["warning" if urgent else "info", reason], lines)
+        yield family

@@ -1,17 +1,88 @@
-"""The way to reach an engine: its connections, its API key, and the headers that pass."""
+"""The way to reach an engine: its connections, its API key, and the headers that pass.
+
+What is not listed stays on its side: secrets, addresses of engines, permissions for pages of browsers, and whatever
+somebody invents. `config_values` says what can never be listed.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 
 from plait.backends.http.client import HttpClient
-from plait.gateway.membership.passed_headers import BY_DEFAULT, PassedHeaders
+from plait.gateway.asgi import Headers
+
+TO_ENGINES = frozenset((
+    b"content-type", b"accept",  # what the body is, and what the answer may be
+    b"traceparent", b"tracestate",  # W3C trace context: vLLM and SGLang go on with the client's trace
+    b"x-data-parallel-rank",  # vLLM and SGLang: the replica inside the engine that computes the call
+    b"x-smg-routing-key",  # SGLang: the session, for its metrics and its routing-key policy
+    b"anthropic-version", b"anthropic-beta", b"openai-beta",  # versions, which servers of these APIs may ask for
+))  # fmt: skip
+"""Also sent: `x-request-id`, and `authorization` for an engine with a key of its own or an open gateway."""
+
+TO_CLIENTS = frozenset((
+    b"content-type", b"content-encoding",  # what the body is: it passes as it comes
+    b"metadata",  # vLLM: the shapes and types of embeddings that come as bytes
+    b"cache-control", b"x-accel-buffering",  # engines ask proxies not to hold a stream back
+    b"openai-processing-ms", b"openai-version",  # OpenAI's, which its SDKs show
+    b"traceparent", b"tracestate",  # where the engine's part of a trace is found
+))  # fmt: skip
+"""Also sent: `x-request-id`, `retry-after` and headers that begin with `plait-`, which the gateway writes itself."""
+
+_USUAL = frozenset((b"keep-alive", b"close"))
 
 TOO_EARLY = frozenset((408, 425, 429))
 """Statuses below 500 that are not the caller's fault."""
 
 NO_ACCESS = frozenset((401, 403))
 """Statuses that are the gateway's fault if it sent its own key."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedHeaders:
+    """The names of the headers that pass, in lower case."""
+
+    to_engines: frozenset[bytes] = TO_ENGINES
+    to_clients: frozenset[bytes] = TO_CLIENTS
+
+    @classmethod
+    def with_more(cls, to_engines: Iterable[str], to_clients: Iterable[str]) -> PassedHeaders:
+        """Besides those that always pass, these do."""
+        return cls(
+            TO_ENGINES | {name.encode() for name in to_engines}, TO_CLIENTS | {name.encode() for name in to_clients}
+        )
+
+
+BY_DEFAULT = PassedHeaders()
+
+
+def passed(headers: Headers, names: Container[bytes]) -> list[tuple[bytes, bytes]]:
+    """The headers with these names, but for those of the last hop alone (RFC 9110, 7.6.1)."""
+    found, hop = [], None
+    for item in headers:
+        name, value = item
+        if name in names:
+            found.append(item)
+        elif name == b"connection" and value.lower() not in _USUAL:
+            hop = value if hop is None else hop + b"," + value
+    if hop is None:
+        return found
+    of_hop = {name.strip().lower() for name in hop.split(b",")}
+    return [item for item in found if item[0] not in of_hop]
+
+
+def retry_after_s(headers: Headers) -> float | None:
+    """The seconds that the sender asks to be left alone; None if it does not ask. It may name a date."""
+    given = next((value.strip() for name, value in headers if name == b"retry-after"), b"")
+    if given.isdigit():
+        return float(given[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(given.decode("latin-1")).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,13 @@ import structlog
 
 from plait.backends.errors import EngineError, EngineStatusError, EngineTimeoutError
 from plait.gateway.answers.completion_body import decode, ending_problem, endings, garbled
-from plait.gateway.answers.completion_stream import CompletionStream
+from plait.gateway.answers.event_stream import CompletionStream
 from plait.gateway.fleet.booking import Failure
 from plait.gateway.fleet.fleet_health import forgotten
 from plait.gateway.fleet.health import Aborts, HealthChange, HealthState
 from plait.gateway.fleet.metrics import HealthMetrics
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink
-from plait.gateway.membership.passed_headers import retry_after_s
+from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
 

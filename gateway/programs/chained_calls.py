@@ -20,14 +20,12 @@ from starlette.types import Receive, Send
 from plait.backends.errors import CallerError, ConflictError, GatewayStoppingError, LimitError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.asgi import unless_gone
-from plait.gateway.calls.annotations import Annotations, promised_output
+from plait.gateway.calls.annotations import Annotations, promised_output, with_condition
 from plait.gateway.calls.call_reader import CallReader, Incoming
-from plait.gateway.calls.condition import with_condition
-from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
-from plait.gateway.calls.open_answers import OpenAnswer
-from plait.gateway.calls.open_bodies import OpenBodies
+from plait.gateway.calls.open_bodies import OpenAnswer, OpenBodies
 from plait.gateway.calls.outgoing import FIELDS, as_stream
 from plait.gateway.calls.relay import Relay
+from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.failure_cause import FailureCause

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from plait.backends.errors import PlaitError
-from plait.gateway.calls.condition import Condition
+from plait.gateway.calls.annotations import Condition
 from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.transforms import Transform
 from plait.policy.types import Objective, Slo, TaskGroup

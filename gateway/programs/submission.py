@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, decode_body, parse_request
-from plait.gateway.calls.names import SESSION_ID, VARIABLE_NAME
+from plait.gateway.calls.annotations import SESSION_ID, VARIABLE_NAME
 from plait.gateway.calls.routes import CHAT_PATH, KINDS, TEXT_PATH
 from plait.gateway.programs.held_call import Output
 from plait.gateway.programs.substitution import PLACEHOLDER, message_texts, sizes_of

@@ -10,7 +10,7 @@ import msgspec
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.chat_messages import TEXT_KEYS
-from plait.gateway.calls.names import VARIABLE_NAME
+from plait.gateway.calls.annotations import VARIABLE_NAME
 from plait.gateway.calls.outgoing import Fields
 from plait.gateway.programs.growing_text import utf8_bytes
 

@@ -12,7 +12,7 @@ from starlette.types import Message, Send
 from plait.backends.errors import EngineError
 from plait.gateway.answers.completion_body import garbled, reported_error
 from plait.gateway.asgi import Headers, header, is_event_stream, send_whole
-from plait.gateway.calls.open_answers import OpenAnswer
+from plait.gateway.calls.open_bodies import OpenAnswer
 from plait.gateway.calls.upstream import MAX_ANSWER_BYTES
 from plait.gateway.programs.assembled_completion import AssembledCompletion
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.gateway.calls.condition import Condition
+from plait.gateway.calls.annotations import Condition
 from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session

@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol within bounds: a request that breaks one gets an error object of OpenAI's shape.
 
-uvicorn reads and answers; this adds limits and replaces its plain-text answers.
+uvicorn reads and answers; this adds limits and replaces its plain-text answers. The head of an answer goes out with its
+first bytes. A client that does not read its answer is disconnected, so that it holds no engine's place for ever.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ from typing import Any, cast
 
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
 from plait.gateway.asgi import WatchedReceive, error_headers, id_of
-from plait.gateway.server.connection_bounds import ConnectionBounds
-from plait.gateway.server.opening import Opening
-from plait.gateway.server.request_bounds import Header, Part, RequestBounds, RequestLimits
-from plait.gateway.server.slow_clients import PatientProtocol, SlowClients
+from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
+
+SLOWEST_BYTES = 64 * 1024
+"""A client has to take this much in each time-out while as much waits for it: uvicorn's high-water mark.
+
+So a client that reads one byte a minute is dropped too.
+"""
+
+JOINED_BYTES = 64 * 1024
+"""Longer first bytes are written by themselves: copying them takes longer than a system call."""
 
 MAX_PIPELINED = 8
 """Requests that wait on a connection for the answer to an earlier one. Plait's clients and the SDKs send none."""
@@ -31,12 +38,105 @@ LINGER_S = 1.0
 make the system discard the answer."""
 
 OnRefused = Callable[[PlaitError], None]
+DEFAULT_LIMITS = RequestLimits()
+MAX_CONNECTIONS = 10_000
 
 log = structlog.get_logger(__name__)
 
 
-DEFAULT_LIMITS = RequestLimits()
-MAX_CONNECTIONS = 10_000
+@dataclass(frozen=True, slots=True)
+class SlowClients:
+    """Drop a client that takes less than `SLOWEST_BYTES` in `timeout_s`. `on_dropped` is told of each."""
+
+    timeout_s: float
+    on_dropped: Callable[[], None]
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with an end to its patience. It costs nothing while the client reads."""
+
+    def __init__(self, *args: Any, slow_clients: SlowClients | None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._slow_clients = slow_clients
+        self._unread_bytes = 0
+        self._look: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """The client has not read so much that the application has to wait."""
+        super().pause_writing()
+        if self._slow_clients is not None:
+            self._watch(self._slow_clients)
+
+    def resume_writing(self) -> None:
+        """The client has read most of it."""
+        super().resume_writing()
+        self._forget()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed, by either side."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _watch(self, slow_clients: SlowClients) -> None:
+        self._forget()
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._look = self.loop.call_later(slow_clients.timeout_s, self._on_time, slow_clients)
+
+    def _on_time(self, slow_clients: SlowClients) -> None:
+        if self._unread_bytes - self.transport.get_write_buffer_size() >= SLOWEST_BYTES:
+            self._watch(slow_clients)
+            return
+        self._look = None
+        log.info("slow client dropped", client=self.client and self.client[0], unread_bytes=self._unread_bytes)
+        slow_clients.on_dropped()
+        self.transport.abort()
+
+    def _forget(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
+
+class Opening:
+    """Stands for the transport of uvicorn's `cycle` until the first bytes of the answer. Then the cycle gets its own.
+
+    A head that is not followed by bytes at once goes out in the next turn of the event loop.
+    """
+
+    __slots__ = ("_cycle", "_head", "_loop", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
+        self._cycle = cycle
+        self._loop = loop
+        self._transport = cycle.transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Of a transport. The first piece is the head."""
+        if not self._head:
+            self._head = data
+            self._loop.call_soon(self._release)
+        elif len(data) <= JOINED_BYTES:
+            self._head += data
+            self._release()
+        else:
+            self._release()
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Of a transport."""
+        self._release()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Of a transport."""
+        return self._transport.is_closing()
+
+    def _release(self) -> None:
+        head, self._head = self._head, b""
+        if head:
+            self._cycle.transport = self._transport
+            self._transport.write(head)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from plait.gateway.open_requests import OpenRequests
-from plait.gateway.server.connection_bounds import bounds_by_descriptors
 from plait.gateway.server.draining_server import DrainingServer, Stops
 from plait.gateway.server.http_protocol import ANY_CLIENT, BoundedProtocol, ClientBounds
 from plait.gateway.server.listening import ListeningServer, bound_sockets
+from plait.gateway.server.request_bounds import bounds_by_descriptors
 
 KEEP_ALIVE_S = 75
 """Longer than Plait's clients keep an idle connection, so that the client, not the server, closes it."""

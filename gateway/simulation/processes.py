@@ -1,19 +1,29 @@
-"""Real servers for the demo and the real-time comparison: embedded engines and a gateway, as processes on loopback."""
+"""Real servers for the demo and the comparison in real time: processes on loopback, and calls sent at their times."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import httpx
+import msgspec
+
+from plait.backends.http.client import HttpClient, Response
+from plait.gateway.answers.event_stream import CompletionStream
+from plait.gateway.asgi import header
+from plait.gateway.simulation.compare import Workload
+from plait.gateway.simulation.simulate import CallRecord
+from plait.gateway.simulation.workload import WorkloadCall
+from plait.policy.types import PlacementReason
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
@@ -135,3 +145,85 @@ def _await_ready(plan: FleetPlan, servers: Sequence[subprocess.Popen[bytes]]) ->
             pass  # not listening yet
         time.sleep(0.1)
     raise ValueError(f"the servers were not ready within {START_DEADLINE_S:.0f} s; see their messages above")
+
+
+async def send_workload(
+    plan: FleetPlan, workload: Workload, arrivals_s: Sequence[float], progress: Callable[[int], None]
+) -> list[CallRecord]:
+    """Begin each session of the workload at the plan's gateway, `arrivals_s` emulated seconds from now.
+
+    The records are in the order of the calls; their times are emulated seconds too. Raises RuntimeError for a call that
+    is not answered in full.
+    """
+    client = HttpClient(plan.url)
+    loop = asyncio.get_running_loop()
+    zero = loop.time()
+    finished = 0
+
+    def now_s() -> float:
+        return (loop.time() - zero) * plan.time_scale
+
+    async def send(numbers: Sequence[int], begins_s: float) -> list[CallRecord]:
+        records: list[CallRecord] = []
+        due_s = begins_s
+        for number in numbers:
+            call = workload.calls[number]
+            due_s += call.think_s
+            await asyncio.sleep((due_s - now_s()) / plan.time_scale)
+            records.append(await _send(client, plan.model, call, now_s))
+            due_s = records[-1].finished_s
+            nonlocal finished
+            finished += 1
+            progress(finished)
+        return records
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(send(*pair)) for pair in zip(workload.sessions(), arrivals_s, strict=True)]
+    finally:
+        await client.aclose()
+    return [record for task in tasks for record in task.result()]
+
+
+async def _send(client: HttpClient, model: str, call: WorkloadCall, now_s: Callable[[], float]) -> CallRecord:
+    body = {
+        "model": model,
+        "messages": call.messages,
+        "max_tokens": call.max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if call.session:
+        body["prompt_cache_key"] = call.session
+    if call.tools is not None:
+        body["tools"] = call.tools
+    arrived_s = now_s()
+    response = await client.post(
+        "/v1/chat/completions", [(b"content-type", b"application/json")], msgspec.json.encode(body)
+    )
+    stream, first_token_s = CompletionStream("gateway", withhold=False), 0.0
+    while piece := await response.read_chunk():
+        first_token_s = first_token_s or now_s()
+        stream.feed(piece)
+    if response.status != 200 or stream.usage is None:
+        raise RuntimeError(f"a call on {call.prefix} failed: status {response.status}, or an answer without usage")
+    return CallRecord(
+        prefix=call.prefix,
+        engine_id=_header(response, b"plait-engine"),
+        reason=PlacementReason(_header(response, b"plait-placement")),
+        prompt_tokens=stream.usage.prompt_tokens,
+        output_tokens=stream.usage.output_tokens,
+        predicted_cached_tokens=int(_header(response, b"plait-cached-tokens")),
+        arrived_s=arrived_s,
+        cached_tokens=stream.usage.cached_tokens or 0,
+        first_token_s=first_token_s,
+        finished_s=now_s(),
+    )
+
+
+def _header(response: Response, name: bytes) -> str:
+    value = header(response.headers, name)
+    if value is None:
+        raise RuntimeError(f"the gateway's answer lacks its {name.decode()} header")
+    return value

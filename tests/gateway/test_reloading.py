@@ -19,7 +19,7 @@ from plait.gateway.config import Config, EngineConfig
 from plait.gateway.config_file import load_config, parse_config
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.router import EngineBusyError
-from plait.gateway.membership import drains
+from plait.gateway.membership import engine_set
 from plait.policy.types import Call
 from tests.gateway.exposed import samples
 
@@ -59,7 +59,7 @@ class Running:
 
 @pytest.fixture
 async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
-    monkeypatch.setattr(drains, "IDLE_S", 0.0)
+    monkeypatch.setattr(engine_set, "IDLE_S", 0.0)
     running = Running(config())
     yield running
     await running.http.aclose()

@@ -8,9 +8,9 @@ from itertools import count
 
 from plait.backends.errors import PlaitError
 from plait.gateway.admission.admission import Admission
+from plait.gateway.admission.lines import Waiting
 from plait.gateway.admission.queue import COLD
 from plait.gateway.admission.tenants import UNLIMITED, TenantLimits
-from plait.gateway.admission.waiting import Waiting
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import Event

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plait.backends.errors import EngineError, EngineGarbledError
 from plait.gateway.answers import event_stream
 from plait.gateway.answers.completion_body import UsageBounds
-from plait.gateway.answers.completion_stream import CompletionStream
+from plait.gateway.answers.event_stream import CompletionStream
 from plait.gateway.fleet.booking import CallUsage
 
 USAGE = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.backends.errors import CallerError
-from plait.gateway.calls.annotations import read_annotations
-from plait.gateway.calls.condition import Condition, read_condition, with_condition
+from plait.gateway.calls.annotations import Condition, read_annotations, read_condition, with_condition
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from plait.backends.errors import LimitError, OverloadedError
-from plait.gateway.admission.waiting import Waiting
+from plait.gateway.admission.lines import Waiting
 from plait.gateway.asgi import ClientGoneError
 from tests.gateway.calls.scripted_engines import (
     DONE,

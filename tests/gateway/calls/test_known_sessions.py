@@ -8,8 +8,7 @@ import pytest
 
 from plait.backends.protocol.openai import ChatRequest
 from plait.gateway.asgi import Headers
-from plait.gateway.calls.known_sessions import known_session
-from plait.gateway.calls.session_engines import SessionEngines
+from plait.gateway.calls.named_sessions import SessionEngines, known_session
 from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import DONE, FINISH, Client, Exchange, FakeHttp, gateway
 

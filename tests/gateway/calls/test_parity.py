@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from plait.gateway.calls.parity import CAUSES, LEAST_TOKENS, TELL_INTERVAL_S, Parity
+from plait.gateway.calls.metrics import CAUSES, LEAST_TOKENS, TELL_INTERVAL_S, Parity
 from plait.gateway.fleet.booking import CallUsage
 
 

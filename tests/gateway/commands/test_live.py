@@ -10,8 +10,16 @@ import pytest
 from rich.console import Console
 
 from plait.gateway.commands.live import MOST_LINES, PlainLines
-from plait.gateway.commands.live_screen import COLOURS, MOST_CALLS, LiveScreen
-from plait.gateway.commands.live_stream import _parsed, cached_share, events, percent, seconds
+from plait.gateway.commands.live_screen import (
+    COLOURS,
+    MOST_CALLS,
+    LiveScreen,
+    _parsed,
+    cached_share,
+    events,
+    percent,
+    seconds,
+)
 
 
 def engine(name: str, **more: Any) -> dict[str, Any]:

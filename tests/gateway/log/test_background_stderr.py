@@ -9,10 +9,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from plait.gateway.log import background_stderr
-from plait.gateway.log.background_stderr import BackgroundStderr, LineWriter, wait_until_written
-from plait.gateway.log.events import configure_logging
-from plait.gateway.log.line_buffer import LineBuffer
-from plait.gateway.log.metrics import LogCollector
+from plait.gateway.log.background_stderr import BackgroundStderr, LineBuffer, LineWriter, wait_until_written
+from plait.gateway.log.events import LogCollector, configure_logging
 from tests.gateway.exposed import samples
 
 MAX_LINES = 10

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership import drains as drains_module
-from plait.gateway.membership.drains import Drains
+from plait.gateway.membership import engine_set
+from plait.gateway.membership.engine_set import Drains
 from plait.gateway.supervision import Supervisor
 from tests.gateway.fleet.lettered_prompts import new_router
 
@@ -37,7 +37,7 @@ async def until_drained(router: Router) -> None:
 async def test_a_hand_over_ends_with_its_calls_or_its_time(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, idle_s: float, hand_over_s: float
 ) -> None:
-    monkeypatch.setattr(drains_module, "IDLE_S", idle_s)
+    monkeypatch.setattr(engine_set, "IDLE_S", idle_s)
     router = new_router("a", "b")
     drains = Drains(router, supervisor, hand_over_s)
     drains.begin("a")
@@ -65,7 +65,7 @@ async def test_the_last_engine_that_stays_takes_over(supervisor: Supervisor) -> 
 
 
 async def test_an_engine_gets_calls_again(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drains_module, "IDLE_S", 0.05)
+    monkeypatch.setattr(engine_set, "IDLE_S", 0.05)
     router = new_router("a", "b")
     drains = Drains(router, supervisor, 60.0)
     drains.begin("a")

@@ -6,10 +6,10 @@ from array import array
 
 import pytest
 
+from plait.gateway.fleet.health import EngineCounts
 from plait.gateway.fleet.metrics import knowledge_of
-from plait.gateway.fleet.offer import EngineCounts
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.engine_counts import apply_counts, read_counts
+from plait.gateway.membership.monitor import apply_counts, read_counts
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 

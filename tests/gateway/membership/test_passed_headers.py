@@ -1,5 +1,5 @@
 from plait.gateway.config_values import NEVER_TO_CLIENTS, NEVER_TO_ENGINES
-from plait.gateway.membership.passed_headers import BY_DEFAULT, TO_CLIENTS, TO_ENGINES, PassedHeaders, passed
+from plait.gateway.membership.engine_link import BY_DEFAULT, TO_CLIENTS, TO_ENGINES, PassedHeaders, passed
 
 JSON = (b"content-type", b"application/json")
 TRACE = (b"traceparent", b"00-1-2-01")

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from plait.backends.protocol.cache_state import CacheState, KvState
 from plait.backends.protocol.tokenizer_fingerprint import NO_TOKENIZER, TokenizerFingerprint
 from plait.gateway.fleet.booking import CallUsage
-from plait.gateway.fleet.offer import Offer
+from plait.gateway.fleet.health import Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import AGREED, NOT_REPORTED, UNKNOWN, Agreement, TokenizerAgreements
 from tests.gateway.fleet.lettered_prompts import cached, call, new_router, report

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plait.backends.errors import EngineBrokenError, EngineGarbledError, LimitError
-from plait.gateway.calls.open_answers import OpenAnswer
+from plait.gateway.calls.open_bodies import OpenAnswer
 from plait.gateway.programs import unstreamed_answer
 from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
 

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from plait.backends.errors import TooManyConnectionsError
-from plait.gateway.server.connection_bounds import (
+from plait.gateway.server.request_bounds import (
     LAST_DESCRIPTORS,
     LINE_INTERVAL_S,
     OTHER_DESCRIPTORS,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.server.opening import JOINED_BYTES, Opening
+from plait.gateway.server.http_protocol import JOINED_BYTES, Opening
 
 
 class Transport:

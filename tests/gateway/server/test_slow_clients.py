@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from plait.gateway.server.slow_clients import SLOWEST_BYTES, PatientProtocol, SlowClients
+from plait.gateway.server.http_protocol import SLOWEST_BYTES, PatientProtocol, SlowClients
 
 
 class Transport:

@@ -14,6 +14,7 @@ from plait.gateway.cli import parse
 from plait.gateway.commands.demo import QUICK_CALLS, TURNS, compared
 from plait.gateway.simulation.compare import (
     Experiment,
+    Report,
     Workload,
     after_warm_up,
     percentile,
@@ -22,8 +23,7 @@ from plait.gateway.simulation.compare import (
     simulate,
     summarise,
 )
-from plait.gateway.simulation.comparison_report import Report
-from plait.gateway.simulation.simulated_call import CallRecord
+from plait.gateway.simulation.simulate import CallRecord
 from plait.policy.types import PlacementReason
 from tests.source_tree import ROOT
 

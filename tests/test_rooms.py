@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source_tree import SHIPPED, imports, module_file, path_of, sources
+from tests.source_tree import ROOT, SHIPPED, imports, module_file, path_of, sources
 
 ROOMS = {
     "policy": (
@@ -43,7 +43,7 @@ ROOMS = {
 }
 """Each package's rooms and single modules, from the highest floor to the lowest; `client` is one room.
 
-A room imports from the floors below its own, not from beside it.
+A room imports from the floors below its own, not from beside it. `docs/architecture.md` has the same as a table.
 """
 
 
@@ -73,6 +73,20 @@ def test_every_room_is_there() -> None:
     rooms = {(package, room) for package, floors in ROOMS.items() for floor in floors for room in floor}
     found = {floor_of(file) for package in ROOMS for file in sources(package)}
     assert {(place[0], place[2]) for place in found if place is not None} == rooms
+
+
+def table() -> str:
+    """The rows of the documents' table."""
+
+    def row(package: str) -> str:
+        floors = "; ".join(", ".join(f"`{room}`" for room in sorted(floor)) for floor in ROOMS[package])
+        return f"| `{package}/` | {floors} |"
+
+    return "\n".join(row(package) for package in ("gateway", "backends", "policy"))
+
+
+def test_the_documents_have_the_same_rooms() -> None:
+    assert table() in (ROOT / "docs" / "architecture.md").read_text(), f"put this there:\n{table()}"
 
 
 def test_imports_go_down_from_room_to_room() -> None:

@@ -6,16 +6,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from plait.gateway.transforms.answer import Boolean, OneOf
+from plait.gateway.transforms.chain import Kind, Parameter, Step
 from plait.gateway.transforms.code_block import CodeBlock
 from plait.gateway.transforms.errors import ParameterError, TransformSpecError, nearest, quoted
-from plait.gateway.transforms.integer import Integer
 from plait.gateway.transforms.json_value import Json
-from plait.gateway.transforms.lists import ItemList
-from plait.gateway.transforms.plain import Strip, Template
-from plait.gateway.transforms.regex import Regex
-from plait.gateway.transforms.step import Kind, Parameter, Step
-from plait.gateway.transforms.xml_tag import XmlTag
+from plait.gateway.transforms.steps import Boolean, Integer, ItemList, OneOf, Regex, Strip, Template, XmlTag
 
 _CLASSES: tuple[type[Step], ...] = (
     *(Strip, CodeBlock, Json, Regex, ItemList),

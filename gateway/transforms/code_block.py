@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plait.gateway.transforms.chain import Kind, Parameter, Step
 from plait.gateway.transforms.errors import ParameterError, RejectedTextError, excerpt, place, quoted
-from plait.gateway.transforms.step import Kind, Parameter, Step
 
 # A line that may open or close a block. No backtick may follow a fence of backticks: that would be inline code.
 _FENCE = re.compile(r"^(?P<indent>[ \t]*+)(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+)(?P<info>[^\n]*)$", re.MULTILINE)

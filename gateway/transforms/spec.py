@@ -15,9 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from plait.gateway.transforms.binding import A_TRANSFORM, Argument, build
-from plait.gateway.transforms.chain import Transform
+from plait.gateway.transforms.chain import Step, Transform
 from plait.gateway.transforms.errors import TransformSpecError, quoted
-from plait.gateway.transforms.step import Step
 
 MAX_STEPS = 16
 MAX_SPEC_CHARACTERS = 16_384

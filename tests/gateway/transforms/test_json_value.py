@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.transforms.json_text import MAX_DEPTH
+from plait.gateway.transforms.json_value import MAX_DEPTH
 from tests.gateway.transforms.chains import applied, refusal
 
 DOCUMENT = """{

@@ -15,20 +15,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.gateway.admission.admission import Admission, AdmissionCollector
 from plait.gateway.admission.tenants import TenantIds, TenantTerms
-from plait.gateway.api.about import About
 from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.behind_a_proxy import behind_a_proxy
-from plait.gateway.api.call_api import CallApi
-from plait.gateway.api.completion_api import CompletionApi
-from plait.gateway.api.error_answers import ANSWERS
-from plait.gateway.api.forwarding_api import ForwardingApi
+from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
+from plait.gateway.api.error_answers import ANSWERS, UNKNOWN_PATH
 from plait.gateway.api.metrics import RefusalMetrics, SlowClientMetrics
-from plait.gateway.api.operations import Operations
+from plait.gateway.api.operations import About, Operations
 from plait.gateway.api.program_api import ProgramApi
 from plait.gateway.api.responses_api import ResponsesApi
 from plait.gateway.api.semantic_api import SemanticApi
-from plait.gateway.api.unknown_path import UNKNOWN_PATH
 from plait.gateway.calls.call_reader import CallReader
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.gate import Gate

@@ -10,7 +10,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
-from plait.gateway.api.error_shapes import error_body, error_event
+from plait.gateway.api.error_answers import error_body, error_event
 from plait.gateway.asgi import id_of, is_event_stream, send_error
 
 LAST_WORD_S = 1.5

@@ -1,17 +1,58 @@
-"""A variable that a response waits for: its text so far, and how the wait ended."""
+"""A variable that a response waits for: its text so far, what of it was shown, and how the wait ended."""
 
 from __future__ import annotations
 
 import asyncio
 
 from plait.backends.errors import PlaitError, WaitTimeoutError
-from plait.gateway.api.shown_text import ShownText, TextChangedError
 from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import text_changed
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph_state import VariableState
+
+
+class TextChangedError(Exception):
+    """The text differs from the text that was shown."""
+
+
+class ShownText:
+    """How much of a text one stream has sent. It holds no copy of the text while the text only grows.
+
+    After a retry the text begins again. It must first repeat what was sent; only its new part is sent then.
+    """
+
+    def __init__(self) -> None:
+        self._text = GrowingText()
+        self._shown = 0  # characters
+        self._repeats = ""  # what the text still has to repeat
+        self._repeated = 0  # characters of the text that were compared
+
+    def news(self, text: GrowingText) -> str:
+        """The part of the text so far that has not been shown. Raises `TextChangedError`."""
+        if text is not self._text:
+            if not self._repeats:
+                self._repeats = str(self._text)[: self._shown]
+            self._text, self._repeated = text, 0
+        if self._repeats:
+            come = text.since(self._repeated)
+            due = self._repeats[self._repeated : self._repeated + len(come)]
+            if not come.startswith(due):
+                raise TextChangedError
+            self._repeated += len(due)
+            if self._repeated < len(self._repeats):
+                return ""
+            self._repeats = ""
+        news = text.since(self._shown)
+        self._shown += len(news)
+        return news
+
+    def rest(self, value: str) -> str:
+        """The part of the whole text `value` that has not been shown. Raises `TextChangedError`."""
+        if not value.startswith(self._repeats or str(self._text)[: self._shown]):
+            raise TextChangedError
+        return value[self._shown :]
 
 
 class AwaitedVariable:

@@ -5,24 +5,192 @@ A plain ASGI callable, since these routes are the data path. Starlette serves al
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import structlog
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from plait.backends.errors import MethodNotAllowedError, PlaitError
+from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
+from plait.backends.protocol.openai import ChatRequest, check_request, decode_body, parse_request
+from plait.backends.translation.messages import MessagesTranslation
+from plait.backends.translation.translation import AnswerTranslator, Translation
+from plait.gateway.answers.answer_error import error_of
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.completion_api import CompletionApi
-from plait.gateway.api.error_shapes import error_body
-from plait.gateway.api.forwarding_api import ForwardingApi
+from plait.gateway.api.error_answers import error_body
 from plait.gateway.api.metrics import RefusalMetrics
-from plait.gateway.asgi import ClientGoneError, Headers, id_of, send_error
-from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.api.responses_api import KeptResponse, continued, input_items
+from plait.gateway.asgi import ClientGoneError, Headers, id_of, is_event_stream, send_error, send_whole
+from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
+from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.open_bodies import OpenBodies
-from plait.gateway.calls.routes import KINDS
+from plait.gateway.calls.relay import Relay
+from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
+from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.programs.chained_calls import ChainedCalls, HeldRequest
 from plait.gateway.timer import loop_time_s
 
+Fields = dict[str, Any]
+
 log = structlog.get_logger(__name__)
+
+_OF_THE_BODY = frozenset((b"content-length", b"content-type"))
+_MESSAGES = MessagesTranslation()
+_FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionApi:
+    """Serves completions. A call alone goes to an engine at once, one of a program waits for its inputs."""
+
+    calls: CallReader
+    relay: Relay
+    chained: ChainedCalls
+
+    async def serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
+        held = None
+        try:
+            request = parse_request(incoming.body, KINDS[incoming.path])
+            annotations = read_annotations(incoming.headers, request.plait)
+            if annotations is not NO_ANNOTATIONS:
+                self.calls.prompts.check(request)
+                await self.chained.runner.entrance.whole(incoming.tenant, annotations.session)
+                if self.chained.takes(incoming, annotations):
+                    check_request(request)  # now: an engine might do so much later
+                    held = self.chained.enter(HeldRequest(incoming, request, annotations))
+        except PlaitError as error:
+            self.chained.refused(incoming, error)
+            raise
+        if held is not None:
+            await self.chained.answer(held, receive, send)
+            return
+        delivery = await self.calls.read(incoming, request, annotations)
+        await self.relay.deliver(delivery, receive, send)
+
+
+class TranslatedAnswer:
+    """The answer to a client that speaks another API than chat completions, translated.
+
+    A whole body waits until it has all come; events go on as they come.
+    """
+
+    def __init__(self, to_client: Send, translation: Translation, translator: AnswerTranslator) -> None:
+        self._to_client = to_client
+        self._translation = translation
+        self._translator = translator
+        self._head: Message | None = None  # until the client has it
+        self._is_stream = False
+        self._parts: list[bytes] = []
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send."""
+        if message["type"] == "http.response.start":
+            self._is_stream = message["status"] == 200 and is_event_stream(message["headers"])
+            self._head = message
+            if self._is_stream:
+                await self._to_client(message)
+        elif self._is_stream:
+            body = message.get("body", b"")
+            is_note = body.startswith(b":")  # of a call that waits: it comes on its own, before the events
+            await self._to_client({**message, "body": body if is_note else self._translator.feed(body)})
+        else:
+            self._parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                await self._send_whole(b"".join(self._parts))
+
+    async def _send_whole(self, answer: bytes) -> None:
+        head = self._head
+        assert head is not None
+        body = self._translator.whole(answer) if head["status"] == 200 else self._error(head["status"], answer)
+        kept: Headers = [item for item in head["headers"] if item[0] not in _OF_THE_BODY]
+        headers = [
+            *kept,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await self._to_client({**head, "headers": headers})
+        await self._to_client({"type": "http.response.body", "body": body})
+
+    def _error(self, status: int, answer: bytes) -> bytes:
+        """The error object of an engine in the client's API."""
+        return self._translation.error(error_of(status, answer))
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardingApi:
+    """Serves what is no completion: forwarded as it comes, or translated to completions of the same gateway.
+
+    Responses are `stored` as OpenAI does.
+    """
+
+    completions: CompletionApi
+    stored: StoredResponses
+
+    async def serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
+        route = ROUTES[incoming.path]
+        request = parse_request(incoming.body, ForwardedRequest)
+        annotations = read_annotations(incoming.headers, request.plait)
+        is_plain, chat = annotations == Annotations(session=annotations.session), None
+        if route.translation is not None:
+            given = decode_body(incoming.body, _FIELDS)
+            fields, send = self._conversation(incoming, given, send)
+            if fields is not given or not is_plain or not self._may_forward(route, request, fields):
+                await self._translate(incoming, route.translation, fields, receive, send)
+                return
+            chat = _chat(route.translation, fields) if route.computes else None
+        elif not is_plain:
+            raise CallerError(f"{route.path} takes no annotations but 'plait-session'.", param="plait")
+        delivery = await self.completions.calls.forwarded(incoming, request, route, annotations.session, chat)
+        await self.completions.relay.deliver(delivery, receive, send)
+
+    def _conversation(self, incoming: Incoming, given: Fields, send: Send) -> tuple[Fields, Send]:
+        """The fields of a response with what was said before it, and a `send` that stores it."""
+        if incoming.path != RESPONSES_PATH:
+            return given, send
+        fields = continued(self.stored, incoming.tenant, given)
+        if given.get("store") is False:
+            return fields, send
+        previous = given.get("previous_response_id")
+        return fields, KeptResponse(self.stored, incoming.tenant, previous, input_items(given), send).send
+
+    def _may_forward(self, route: CallRoute, request: ForwardedRequest, fields: Fields) -> bool:
+        """Whether each engine has the route, and the gateway has nothing to do to the request.
+
+        A response in the background could only be asked of the engine that has it, so it is left to be refused.
+        """
+        calls = self.completions.calls
+        models = calls.router.models
+        has_work = calls.isolate_tenants or fields.get("background")
+        return not has_work and models.all_have(models.check(request.model), route.path)
+
+    async def _translate(
+        self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, send: Send
+    ) -> None:
+        if incoming.path == COUNT_PATH:
+            await self._count(incoming, fields, send)
+            return
+        body = msgspec.json.encode(translation.to_chat(fields))
+        answer = TranslatedAnswer(send, translation, translation.answer(fields))
+        await self.completions.serve(msgspec.structs.replace(incoming, path=CHAT_PATH, body=body), receive, answer.send)
+
+    async def _count(self, incoming: Incoming, fields: Fields, send: Send) -> None:
+        """Count a message's tokens here, with the model's tokenizer."""
+        chat = parse_request(msgspec.json.encode(_MESSAGES.to_count(fields)), ChatRequest)
+        answer = _MESSAGES.counted(await self.completions.calls.count(incoming, chat))
+        headers = [(b"content-type", b"application/json"), (b"x-request-id", incoming.request_id.encode("latin-1"))]
+        await send_whole(send, 200, headers, answer)
+
+
+def _chat(translation: Translation, fields: Mapping[str, Any]) -> ChatRequest | None:
+    """The chat that an engine makes of a request, for its tokens; None if it cannot be told here."""
+    try:
+        return parse_request(msgspec.json.encode(translation.to_chat(fields)), ChatRequest)
+    except CallerError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,43 @@
-"""How errors of the routes beside calls are answered: Starlette's exception handlers."""
+"""The answers to errors, in the shape of the API that a client speaks: OpenAI's, unless its path is another API's.
+
+The routes beside calls have them as Starlette's exception handlers. A path that is no route is such an error.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from plait.backends.errors import CallerError, PlaitError
-from plait.gateway.api.error_shapes import error_body
+from plait.backends.errors import CallerError, NotFoundError, PlaitError
+from plait.backends.translation.translation import Translation
 from plait.gateway.asgi import ClientGoneError, error_headers
+from plait.gateway.calls.routes import MESSAGES_PATH, ROUTES
+
+
+def error_body(path: str, error: PlaitError) -> bytes:
+    """The body of an error at `path`."""
+    translation = _translation(path)
+    return error.body() if translation is None else translation.error(error)
+
+
+def error_event(path: str, error: PlaitError) -> bytes:
+    """An error as an event of a stream that has begun."""
+    translation = _translation(path)
+    return b"data: %b\n\n" % error.body() if translation is None else translation.error_event(error)
+
+
+def _translation(path: str) -> Translation | None:
+    """That of the path's API. Anthropic's clients know paths below that of messages which are no routes here."""
+    route = ROUTES.get(MESSAGES_PATH if path.startswith(f"{MESSAGES_PATH}/") else path)
+    return None if route is None else route.translation
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -58,3 +83,29 @@ ANSWERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]
     Exception: _leave_unanswered,
 }
 """By the error's class. `request.app.state.refusals` counts errors."""
+
+
+_KNOWN: Final = (*ROUTES, "/v1/models", "/v1/sessions", "/v1/programs", "/health", "/ready", "/metrics")
+ALIKE: Final = 0.8
+"""The least likeness of two paths, as `difflib` measures it."""
+
+
+def probably_meant(path: str) -> str | None:
+    """The route that a path without a route is most like; None if it is like none."""
+    tidy = re.sub(r"/+", "/", path).rstrip("/").lower()
+    tidy = re.sub(r"^(/v1)+(?=/|$)", "/v1", tidy)
+    for candidate in (tidy, f"/v1{tidy}", re.sub("^/(openai|api)(?=/)", "", tidy)):
+        if candidate in _KNOWN and candidate != path:
+            return candidate
+    nearest = difflib.get_close_matches(tidy, _KNOWN, n=1, cutoff=ALIKE)
+    return nearest[0] if nearest and nearest[0] != path else None
+
+
+async def _answer_unknown_path(request: Request) -> Response:
+    meant = probably_meant(request.scope["path"])
+    hint = "" if meant is None else f" Did you mean {meant}?"
+    raise NotFoundError(f"Unknown path: {request.method} {request.url.path}.{hint}")
+
+
+UNKNOWN_PATH: Final = Route("/{path:path}", _answer_unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+"""Comes after all other routes."""

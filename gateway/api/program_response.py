@@ -1,9 +1,9 @@
-"""The answer to a program: the values that its client gets, once all have come or failed, or as events."""
+"""The answer to a whole program: its values and failures at once, or as the events of a stream."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from plait.gateway.api.awaited_variable import AwaitedVariable
-from plait.gateway.api.program_events import ProgramEvents, event
 from plait.gateway.api.variable_response import EVENT_STREAM, next_change
 from plait.gateway.asgi import ClientGoneError, error_headers, send_whole, unless_gone
 from plait.gateway.programs.chained_call import CallRunner
@@ -28,6 +27,40 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.programs.objectives_marks import Mark
 
 JSON = [(b"content-type", b"application/json")]
+
+
+class ProgramEvents:
+    """What a stream still has to say of the variables that it waits for, as server-sent events."""
+
+    def __init__(self, session: Session, awaited: Sequence[AwaitedVariable]) -> None:
+        self._session = session
+        self._open = list(awaited)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the value or the failure of each variable has been told."""
+        return not self._open
+
+    def news(self) -> bytes:
+        """All events since the last call. Texts of several pieces are one delta."""
+        news = b"".join(event for awaited in self._open for event in self._of(awaited))
+        self._open = [awaited for awaited in self._open if not awaited.is_answered]
+        return news
+
+    def _of(self, awaited: AwaitedVariable) -> Iterator[bytes]:
+        name, text = awaited.name, awaited.news()
+        if text:
+            yield event("delta", {"name": name, "delta": text})
+        if awaited.error is not None:
+            yield event("failed", {"name": name, "error": awaited.error.error_object})
+        elif awaited.value is not None:
+            value = {"name": name, "value": awaited.value, "truncated": self._session.was_cut(name)}
+            yield event("value", value)
+
+
+def event(kind: str, data: object) -> bytes:
+    """A server-sent event."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
 
 
 class AskedProgram(NamedTuple):

@@ -1,15 +1,92 @@
-"""Stored responses over HTTP: read, delete, list the input."""
+"""Stored responses: they are stored as they go to their clients, continued, read and deleted."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Message, Send
 
+from plait.backends.errors import CallerError
+from plait.gateway.answers.typed_streams import Json, json_object
 from plait.gateway.api.auth import KeyRing
+from plait.gateway.asgi import is_event_stream
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.timer import loop_time_s
+
+_LAST_EVENTS = (b"response.completed", b"response.incomplete")
+
+
+@dataclass(slots=True)
+class KeptResponse:
+    """A response that is stored as it goes to its client, so that later requests can continue it.
+
+    Stored are the response, the request's own input `items`, and what it continues (`previous`).
+    """
+
+    stored: StoredResponses
+    tenant: str
+    previous: str | None
+    items: list[Any]
+    to_client: Send
+    _is_stream: bool = False
+    _is_good: bool = False
+    _parts: bytearray = field(default_factory=bytearray)
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send. The response is stored before its client has its end."""
+        if message["type"] == "http.response.start":
+            self._is_good = message["status"] == 200
+            self._is_stream = is_event_stream(message["headers"])
+        elif self._is_good:
+            self._read(message.get("body", b""), has_more=message.get("more_body", False))
+        await self.to_client(message)
+
+    def _read(self, body: bytes, *, has_more: bool) -> None:
+        """Store the response if this holds the end of it. A stream comes in whole events."""
+        if not self._is_stream:
+            self._parts += body
+            answer = None if has_more else json_object(self._parts)
+            self._store(answer)
+            return
+        for event in body.split(b"\n\n") if any(name in body for name in _LAST_EVENTS) else ():
+            if any(name in event for name in _LAST_EVENTS):
+                data = json_object(event.partition(b"data:")[2])
+                self._store(None if data is None else data.get("response"))
+
+    def _store(self, answer: object) -> None:
+        if not isinstance(answer, dict) or not isinstance(answer.get("id"), str):
+            return
+        self.stored.put(
+            self.tenant,
+            answer["id"],
+            previous=self.previous,
+            items=msgspec.json.encode(self.items),
+            answer=msgspec.json.encode(answer),
+            now_s=loop_time_s(),
+        )
+
+
+def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:
+    """The fields of a request with all that was said before it. Raises `CallerError` if that is not stored."""
+    previous = fields.get("previous_response_id")
+    if previous is None:
+        return fields
+    if not isinstance(previous, str):
+        raise CallerError("'previous_response_id' must be a string", param="previous_response_id")
+    return {**fields, "input": stored.said_before(tenant, previous, loop_time_s()) + input_items(fields)}
+
+
+def input_items(fields: Json) -> list[Any]:
+    """A request's own input, as items."""
+    given = fields.get("input")
+    if isinstance(given, list):
+        return given
+    return [] if given is None else [{"type": "message", "role": "user", "content": given}]
 
 
 class ResponsesApi:

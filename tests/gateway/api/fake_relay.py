@@ -9,9 +9,7 @@ import httpx
 from starlette.types import Receive, Send
 
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.call_api import CallApi
-from plait.gateway.api.completion_api import CompletionApi
-from plait.gateway.api.forwarding_api import ForwardingApi
+from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
 from plait.gateway.api.metrics import RefusalMetrics
 from plait.gateway.asgi import send_whole
 from plait.gateway.calls.call_reader import CallReader

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
-from plait.gateway.api.openapi import _BODIES
-from plait.gateway.api.openapi_parts import EXAMPLES
-from plait.gateway.api.unknown_path import UNKNOWN_PATH
+from plait.gateway.api.error_answers import UNKNOWN_PATH
+from plait.gateway.api.openapi import _BODIES, EXAMPLES
 from plait.gateway.app import Gateway
 from plait.gateway.calls.annotations import _HEADER_KEYS
 from plait.gateway.calls.routes import ROUTES

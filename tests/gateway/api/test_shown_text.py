@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.api.shown_text import ShownText, TextChangedError
+from plait.gateway.api.awaited_variable import ShownText, TextChangedError
 from plait.gateway.programs.growing_text import GrowingText
 
 TEXTS = st.text("ab", max_size=6)

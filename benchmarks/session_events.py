@@ -22,9 +22,8 @@ from benchmarks.chaining.figures import Spread
 from plait.backends.errors import PlaitError
 from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
-from plait.gateway.programs.session import Session
+from plait.gateway.programs.session import Getter, Session
 from plait.policy.types import Slo
 
 TARGET_MS: Final = 1.0

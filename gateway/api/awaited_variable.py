@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from plait.backends.errors import PlaitError, WaitTimeoutError
-from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.growing_text import GrowingText
-from plait.gateway.programs.session import Session
+from plait.gateway.programs.session import Getter, Session
 from plait.gateway.programs.session_errors import text_changed
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph_state import VariableState

@@ -22,11 +22,10 @@ from plait.gateway.asgi import id_of
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.programs.chained_calls import ChainedCalls
-from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, StepInputs, StepSeconds
-from plait.gateway.programs.repetition import repeated
-from plait.gateway.programs.session import Session
+from plait.gateway.programs.session import Session, repeated
+from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.submission import SessionId, SubmitBody, TimeToLive, VariableName
 from plait.gateway.programs.submission_reader import new_call, read_submission
 from plait.gateway.programs.submitted_call import HeldSubmission

@@ -21,13 +21,12 @@ from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.answer_bytes import AnswerBytes
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.failure_cause import FailureCause
 from plait.gateway.programs.filled_prompts import FilledPrompts
-from plait.gateway.programs.getter import streaming
 from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.program_entry import Entrance
 from plait.gateway.programs.session import Session
+from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.slices import Slices
 from plait.gateway.programs.standing_promise import StandingPromise
 from plait.gateway.timer import loop_time_s
@@ -115,7 +114,7 @@ class ChainedCall(ABC):
 
     def unless_watched(self, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
         """A request for a stream. Its engine need not hurry with each token if no getter streams the next output."""
-        return request if streaming(self.session.getters, self.call.output) else unhurried(request)
+        return request if self.session.streaming(self.call.output) else unhurried(request)
 
     async def generate(self, delivery: Delivery, send: Send) -> Generated:
         """Deliver a call whose text becomes the next output's value. Raises `BrokenCallError` or `PlaitError`."""

@@ -9,17 +9,21 @@ from functools import partial
 from typing import NamedTuple
 
 from plait.backends.errors import PlaitError
-from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN
-from plait.gateway.programs.failure_cause import UNWANTED
+from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.gathering import Gathering
-from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.holds import Holds
 from plait.gateway.programs.promises import begun, promised
-from plait.gateway.programs.session import Session
-from plait.gateway.programs.session_errors import cancelled, input_failed, variable_failed
+from plait.gateway.programs.session import Getter, Session, untaken
+from plait.gateway.programs.session_errors import (
+    UNWANTED,
+    cancelled,
+    input_failed,
+    is_skip,
+    skip_cause,
+    variable_failed,
+)
 from plait.gateway.programs.slices import AT_ONCE, Continuations
-from plait.gateway.programs.untaken import is_skip, skip_cause, untaken
 from plait.gateway.timer import At
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph_effects import Effects
@@ -177,8 +181,7 @@ class Consequences:
     def drop(self, call: HeldCall) -> None:
         """Forget a call that has ended."""
         session = self.homes.pop(call)
-        del session.calls[call.call_id]
-        session.hold(-call.held_bytes - call.forget_text())
+        session.drop_call(call)
         self._gathering.drop(call)
         self.holds.drop(call)
 
@@ -196,17 +199,15 @@ class Consequences:
         told: list[tuple[Getter, str | PlaitError]] = []
         if effects.variable_set is not None:
             value, made = session.values[effects.variable_set], session.made.get(effects.variable_set)
-            waiting = session.getters.pop(effects.variable_set, [])
+            waiting = session.take_getters(effects.variable_set)
             told += [(getter, value) for getter in waiting]
             if made is not None:
                 for getter in waiting:
                     self._on_job(Job(session.tenant.name, now_s - made.begun_s, getter.mark))
         for variable, cause in effects.variables_failed:
-            getters = session.getters.pop(variable, ())
-            told += [(getter, variable_failed(variable, cause)) for getter in getters]
+            told += [(getter, variable_failed(variable, cause)) for getter in session.take_getters(variable)]
         session.touch(now_s)
         for getter, _ in told:
-            session.not_clocked.pop(getter, None)
             self.holds.drop(getter)
         for getter, answer in told:
             if isinstance(answer, str):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from plait.backends.errors import SessionEndedError
 from plait.gateway.programs.consequences import Consequences
-from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.holds import Unproduced, unproduced, waits_for_client
-from plait.gateway.programs.session import Session
+from plait.gateway.programs.holds import Unproduced
+from plait.gateway.programs.session import Getter, Session, unproduced, waits_for_client
 from plait.gateway.programs.session_errors import nobody_produces, not_computed
 from plait.gateway.programs.sessions import Sessions
 from plait.gateway.programs.variables import Variables

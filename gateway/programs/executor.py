@@ -15,12 +15,10 @@ from functools import partial
 from plait.gateway.config import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction
 from plait.gateway.programs.endings import Endings
-from plait.gateway.programs.failure_cause import CANCELLED, FailureCause
-from plait.gateway.programs.getter import streaming
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall, Made
 from plait.gateway.programs.session import Session
-from plait.gateway.programs.session_errors import input_failed, refused, session_closed
+from plait.gateway.programs.session_errors import CANCELLED, FailureCause, input_failed, refused, session_closed
 from plait.gateway.programs.sessions import Sessions
 from plait.gateway.programs.variables import Variables
 from plait.gateway.timer import At
@@ -68,9 +66,8 @@ class Executor:
             self._after.apply(session, effects, now_s)
             raise input_failed(effects.ended[0].cause or Cause("an input failed", call.call_id))
         self._after.predict(call)
-        session.calls[call.call_id] = call
+        session.add_call(call)
         self._after.homes[call] = session
-        session.hold(call.held_bytes)
         self._after.apply(session, effects, now_s)
         if call in self._after.homes:
             self._after.holds.add(session, call, now_s)
@@ -144,10 +141,8 @@ class Executor:
         if problem is not None:
             raise problem
         effects = session.graph.produce(call.call_id, output.variable)
-        session.values[output.variable] = value
         begun_s = [session.made[name].begun_s for name in call.inputs if name in session.made]
-        session.made[output.variable] = Made(min((call.arrived_s, *begun_s)), was_cut)
-        session.hold(size_bytes)
+        session.set_value(output.variable, value, size_bytes, Made(min((call.arrived_s, *begun_s)), was_cut))
         call.produced += 1
         self._after.apply(session, effects, now_s)
 
@@ -200,5 +195,5 @@ class Executor:
         """Show the text to the streaming getters of the current output."""
         session = self._after.homes.get(call)
         if session is not None:
-            for on_delta in streaming(session.getters, call.output):
+            for on_delta in session.streaming(call.output):
                 on_delta(call.text)

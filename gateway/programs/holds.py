@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.session import Session
-from plait.policy.programs.request_graph_state import CallState, VariableState
+from plait.gateway.programs.session import Getter, Session, unproduced
 
 
 class Unproduced(NamedTuple):
@@ -54,22 +52,3 @@ class Holds:
             if variable is not None:
                 found.append(Unproduced(session, waiter, variable))
         return found
-
-
-def unproduced(session: Session, waiter: HeldCall | Getter) -> str | None:
-    """The first variable that it waits for and that nobody produces; None if each has a producer.
-
-    A native step whose inputs have values waits for its client, who has to produce its output.
-    """
-    if isinstance(waiter, Getter):
-        names: tuple[str, ...] = (waiter.variable,)
-    elif waits_for_client(session, waiter):
-        return waiter.outputs[0].variable
-    else:
-        names = waiter.inputs
-    return next((name for name in names if session.state_of(name) is VariableState.EMPTY), None)
-
-
-def waits_for_client(session: Session, call: HeldCall) -> bool:
-    """Whether it is a native step whose inputs have values."""
-    return call.is_native and session.graph.view.call_state(call.call_id) is CallState.READY

@@ -8,12 +8,10 @@ from math import inf
 from typing import NamedTuple
 
 from plait.backends.errors import CallerError, PlaitError
-from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.native_step import open_step
-from plait.gateway.programs.repetition import is_set, repeated
-from plait.gateway.programs.session import Session
+from plait.gateway.programs.session import Getter, Session, is_set, repeated
 from plait.gateway.programs.session_errors import inputs_missing, refused
 from plait.gateway.programs.sessions import Sessions
 from plait.gateway.programs.slices import Pieces

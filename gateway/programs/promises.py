@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
-from plait.gateway.programs.session import Session
+from plait.gateway.programs.session import Getter, Session
 from plait.policy.programs.objectives_slo import slo_of
 from plait.policy.programs.objectives_stage import Stage
 from plait.policy.types import Slo, TaskGroup

@@ -1,4 +1,4 @@
-"""One session: its graph of calls and variables, the texts it holds, and its tenant's totals.
+"""One session: its graph of calls and variables, its getters, the texts it holds, and its tenant's totals.
 
 Synchronous. The time is an argument: the gateway's clock or a simulator's.
 """
@@ -6,16 +6,48 @@ Synchronous. The time is an argument: the gateway's clock or a simulator's.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from plait.gateway.programs.getter import Getter
-from plait.gateway.programs.held_call import HeldCall, Made
+from plait.backends.errors import PlaitError
+from plait.gateway.calls.condition import Condition
+from plait.gateway.programs.growing_text import GrowingText
+from plait.gateway.programs.held_call import HeldCall, Made, Output
+from plait.gateway.programs.session_errors import FailureCause
 from plait.policy.programs.objectives import Deductions
+from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph import RequestGraph
+from plait.policy.programs.request_graph_effects import Effects
 from plait.policy.programs.request_graph_state import CallState, VariableState
-from plait.policy.types import Objective
+from plait.policy.types import Objective, Slo
+
+
+@dataclass(slots=True, eq=False)
+class Getter:
+    """One client's wait for one variable (Parrot's get). `mark` is the objective that the client asks for (None: none).
+
+    Either `on_value` or `on_failed` is called once, unless the getter is released first. `on_delta` receives the text
+    so far whenever it has grown, if the variable has no transform. It receives another text when it begins again.
+    The JCT counts from `since_s`, when the job began (None: it has not begun).
+    """
+
+    variable: str
+    on_value: Callable[[str], None]
+    on_failed: Callable[[PlaitError], None]
+    mark: Mark | None = None
+    on_delta: Callable[[GrowingText], None] | None = None
+    since_s: float | None = None
+
+    @property
+    def jct_s(self) -> float | None:
+        """The JCT that the client asks for, in seconds; None if it asks for none."""
+        return self.mark.jct_s if isinstance(self.mark, Slo) else None
+
+    def left_s(self, now_s: float) -> float | None:
+        """The seconds left of the JCT: the whole JCT before the job begins; None without a JCT."""
+        jct_s = self.jct_s
+        return jct_s if jct_s is None or self.since_s is None else jct_s - (now_s - self.since_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +143,52 @@ class Session:
     def is_idle(self) -> bool:
         """Whether nothing in it runs or waits. An idle session is evicted if its tenant needs the room."""
         return not (self.calls or self.getters or self.ended or self.is_entered)
+
+    def add_call(self, call: HeldCall) -> None:
+        """A call of the graph is the session's from now on, with the bytes that it holds."""
+        self.calls[call.call_id] = call
+        self.hold(call.held_bytes)
+
+    def drop_call(self, call: HeldCall) -> None:
+        """Forget a call that has ended, and its text."""
+        del self.calls[call.call_id]
+        self.hold(-call.held_bytes - call.forget_text())
+
+    def set_value(self, variable: str, value: str, size_bytes: int, made: Made | None) -> None:
+        """Hold a variable's value; `made` is None if a client has set it."""
+        self.values[variable] = value
+        if made is None:
+            self.outputs[variable] = None
+        else:
+            self.made[variable] = made
+        self.hold(size_bytes)
+
+    def add_getter(self, getter: Getter) -> None:
+        """It waits from now on."""
+        self.getters.setdefault(getter.variable, []).append(getter)
+        if getter.jct_s is not None:
+            self.not_clocked[getter] = None
+
+    def remove_getter(self, getter: Getter) -> None:
+        """It waits no more, without an answer."""
+        waiting = self.getters[getter.variable]
+        waiting.remove(getter)
+        if not waiting:
+            del self.getters[getter.variable]
+        self.not_clocked.pop(getter, None)
+
+    def take_getters(self, variable: str) -> list[Getter]:
+        """The getters of a variable that is set or has failed. They wait no more."""
+        waiting = self.getters.pop(variable, [])
+        for getter in waiting:
+            self.not_clocked.pop(getter, None)
+        return waiting
+
+    def streaming(self, output: Output | None) -> list[Callable[[GrowingText], None]]:
+        """The `on_delta` of those getters that get an output's text as it grows: none with a transform."""
+        if output is None or output.transform is not None:
+            return []
+        return [getter.on_delta for getter in self.getters.get(output.variable, ()) if getter.on_delta is not None]
 
     def touch(self, now_s: float) -> None:
         """Something happened in the session: its time to live begins again."""
@@ -219,3 +297,74 @@ class Session:
         assert self.not_clocked.keys() == {getter for getter in timed if getter.since_s is None}
         for call in self.calls.values():
             assert call.ready_s is not None or view.call_state(call.call_id) is CallState.WAITING
+
+
+def repeated(session: Session, call: HeldCall) -> HeldCall | None:
+    """The call that `call` repeats: the session's producer of the same variable, with the same fingerprint."""
+    output = call.output
+    first = None if output is None else session.outputs.get(output.variable)
+    return None if first is None or call.fingerprint is None or first.fingerprint != call.fingerprint else first
+
+
+def is_set(session: Session, variable: str, value: str) -> bool:
+    """Whether a client has set the variable to this value before, as the output of a native step or without one."""
+    producer = session.outputs.get(variable)
+    return session.values.get(variable) == value and (producer is None or producer.is_native)
+
+
+def has_failed(session: Session, variable: str, what: FailureCause) -> bool:
+    """Whether the variable has failed before because of just this, and not because of an input."""
+    cause = session.graph.view.cause(variable)
+    return cause is not None and cause.because_of is None and cause.what == what
+
+
+def stranded(session: Session) -> tuple[list[HeldCall], list[Getter]]:
+    """Those that wait for a variable which no call produces that runs or can still run.
+
+    The client of a native step cannot send its value any more.
+    """
+    view, lost = session.graph.view, dict[str, HeldCall]()
+
+    def never_comes(variable: str) -> bool:
+        producer = view.producer(variable)
+        return variable not in session.values and (producer is None or producer in lost)
+
+    for call_id in sorted(session.calls, key=view.rank):  # a call comes after those whose outputs it waits for
+        call = session.calls[call_id]
+        if call.is_native or any(map(never_comes, call.inputs)):
+            lost[call_id] = call
+    waiting = [getter for variable, getters in session.getters.items() if never_comes(variable) for getter in getters]
+    return list(lost.values()), waiting
+
+
+def untaken(session: Session, effects: Effects) -> list[HeldCall]:
+    """The calls whose condition turns out not to hold with an event: its variable got a value, or they came later."""
+    call_ids = () if effects.variable_set is None else session.graph.view.users(effects.variable_set)
+    if effects.added in session.calls:
+        call_ids = (*call_ids, effects.added)
+    calls = [session.calls[call_id] for call_id in call_ids]
+    return [call for call in calls if call.when is not None and _is_untaken(session, call.when)]
+
+
+def _is_untaken(session: Session, when: Condition) -> bool:
+    value = session.values.get(when.variable)
+    return value is not None and not when.holds(value)
+
+
+def unproduced(session: Session, waiter: HeldCall | Getter) -> str | None:
+    """The first variable that it waits for and that nobody produces; None if each has a producer.
+
+    A native step whose inputs have values waits for its client, who has to produce its output.
+    """
+    if isinstance(waiter, Getter):
+        names: tuple[str, ...] = (waiter.variable,)
+    elif waits_for_client(session, waiter):
+        return waiter.outputs[0].variable
+    else:
+        names = waiter.inputs
+    return next((name for name in names if session.state_of(name) is VariableState.EMPTY), None)
+
+
+def waits_for_client(session: Session, call: HeldCall) -> bool:
+    """Whether it is a native step whose inputs have values."""
+    return call.is_native and session.graph.view.call_state(call.call_id) is CallState.READY

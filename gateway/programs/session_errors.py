@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
+from typing import Final
 
 import msgspec
 
 from plait.backends.errors import ConflictError, EngineError, FailedDependencyError, LimitError, PlaitError
-from plait.gateway.programs.failure_cause import FailureCause, chain_text
-from plait.gateway.programs.untaken import SKIPPED, is_skip
+from plait.gateway.programs.held_call import HeldCall
 from plait.policy.programs.request_graph_state import (
     FURTHEST_CAUSES,
     Cause,
@@ -25,6 +25,50 @@ SHOWN_CAUSES = 2 * (FURTHEST_CAUSES - 1)
 
 The graph keeps one more of the furthest causes than are shown: it names the variable of the first one shown.
 """
+
+SKIPPED: Final = "skipped"
+"""The code of the errors of a call that was skipped."""
+
+
+class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a call failed: one link of a chain of causes, the `causes` of an error object. Unknown fields are None.
+
+    `call` is the id of the call that failed. `engine` is the engine at fault. `transform` is the transform that refused
+    the call's text. `variable` is an output that failed with the call. `message` is for people. `transient` is True if
+    the same call may succeed when it is sent again. `code` is the code of all errors that this root leads to; unset if
+    they have the usual codes.
+    """
+
+    call: str | None = None
+    engine: str | None = None
+    transform: str | None = None
+    variable: str | None = None
+    message: str
+    transient: bool = False
+    code: str | msgspec.UnsetType = msgspec.UNSET
+
+    def __str__(self) -> str:
+        return self.message if self.call is None else f"{self.call}: {self.message}"
+
+
+CANCELLED: Final = FailureCause(message="a client cancelled it", transient=True)
+UNWANTED: Final = FailureCause(message="nobody waits for it any more", transient=True)
+"""Why a call was cancelled. It may succeed when it is sent again."""
+
+
+def chain_text(causes: Iterable[FailureCause]) -> str:
+    """A chain of causes on one line."""
+    return ", because ".join(map(str, causes))
+
+
+def skip_cause(call: HeldCall) -> FailureCause:
+    """The cause of all that fails because a call was skipped."""
+    return FailureCause(message=f"it was skipped: its condition {call.when} does not hold", code=SKIPPED)
+
+
+def is_skip(cause: Cause) -> bool:
+    """Whether a call or a variable was skipped rather than failed: at the root is a condition that does not hold."""
+    return isinstance(cause.root.what, FailureCause) and cause.root.what.code == SKIPPED
 
 
 def failure_causes(cause: Cause, variable: str | None = None) -> list[FailureCause]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from plait.gateway.programs.consequences import Consequences
-from plait.gateway.programs.failure_cause import FailureCause
-from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.promises import timed_by
-from plait.gateway.programs.session import Session
-from plait.gateway.programs.session_errors import refused, session_closed, variable_failed
+from plait.gateway.programs.session import Getter, Session
+from plait.gateway.programs.session_errors import FailureCause, refused, session_closed, variable_failed
 from plait.gateway.programs.sessions import Sessions
 from plait.policy.programs.request_graph import CLIENT
 from plait.policy.programs.request_graph_state import GraphError
@@ -53,9 +51,7 @@ class Variables:
             effects = session.graph.set_value(variable)
         except GraphError as error:
             raise refused(error) from error
-        session.values[variable] = value
-        session.outputs[variable] = None
-        session.hold(size_bytes)
+        session.set_value(variable, value, size_bytes, made=None)
         self._after.apply(session, effects, now_s)
 
     def set_failed(
@@ -87,9 +83,7 @@ class Variables:
         if cause is not None:
             getter.on_failed(variable_failed(variable, cause))
             return
-        session.getters.setdefault(variable, []).append(getter)
-        if getter.jct_s is not None:
-            session.not_clocked[getter] = None
+        session.add_getter(getter)
         self._after.holds.add(session, getter, now_s)
         session.touch(now_s)
         if getter.mark is not None:
@@ -103,14 +97,11 @@ class Variables:
 
     def release(self, session: Session, getter: Getter, now_s: float) -> None:
         """Remove a getter. No effect once the getter has been answered."""
-        getters = session.getters.get(getter.variable, [])
-        if getter not in getters:
+        if getter not in session.getters.get(getter.variable, ()):
             return
-        getters.remove(getter)
-        session.not_clocked.pop(getter, None)
+        session.remove_getter(getter)
         self._after.holds.drop(getter)
-        if not getters:
-            del session.getters[getter.variable]
+        if getter.variable not in session.getters:
             session.touch(now_s)
         if getter.mark is not None:
             session.deductions.release(getter.variable, getter.mark)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import SessionEndedError
-from plait.gateway.programs.deleted_sessions import DeletedSessions
+from plait.gateway.programs.sessions import DeletedSessions
 
 LIMIT = 3
 

@@ -10,7 +10,7 @@ from plait.backends.errors import (
     SessionEndedError,
 )
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
-from plait.gateway.programs.repetition import repeated
+from plait.gateway.programs.session import repeated
 from plait.gateway.transforms import TransformError
 from plait.policy.programs.objectives_slo import GROUP_STRETCH, LATENCY_SLO
 from plait.policy.programs.request_graph_state import VariableState

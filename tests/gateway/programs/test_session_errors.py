@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 
-from plait.gateway.programs.failure_cause import FailureCause
-from plait.gateway.programs.session_errors import SHOWN_CAUSES, failure_causes, input_failed, variable_failed
+from plait.gateway.programs.session_errors import (
+    SHOWN_CAUSES,
+    FailureCause,
+    failure_causes,
+    input_failed,
+    variable_failed,
+)
 from plait.policy.programs.request_graph_state import Cause, InputFailed
 
 ROOT = FailureCause(engine="e1", transform="json", message="transform json: no.")

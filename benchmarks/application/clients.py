@@ -13,8 +13,7 @@ from plait.gateway.config import SessionsConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
-from plait.gateway.programs.program import Program
-from plait.gateway.programs.program_entry import entry
+from plait.gateway.programs.program import Program, entry
 from plait.gateway.programs.session import Getter
 from plait.gateway.programs.slices import at_once
 from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall

@@ -23,8 +23,7 @@ from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.native_step import DeclaredStep
 from plait.gateway.programs.program import named, placed
 from plait.gateway.programs.submission import CallBody, SessionId, TimeToLive, VariableName
-from plait.gateway.programs.submission_reader import read_submission
-from plait.gateway.programs.submitted_call import HeldSubmission
+from plait.gateway.programs.submitted_call import HeldSubmission, read_submission
 from plait.gateway.timer import loop_time_s
 
 PATH = "/v1/programs"

@@ -17,12 +17,10 @@ from plait.gateway.asgi import ClientGoneError, error_headers, send_whole, unles
 from plait.gateway.programs.chained_call import CallRunner
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.native_step import DeclaredStep, new_step
-from plait.gateway.programs.program import Program
-from plait.gateway.programs.program_entry import entry
+from plait.gateway.programs.program import Program, entry
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.slices import Pieces
-from plait.gateway.programs.submission_reader import new_call
-from plait.gateway.programs.submitted_call import HeldSubmission
+from plait.gateway.programs.submitted_call import HeldSubmission, new_call
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.objectives_marks import Mark
 

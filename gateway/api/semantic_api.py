@@ -27,8 +27,7 @@ from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, StepIn
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.submission import SessionId, SubmitBody, TimeToLive, VariableName
-from plait.gateway.programs.submission_reader import new_call, read_submission
-from plait.gateway.programs.submitted_call import HeldSubmission
+from plait.gateway.programs.submitted_call import HeldSubmission, new_call, read_submission
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph import CLIENT

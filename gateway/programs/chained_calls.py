@@ -28,15 +28,14 @@ from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.filled_prompts import FilledPrompts, Unfilled
+from plait.gateway.programs.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
-from plait.gateway.programs.program_entry import Entrance
+from plait.gateway.programs.program import Entrance
 from plait.gateway.programs.recorded_answer import RecordedAnswer
 from plait.gateway.programs.session import Session, repeated, stranded
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.slices import Slices
-from plait.gateway.programs.substitution import fill_in, filled_sizes
 from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse

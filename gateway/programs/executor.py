@@ -12,18 +12,205 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
+from plait.backends.errors import SessionEndedError
 from plait.gateway.config import SessionsConfig
-from plait.gateway.programs.consequences import Consequences, Job, Prediction
-from plait.gateway.programs.endings import Endings
+from plait.gateway.programs.consequences import Consequences, Job, Prediction, Unproduced, timed_by
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall, Made
-from plait.gateway.programs.session import Session
-from plait.gateway.programs.session_errors import CANCELLED, FailureCause, input_failed, refused, session_closed
+from plait.gateway.programs.session import Getter, Session, unproduced, waits_for_client
+from plait.gateway.programs.session_errors import (
+    CANCELLED,
+    FailureCause,
+    input_failed,
+    nobody_produces,
+    not_computed,
+    refused,
+    session_closed,
+    variable_failed,
+)
 from plait.gateway.programs.sessions import Sessions
-from plait.gateway.programs.variables import Variables
 from plait.gateway.timer import At
+from plait.policy.programs.request_graph import CLIENT
 from plait.policy.programs.request_graph_state import Cause, GraphError
 from plait.policy.types import Objective
+
+
+class Variables:
+    """The part of the executor through which clients set variables and getters wait for them."""
+
+    def __init__(self, sessions: Sessions, consequences: Consequences) -> None:
+        self._sessions = sessions
+        self._after = consequences
+
+    @property
+    def set_so_far(self) -> int:
+        """How many variables have got a value."""
+        return self._after.variables["set"]
+
+    @property
+    def failed_so_far(self) -> int:
+        """How many variables have failed."""
+        return self._after.variables["failed"]
+
+    @property
+    def skipped_so_far(self) -> int:
+        """How many variables were skipped: a condition of a call did not hold."""
+        return self._after.variables["skipped"]
+
+    def set_value(self, session: Session, variable: str, value: str, now_s: float) -> None:
+        """Set a variable's value for a client. Raises `ConflictError` if it has a producer, `LimitError` or
+        `ValueTooLargeError` beyond the tenant's limits.
+        """
+        if session.closed:
+            raise session_closed(session.session_id)
+        size_bytes = utf8_bytes(value)
+        new = variable not in session.outputs and session.graph.view.variable_state(variable) is None
+        problem = self._sessions.check_size(session, size_bytes, size_bytes)
+        problem = problem or self._sessions.make_room(session, variables=int(new))
+        if problem is not None:
+            raise problem
+        session.forget_failed((), [variable])
+        try:
+            effects = session.graph.set_value(variable)
+        except GraphError as error:
+            raise refused(error) from error
+        session.set_value(variable, value, size_bytes, made=None)
+        self._after.apply(session, effects, now_s)
+
+    def set_failed(
+        self, session: Session, variable: str, what: FailureCause, now_s: float, where: str = CLIENT
+    ) -> None:
+        """Fail a variable, for `where`: a client that could not compute it, or a call that was refused.
+
+        It may be produced again. Raises `ConflictError` if it has a producer, `LimitError` beyond the tenant's limits.
+        """
+        new = variable not in session.outputs and session.graph.view.variable_state(variable) is None
+        problem = self._sessions.make_room(session, variables=int(new))
+        if problem is not None:
+            raise problem
+        session.forget_failed((), [variable])
+        try:
+            effects = session.graph.refuse(where, [variable], what)
+        except GraphError as error:
+            raise refused(error) from error
+        self._after.apply(session, effects, now_s)
+
+    def get(self, session: Session, getter: Getter, now_s: float) -> None:
+        """Add a getter. If the variable is set or failed, the getter is answered at once. It may be unknown so far."""
+        session.touch(now_s)
+        variable = getter.variable
+        if variable in session.values:
+            getter.on_value(session.values[variable])
+            return
+        cause = session.graph.view.cause(variable)
+        if cause is not None:
+            getter.on_failed(variable_failed(variable, cause))
+            return
+        session.add_getter(getter)
+        self._after.holds.add(session, getter, now_s)
+        session.touch(now_s)
+        if getter.mark is not None:
+            changed = session.deductions.get(variable, getter.mark)
+            self._after.marked(session, [*changed, *timed_by(session, getter)], now_s)
+        call = session.outputs.get(variable)
+        if call is None or getter.on_delta is None or not call.text.characters:
+            return
+        if call.output is not None and call.output.variable == variable and call.output.transform is None:
+            getter.on_delta(call.text)
+
+    def release(self, session: Session, getter: Getter, now_s: float) -> None:
+        """Remove a getter. No effect once the getter has been answered."""
+        if getter not in session.getters.get(getter.variable, ()):
+            return
+        session.remove_getter(getter)
+        self._after.holds.drop(getter)
+        if getter.variable not in session.getters:
+            session.touch(now_s)
+        if getter.mark is not None:
+            session.deductions.release(getter.variable, getter.mark)
+        call = session.outputs.get(getter.variable)
+        if call is not None:
+            self._after.cancel_unwanted([call], now_s)
+
+
+class Endings:
+    """The part of the executor that ends sessions, and what waits for a variable that nobody produces."""
+
+    def __init__(self, sessions: Sessions, variables: Variables, consequences: Consequences) -> None:
+        self._sessions = sessions
+        self._variables = variables
+        self._after = consequences
+
+    def close(self, session: Session, now_s: float) -> None:
+        """No more calls and values will come. Calls and getters that wait for what nobody produces fail now."""
+        session.closed = True
+        waiting: list[HeldCall | Getter] = list(session.calls.values())
+        waiting += [getter for getters in session.getters.values() for getter in getters]
+        for waiter in waiting:
+            variable = None if session.ended else unproduced(session, waiter)
+            if variable is not None:
+                self._give_up(Unproduced(session, waiter, variable), now_s)
+
+    def wait_for_client(self, session: Session, step: HeldCall, now_s: float) -> None:
+        """The inputs of a native step have values. It fails if its client does not compute it in time.
+
+        It fails at once in a closed session, which takes no more values.
+        """
+        if session.closed:
+            self._give_up(Unproduced(session, step, step.outputs[0].variable), now_s)
+        else:
+            self._after.holds.add(session, step, now_s)
+
+    def delete(self, session: Session, now_s: float) -> None:
+        """End a session for its client. Its id is refused for another time to live (`SessionEndedError`)."""
+        self._sessions.deleted.add(session.tenant.name, session.session_id, now_s, now_s + session.ttl_s)
+        self.end(session, "was deleted", now_s)
+
+    def end(self, session: Session, why: str, now_s: float) -> None:
+        """End a session: fail its calls and getters, and free its memory."""
+        if session.ended:
+            return
+        error = SessionEndedError(f"The session '{session.session_id}' {why}.")
+        calls, getters = self._sessions.end(session)
+        self._after.lose(calls, getters)
+        self._after.continuations.each(calls, lambda call: call.owner.on_broken(error), now_s)
+        for getter in getters:
+            getter.on_failed(error)
+
+    def end_all(self, why: str, now_s: float) -> None:
+        """End every session. When this returns, all owners and getters have been told."""
+        for session in list(self._sessions):
+            self.end(session, why, now_s)
+        self._after.continuations.finish(now_s)
+
+    def expire(self, now_s: float) -> int:
+        """End the sessions past their time to live; returns how many. Called periodically.
+
+        Fails the calls and getters that have waited too long for a variable that nobody produces.
+        """
+        for waiting in self._after.holds.overdue(now_s):
+            self._give_up(waiting, now_s)
+        expired = self._sessions.idle(now_s)
+        for session in expired:
+            self.end(session, "has expired", now_s)
+        return len(expired)
+
+    def _give_up(self, waiting: Unproduced, now_s: float) -> None:
+        """Fail a call or getter that waits for what nobody produces."""
+        session, waiter, variable = waiting
+        if isinstance(waiter, Getter):
+            if waiter in session.getters.get(variable, ()):
+                self._variables.release(session, waiter, now_s)
+                waiter.on_failed(nobody_produces(variable, session.variables()))
+        elif waiter in self._after.homes:
+            if waits_for_client(session, waiter):
+                error = not_computed(variable, closed=session.closed)
+            else:
+                error = nobody_produces(variable, session.variables())
+            effects = session.graph.fail(waiter.call_id, error.causes[0])
+            self._after.drop(waiter)
+            self._after.apply(session, effects, now_s)
+            waiter.owner.on_broken(error)
 
 
 class Executor:

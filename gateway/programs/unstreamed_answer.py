@@ -6,6 +6,10 @@ its text and its first-token time are there as soon as the engine sends them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
 import msgspec
 from starlette.types import Message, Send
 
@@ -14,9 +18,291 @@ from plait.gateway.answers.completion_body import garbled, reported_error
 from plait.gateway.asgi import Headers, header, is_event_stream, send_whole
 from plait.gateway.calls.open_bodies import OpenAnswer
 from plait.gateway.calls.upstream import MAX_ANSWER_BYTES
-from plait.gateway.programs.assembled_completion import AssembledCompletion
+from plait.gateway.programs.growing_text import GrowingText, utf8_bytes
+
+FIELD_BYTES = 256
+"""What a field takes besides its value: a few Python objects."""
+
+PIECE_BYTES = 64
+"""What a piece of a list takes besides its JSON."""
+
+Fields = dict[str, msgspec.Raw]
+NULL = msgspec.Raw(b"null")
+_FIELDS = msgspec.json.Decoder(Fields)
+_OBJECTS = msgspec.json.Decoder(list[Fields])
+_TEXT = msgspec.json.Decoder(str)
+_INDEX = msgspec.json.Decoder(int)
+_EVENT = msgspec.json.Decoder(Fields)
+_OF_CHUNK = b'.chunk"'
+_EMPTY_TEXT = msgspec.Raw(b'""')
+_NONE = (NULL, msgspec.Raw(b"[]"))
+_LABELS = frozenset(("role", "id", "type", "name"))
+"""Texts of a message that come whole: engines may repeat them."""
 
 _OF_A_STREAM = frozenset((b"content-type", b"cache-control", b"x-accel-buffering"))
+
+
+class Value(Protocol):
+    """A JSON value that comes in parts, as the fields of a stream's events do.
+
+    A part is raw JSON that is not null. Only what must be understood is decoded: numbers stay as they were written.
+    """
+
+    def add(self, raw: msgspec.Raw) -> int:
+        """The next part comes; returns about how many bytes more the value takes in memory.
+
+        Raises `ValueError` or `msgspec.DecodeError` if the part is not of the value's kind.
+        """
+
+    def json(self) -> msgspec.Raw:
+        """The value so far."""
+
+
+class Latest:
+    """A value that comes whole, perhaps several times. The latest counts."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self) -> None:
+        self._raw = b""
+
+    def add(self, raw: msgspec.Raw) -> int:
+        """The value comes."""
+        before, self._raw = len(self._raw), bytes(raw)
+        return len(self._raw) - before
+
+    def json(self) -> msgspec.Raw:
+        """The latest value."""
+        return msgspec.Raw(self._raw)
+
+
+class Text:
+    """A text that grows."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self) -> None:
+        self._text = GrowingText()
+
+    def add(self, raw: msgspec.Raw) -> int:
+        """The next piece comes."""
+        piece = _TEXT.decode(raw)
+        if piece:
+            self._text.add(piece)
+        return utf8_bytes(piece)
+
+    def json(self) -> msgspec.Raw:
+        """The text so far."""
+        return msgspec.Raw(msgspec.json.encode(str(self._text)))
+
+
+class Items:
+    """A list that grows. Its items are not decoded."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def add(self, raw: msgspec.Raw) -> int:
+        """More items come."""
+        written = bytes(raw)
+        if not written.startswith(b"["):
+            raise ValueError("a list goes on as something else")
+        piece = written[1:-1].strip()
+        if not piece:
+            return 0
+        self._pieces.append(piece)
+        return PIECE_BYTES + len(piece)
+
+    def json(self) -> msgspec.Raw:
+        """The list so far."""
+        return msgspec.Raw(b"[%b]" % b",".join(self._pieces))
+
+
+class Object:
+    """An object whose fields come in parts. `kind` makes a field's value from its name and its first raw part."""
+
+    __slots__ = ("_kind", "fields")
+
+    def __init__(self, kind: Callable[[str, bytes], Value]) -> None:
+        self._kind = kind
+        self.fields: dict[str, Value | None] = {}
+
+    def add(self, raw: msgspec.Raw) -> int:
+        """Fields come."""
+        return self.merge(_FIELDS.decode(raw))
+
+    def merge(self, fields: Fields) -> int:
+        """As `add`, of decoded fields. A null is the value of a field that has no other."""
+        grown_bytes = 0
+        for name, raw in fields.items():
+            value = self.fields.get(name)
+            if value is None:
+                if name not in self.fields:
+                    self.fields[name] = None
+                    grown_bytes += FIELD_BYTES + len(name)
+                if raw == NULL:
+                    continue
+                value = self.fields[name] = self._kind(name, bytes(raw))
+            elif raw == NULL:
+                continue
+            grown_bytes += value.add(raw)
+        return grown_bytes
+
+    def items(self) -> Fields:
+        """The fields so far."""
+        return {name: NULL if value is None else value.json() for name, value in self.fields.items()}
+
+    def json(self) -> msgspec.Raw:
+        """The object so far."""
+        return msgspec.Raw(msgspec.json.encode(self.items()))
+
+
+class Objects:
+    """A list of objects that come in parts. The field `index` of a part names the object; `make` makes a new one."""
+
+    __slots__ = ("_by_index", "_keeps_index", "_make")
+
+    def __init__(self, make: Callable[[], Object], *, keeps_index: bool) -> None:
+        self._make = make
+        self._keeps_index = keeps_index
+        self._by_index: dict[int, Object] = {}
+
+    def add(self, raw: msgspec.Raw) -> int:
+        """Parts of objects come. A part without an index has its place in `raw`."""
+        grown_bytes = 0
+        for place, fields in enumerate(_OBJECTS.decode(raw)):
+            index = _INDEX.decode(fields["index"]) if "index" in fields else place
+            if not self._keeps_index:
+                fields.pop("index", None)
+            one = self._by_index.get(index)
+            if one is None:
+                one = self._by_index[index] = self._make()
+                grown_bytes += FIELD_BYTES
+            grown_bytes += one.merge(fields)
+        return grown_bytes
+
+    def json(self) -> msgspec.Raw:
+        """The list so far, by index."""
+        return msgspec.Raw(msgspec.json.encode([one.items() for _, one in sorted(self._by_index.items())]))
+
+
+class AssembledCompletion:
+    """A whole completion, assembled from the events of a stream: what the engine would have answered without a stream.
+
+    Texts and tool arguments are joined, lists such as log probabilities are concatenated, and every other field has its
+    latest value that is not null. Fields that engines send only in whole answers are missing. `size_bytes` is about the
+    memory that it takes.
+    """
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._body = Object(_latest)  # without the choices
+        self._choices: Objects | None = None
+        self._last: Fields = {}
+
+    def feed(self, events: bytes) -> None:
+        """Whole events come. Raises `ValueError` if one is no event of a completion."""
+        try:
+            if not events.isascii():
+                events.decode()
+            for line in events.splitlines():
+                data = line.removeprefix(b"data:").strip()
+                if data and len(data) < len(line) and data != b"[DONE]":
+                    self._add(data)
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"no event of a completion: {error}") from error
+
+    def json(self) -> bytes:
+        """The completion so far."""
+        fields = self._body.items()
+        if self._choices is not None:
+            fields["choices"] = self._choices.json()
+        return msgspec.json.encode(fields)
+
+    @property
+    def error(self) -> object:
+        """The error that came as an event; None if there is none."""
+        value = self._body.fields.get("error")
+        return None if value is None else msgspec.json.decode(value.json())
+
+    def _add(self, data: bytes) -> None:
+        fields = _EVENT.decode(data)
+        choices = fields.pop("choices", None)
+        if fields != self._last:  # most events differ from the one before in their choices only
+            self._last = {name: raw.copy() for name, raw in fields.items()}
+            self._merge(fields)
+        if choices is not None and choices != NULL:
+            self._choices = self._choices or Objects(_Choice, keeps_index=True)
+            self.size_bytes += self._choices.add(choices)
+
+    def _merge(self, fields: Fields) -> None:
+        kind = bytes(fields.get("object", NULL))
+        if kind.endswith(_OF_CHUNK):
+            fields["object"] = msgspec.Raw(kind[: -len(_OF_CHUNK)] + b'"')
+        self.size_bytes += self._body.merge(fields)
+
+
+class _Choice(Object):
+    """A choice. The deltas of a chat's message become the message."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_of_choice)
+
+    def merge(self, fields: Fields) -> int:
+        """Fields come."""
+        if "delta" in fields:
+            fields = {"message" if name == "delta" else name: raw for name, raw in fields.items()}
+        return super().merge(fields)
+
+
+class _Message(Object):
+    """A chat's message. Its content is null if it has tool calls and no text, as in OpenAI's answers."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_of_message)
+
+    def items(self) -> Fields:
+        """The fields so far."""
+        fields = super().items()
+        if fields.get("tool_calls", NULL) not in _NONE and fields.get("content") == _EMPTY_TEXT:
+            fields["content"] = NULL
+        return fields
+
+
+def _latest(_name: str, _first: bytes) -> Value:
+    return Latest()
+
+
+def _of_choice(name: str, first: bytes) -> Value:
+    if name == "message":
+        return _Message()
+    if name == "logprobs":
+        return Object(_list_or_latest)
+    return Text() if name == "text" else _list_or_latest(name, first)
+
+
+def _of_message(name: str, first: bytes) -> Value:
+    if name == "tool_calls":
+        return Objects(partial(Object, _of_tool_call), keeps_index=False)
+    return _of_tool_call(name, first)
+
+
+def _of_tool_call(name: str, first: bytes) -> Value:
+    return Object(_text_or_list) if first.startswith(b"{") else _text_or_list(name, first)
+
+
+def _text_or_list(name: str, first: bytes) -> Value:
+    return Text() if first.startswith(b'"') and name not in _LABELS else _list_or_latest(name, first)
+
+
+def _list_or_latest(_name: str, first: bytes) -> Value:
+    return Items() if first.startswith(b"[") else Latest()
 
 
 class UnstreamedAnswer:

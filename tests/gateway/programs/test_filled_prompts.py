@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.programs.filled_prompts import FilledPrompts
-from plait.gateway.programs.substitution import fill_in
+from plait.gateway.programs.filled_prompts import FilledPrompts, fill_in
 from tests.gateway.programs.chained_gateway import Exchange, Served, served_calls, settle
 
 MEBIBYTE = 2**20

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from plait.backends.errors import CallerError, ConflictError, LimitError, PlaitError, ValueTooLargeError
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
-from plait.gateway.programs.program import Program
-from plait.gateway.programs.program_entry import entry
+from plait.gateway.programs.program import Program, entry
 from plait.gateway.programs.slices import at_once
 from plait.policy.programs.objectives_marks import Mark
 from plait.policy.types import Objective, Slo

@@ -17,7 +17,7 @@ from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, check_request, decode_body, parse_request
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import AnswerTranslator, Translation
-from plait.gateway.answers.answer_error import error_of
+from plait.gateway.answers.answer_forms import error_of
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import error_body
 from plait.gateway.api.metrics import RefusalMetrics

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from plait.backends.errors import PlaitError
-from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
+from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.gathering import Gathering
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.session import Getter, Session, unproduced, untaken

@@ -18,10 +18,9 @@ import msgspec
 from plait.backends.errors import BodyTooLargeError, LimitError, ValueTooLargeError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.chat_messages import TEXT_KEYS
-from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.annotations import VARIABLE_NAME, Annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.names import VARIABLE_NAME
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.outgoing import Fields
 from plait.gateway.programs.executor import Executor

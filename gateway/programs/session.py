@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from plait.backends.errors import PlaitError
-from plait.gateway.calls.condition import Condition
+from plait.gateway.calls.annotations import Condition
 from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.programs.held_call import HeldCall, Made, Output
 from plait.gateway.programs.session_errors import FailureCause

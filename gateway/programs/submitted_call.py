@@ -14,11 +14,9 @@ import msgspec
 from starlette.types import Message
 
 from plait.backends.errors import CallerError, PlaitError
-from plait.gateway.calls.annotations import Annotations, read_annotations
+from plait.gateway.calls.annotations import ACCEPTED, Annotations, read_annotations, read_condition, with_condition
 from plait.gateway.calls.call_reader import CallReader, Incoming
-from plait.gateway.calls.condition import ACCEPTED, read_condition, with_condition
-from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
-from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.filled_prompts import Unfilled
 from plait.gateway.programs.held_call import HeldCall, ReadyCall

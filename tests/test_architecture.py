@@ -48,7 +48,7 @@ BROAD_EXCEPT: dict[str, str] = {
     "backends/adapter/engine_tokenizer.py: read_fingerprint": (
         "a model may bring its tokenizer's code: whatever that raises, the engine has to start"
     ),
-    "backends/adapter/tokenizer_route.py: answer": "a model may bring its tokenizer's code: the gateway is told that",
+    "backends/adapter/routes.py: answer_tokenizer": "a model may bring its tokenizer's code: the gateway is told that",
     "gateway/membership/tokenizer_search.py: _from_engine": (
         "libraries raise what they like for files that are no tokenizer"
     ),

@@ -1,16 +1,243 @@
-"""Makes an engine's cache-state reports from its fixed facts and its current state."""
+"""The reporter of an engine's state: iterations, SLO attainment and changing objectives, and the reports made of them.
+
+See docs/design/clocks.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
-from plait.backends.adapter.attainment import Attainment
 from plait.backends.adapter.cache_journal import CacheJournal
-from plait.backends.adapter.iterations import Iterations
-from plait.backends.adapter.refinable_calls import RefinableCalls
-from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState, QueueState, SchedulerState
+from plait.backends.protocol.cache_state import (
+    CacheState,
+    EngineKind,
+    IterationState,
+    KvState,
+    QueueState,
+    SchedulerState,
+)
+from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
+from plait.policy.scheduling.plan import RECENT_ITERATIONS, LocalCall
+
+
+class Iterations:
+    """An engine's last iteration times, prompt chunks and queueing times.
+
+    It takes the beginnings and ends in the order of iterations, even if several are in flight.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[int, float] = {}
+        self._ended_s = 0.0
+        self._durations_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
+        self._chunks: deque[int] = deque(maxlen=RECENT_ITERATIONS)
+        self._queued_s: deque[float] = deque(maxlen=RECENT_ITERATIONS)
+
+    @property
+    def mean_queue_s(self) -> float:
+        """Mean time that the recently admitted calls waited in the engine."""
+        return _mean(self._queued_s)
+
+    @property
+    def last_s(self) -> float:
+        """The last iteration's time; 0 before the first."""
+        return self._durations_s[-1] if self._durations_s else 0.0
+
+    def admitted(self, queued_s: float) -> None:
+        """A call was scheduled for the first time, after `queued_s` in the queue.
+
+        An emulated iteration may begin a moment before the call came: that is no time in the queue.
+        """
+        self._queued_s.append(max(0.0, queued_s))
+
+    def computes(self, tokens: Iterable[int]) -> None:
+        """An iteration computes these `tokens`, one number for each call. A number above 1 is a prompt chunk."""
+        self._chunks.extend([chunk for chunk in tokens if chunk > 1])
+
+    def begin(self, iteration: int, now_s: float) -> None:
+        """An iteration was scheduled; `iteration` names it until it ends."""
+        self._begun[iteration] = now_s
+
+    def end(self, iteration: int, now_s: float) -> float | None:
+        """An iteration's output has come. Returns the iteration's time; None if the iteration is unknown.
+
+        If several are in flight, the time counts from the end of the one before.
+        """
+        begun_s = self._begun.pop(iteration, None)
+        if begun_s is None:
+            return None
+        duration_s = now_s - max(begun_s, self._ended_s)
+        self.took(duration_s)
+        self._ended_s = now_s
+        return duration_s
+
+    def took(self, duration_s: float) -> None:
+        """An iteration took `duration_s`. For engines that know the time without a clock."""
+        self._durations_s.append(duration_s)
+
+    def state(self, budget_tokens: int) -> IterationState:
+        """The part of the cache-state report on iterations."""
+        return IterationState(
+            mean_s=_mean(self._durations_s),
+            max_s=max(self._durations_s, default=0.0),
+            mean_chunk_tokens=_mean(self._chunks),
+            budget_tokens=budget_tokens,
+        )
+
+
+def _mean(values: deque[float] | deque[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+RECENT_CALLS = 256
+"""The share covers this many latest calls with objectives, so its standard error is at most 3 %."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """An engine's progress on one call; times in seconds on the engine's clock."""
+
+    call: LocalCall
+    zero_s: float
+    tokens: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    def met(self, ended_s: float) -> bool | None:
+        """Whether all objectives are met; None if there are none, or for a call without tokens that was not overdue."""
+        slo = self.call.slo
+        if slo is None:
+            return None
+        ttft_s, tpot_s, jct_s = (inf if limit_s is None else limit_s for limit_s in (slo.ttft_s, slo.tpot_s, slo.jct_s))
+        if not self.tokens:
+            return False if ended_s - self.zero_s > min(ttft_s, jct_s) else None
+        gaps = self.tokens - 1
+        decoded_in_time = gaps == 0 or self.last_s - self.first_s <= tpot_s * gaps
+        return decoded_in_time and self.first_s - self.zero_s <= ttft_s and self.last_s - self.zero_s <= jct_s
+
+
+class Attainment:
+    """SLO attainment, measured in the engine: the share of calls that met all their objectives.
+
+    It takes the events of calls in order of time. A call counts when it ends, by the objectives that it has then; one
+    without objectives does not count. A call has met its SLO if it has met its TTFT, its TPOT over all tokens, and its
+    JCT. All times count from its zero. An aborted call counts with the tokens that it had. Without tokens, it counts
+    only if its first token was overdue.
+
+    `key` is the engine's name for a call.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, _Progress] = {}
+        self._met: deque[bool] = deque(maxlen=RECENT_CALLS)
+
+    @property
+    def share(self) -> float | None:
+        """The share of the latest `RECENT_CALLS` that met all objectives; None if no call with objectives has ended."""
+        return sum(self._met) / len(self._met) if self._met else None
+
+    def received(self, key: Hashable, call: LocalCall) -> None:
+        """A call has arrived. Its `arrived_s` is its zero."""
+        self._open[key] = _Progress(call, call.arrived_s)
+
+    def produced(self, key: Hashable, tokens: int, now_s: float) -> None:
+        """A call has `tokens` more output tokens."""
+        progress = self._open.get(key)
+        if progress is None or not tokens:
+            return
+        if not progress.tokens:
+            progress.first_s = now_s
+        progress.tokens += tokens
+        progress.last_s = now_s
+
+    def ended(self, key: Hashable, now_s: float) -> None:
+        """A call has finished or was aborted. No effect if it had ended before."""
+        progress = self._open.pop(key, None)
+        met = progress.met(now_s) if progress is not None else None
+        if met is not None:
+            self._met.append(met)
+
+    def retain(self, present: Container[Hashable], now_s: float) -> None:
+        """All calls have ended except those whose keys are in `present`."""
+        for key in [key for key in self._open if key not in present]:
+            self.ended(key, now_s)
+
+
+EARLY_CHANGES = 1_024
+"""At most so many changes of unknown calls are kept. A call is unknown for as long as its prompt is tokenized."""
+
+
+class RefinableCalls:
+    """An engine's calls whose objectives may change, by the gateway's handle for them.
+
+    A change and its call come on different connections. So a change may come before its call; it is kept for a while.
+    A request with several completions has one handle for several calls.
+
+    `key` is the engine's name for a call.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, dict[Hashable, LocalCall]] = {}
+        self._handles: dict[Hashable, str] = {}
+        self._early: OrderedDict[str, EngineAnnotations] = OrderedDict()
+
+    def received(self, key: Hashable, call: LocalCall, handle: str | None) -> None:
+        """A call has arrived. It gets the objectives of a change that came before it."""
+        if handle is None:
+            return
+        self._calls.setdefault(handle, {})[key] = call
+        self._handles[key] = handle
+        early = self._early.get(handle)
+        if early is not None:
+            _refine(call, early)
+
+    def refine(self, changes: Iterable[EngineAnnotations]) -> int:
+        """Give calls their new objectives, from the next plan on. Returns how many changes name a call that is here."""
+        known = 0
+        for change in changes:
+            assert change.handle is not None
+            calls = self._calls.get(change.handle, {})
+            for call in calls.values():
+                _refine(call, change)
+            known += bool(calls)
+            if not calls or change.handle in self._early:
+                self._keep(change.handle, change)
+        return known
+
+    def ended(self, key: Hashable) -> None:
+        """A call has finished or was aborted. No effect if it had ended before."""
+        handle = self._handles.pop(key, None)
+        if handle is not None:
+            calls = self._calls[handle]
+            del calls[key]
+            if not calls:
+                del self._calls[handle]
+                self._early.pop(handle, None)
+
+    def retain(self, present: Container[Hashable]) -> None:
+        """All calls have ended except those whose keys are in `present`."""
+        for key in [key for key in self._handles if key not in present]:
+            self.ended(key)
+
+    def _keep(self, handle: str, change: EngineAnnotations) -> None:
+        self._early[handle] = change
+        self._early.move_to_end(handle)
+        if len(self._early) > EARLY_CHANGES:
+            self._early.popitem(last=False)
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert self._handles == {key: handle for handle, calls in self._calls.items() for key in calls}
+        assert all(self._calls.values())
+        assert len(self._early) <= EARLY_CHANGES
+
+
+def _refine(call: LocalCall, change: EngineAnnotations) -> None:
+    call.slo, call.objective = change.slo, change.objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

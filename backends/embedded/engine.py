@@ -12,7 +12,7 @@ from bisect import insort
 from dataclasses import dataclass
 from operator import attrgetter
 
-from plait.backends.adapter.measuring import measuring
+from plait.backends.adapter.scheduler_settings import measuring
 from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.facts import EmbeddedFacts

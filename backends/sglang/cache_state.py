@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.sglang.channel import NewsSender, Report
 from plait.policy.prefix.block_hash import chain, root_hash, tree_block_tokens
 
 ACCELERATOR: Final = "GPU"
@@ -126,3 +127,46 @@ def _tokens_until(page: _Page) -> list[int]:
     while (previous := pages[-1].previous) is not None:
         pages.append(previous)
     return [token for part in reversed(pages) for token in part.tokens]
+
+
+class EventTap:
+    """Wraps one tree cache's `take_events`: shows the events to the observer, and tells of the changes.
+
+    `published` says whether SGLang publishes the events too; they are kept for it. `news` goes to the API server.
+    """
+
+    def __init__(
+        self, tree_cache: Any, observer: CacheObserver, *, published: bool, news: NewsSender | None = None
+    ) -> None:
+        self._take = tree_cache.take_events
+        self._observer = observer
+        self._published = published
+        self._news = news
+        self._kept: list[Any] = []
+        self._leads = False
+        tree_cache.take_events = self._take_kept
+
+    def drain(self) -> None:
+        """Show the new events to the observer."""
+        events = self._take()
+        if events:
+            self._observer.observe(events)
+            if self._published:
+                self._kept += events
+
+    def tell(self, report: Report) -> None:
+        """Tell the API server what `report` says, if blocks have changed. Called on the leading rank between steps."""
+        self._leads = True
+        self.drain()
+        if self._news is not None:
+            self._news.tell(self._observer.journal.cursor, report)
+
+    def tell_again(self, report: Report) -> None:
+        """Tell it amid a step. Called on every rank: the others tell nothing."""
+        if self._leads:
+            self.tell(report)
+
+    def _take_kept(self) -> list[Any]:
+        self.drain()
+        events, self._kept = self._kept, []
+        return events

@@ -1,4 +1,7 @@
-"""SGLang's requests as calls of the local scheduler, and SGLang's KV cache as the scheduler's facts."""
+"""SGLang's requests as calls of the local scheduler, and SGLang's KV cache as the scheduler's facts.
+
+The cached tokens of waiting calls are kept as the cache changes.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,7 @@ class SchedulerFacts:
         self._users: dict[int, int] = {}
         self._running: dict[SglangCall, None] = {}
         self.cached_tokens: Callable[[LocalCall], int] = attrgetter("hit_tokens")
-        """How many tokens of a waiting call are cached now, in whole tree blocks (see `waiting_hits`)."""
+        """How many tokens of a waiting call are cached now, in whole tree blocks (see `WaitingHits`)."""
 
     def follow_running(self, running: Iterable[SglangCall]) -> None:
         """These calls run now. Their prompts' tree blocks are in use."""
@@ -171,3 +174,135 @@ class SchedulerFacts:
         """How many tokens a waiting call could take from another call's blocks."""
         own, others = cast("SglangCall", call).tree_blocks, cast("SglangCall", other).tree_blocks
         return shared_blocks(own, others, min(len(own), len(others))) * self._granularity
+
+
+class WaitingHits:
+    """Keeps the `hit_tokens` of the calls that wait. A step calls `follow` before it reads them.
+
+    A call's hit stays the same while the tree block before its end stays stored and the one behind is not stored. So a
+    step looks at the calls beside the blocks that have changed, not at every waiting call.
+    """
+
+    def __init__(self, observer: CacheObserver) -> None:
+        self._journal = observer.journal
+        self._granularity = observer.granularity_tokens
+        self._cursor = self._journal.cursor
+        self._new: dict[SglangCall, None] = {}
+        self._beside: dict[int, set[SglangCall]] = {}
+        """By the hash of a tree block: the calls whose hits end before it or behind it."""
+
+    def queued(self, call: SglangCall) -> None:
+        """A call begins to wait."""
+        self._new[call] = None
+
+    def left(self, call: SglangCall) -> None:
+        """A call no longer waits."""
+        self._new.pop(call, None)
+        self._drop(call)
+
+    def follow(self) -> None:
+        """Find the hits of new calls, and of the calls whose hits the cache's changes may have moved."""
+        journal, beside = self._journal, self._beside
+        changed, self._cursor = journal.changed(self._cursor), journal.cursor
+        blocks = beside.keys() if changed is None else beside.keys() & changed
+        moved = {call for block in blocks for call in beside[block]}
+        for call in moved:
+            self._drop(call)
+        for call in (*moved, *self._new):
+            find_hit(call, journal.stored, self._granularity)
+            for block in self._ends(call):
+                beside.setdefault(block, set()).add(call)
+        self._new.clear()
+
+    def _drop(self, call: SglangCall) -> None:
+        for block in self._ends(call):
+            calls = self._beside.get(block, set())
+            calls.discard(call)
+            if not calls:
+                self._beside.pop(block, None)
+
+    def _ends(self, call: SglangCall) -> Sequence[int]:
+        """The tree blocks before and behind the end of a call's hit."""
+        hit = call.hit_tokens // self._granularity
+        return call.tree_blocks[max(0, hit - 1) : hit + 1]
+
+
+_ORDER = attrgetter("order")
+
+
+class Requests:
+    """Maps the requests of one scheduler to the calls of a plan, and back. Each has its call in `plait_call`.
+
+    The waiting ones are kept from step to step, because they can be many. SGLang's queue gets no request that `queued`
+    does not get. So if the queue is as long as what is kept, it has the same requests.
+    """
+
+    def __init__(self, scheduler: Any, hits: WaitingHits) -> None:
+        self._scheduler = scheduler
+        self._hits = hits
+        self._running: dict[SglangCall, Any] = {}
+        self._waiting: dict[SglangCall, Any] = {}
+        self._in_order = True
+
+    def of(self, call: SglangCall) -> Any:
+        """The request of a call that the last `calls` returned."""
+        return self._waiting[call] if call.waits else self._running[call]
+
+    def queued(self, request: Any) -> None:
+        """A request begins to wait."""
+        call: SglangCall = request.plait_call
+        latest = next(reversed(self._waiting), call)
+        self._in_order = self._in_order and latest.order <= call.order
+        self._waiting[call] = request
+        self._hits.queued(call)
+
+    def waiting_but(self, calls: Iterable[SglangCall]) -> list[Any]:
+        """The waiting requests in order of arrival, without those of `calls`."""
+        left = self._waiting.copy()
+        for call in calls:
+            del left[call]
+        return list(left.values())
+
+    def admitted(self, call: SglangCall) -> None:
+        """A waiting call has begun to run."""
+        del self._waiting[call]
+        self._hits.left(call)
+
+    def calls(self, running_batch: Any) -> tuple[list[SglangCall], list[SglangCall]]:
+        """Running calls with something to compute, and waiting calls, both in order of arrival."""
+        self._follow_queue()
+        in_chunks, in_flight = self._scheduler.chunked_req, self._in_flight()
+        self._running = running = {}
+        if in_chunks is not None:
+            running[in_chunks.plait_call] = in_chunks
+            in_chunks.plait_call.follow_prefill(in_chunks)
+        for request in running_batch.reqs:
+            flying = request.rid in in_flight
+            if not request.finished() and not (flying and request.next_output_finishes_by_length()):
+                call: SglangCall = request.plait_call
+                running[call] = request
+                call.follow_decode(request, flying)
+        return sorted(running, key=_ORDER), list(self._waiting)
+
+    def running(self, running_batch: Any, beginning: Iterable[Any] = ()) -> list[Any]:
+        """Requests that have begun and not ended, including the prompt in chunks, and those `beginning`."""
+        scheduler = self._scheduler
+        begun = [*running_batch.reqs, *(scheduler.last_batch.reqs if scheduler.last_batch else ()), *beginning]
+        if scheduler.chunked_req is not None:
+            begun.append(scheduler.chunked_req)
+        return [request for request in {id(request): request for request in begun}.values() if not request.finished()]
+
+    def _follow_queue(self) -> None:
+        queue = self._scheduler.waiting_queue
+        if len(queue) != len(self._waiting):  # some were aborted
+            before, self._waiting = self._waiting, {request.plait_call: request for request in queue}
+            self._in_order = False
+            for call in before.keys() - self._waiting:
+                self._hits.left(call)
+        if not self._in_order:
+            self._waiting = {call: self._waiting[call] for call in sorted(self._waiting, key=_ORDER)}
+            self._in_order = True
+
+    def _in_flight(self) -> set[str]:
+        """Ids of requests whose next token is still being computed."""
+        return {request.rid for batch, _ in self._scheduler.result_queue for request in batch.reqs}

@@ -11,9 +11,8 @@ import sys
 from typing import Any, Final
 
 from plait.backends.adapter.required_names import load
+from plait.backends.sglang.channel import NewsReceiver
 from plait.backends.sglang.compatibility import REQUIRED
-from plait.backends.sglang.news import NewsReceiver
-from plait.backends.sglang.served_tokenizer import served_tokenizer
 from plait.backends.sglang.settings import read_settings
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
@@ -58,7 +57,7 @@ def _before_serving(
     **_options: Any,
 ) -> None:
     """Add the routes. All but `news` is what SGLang's own function gets, which runs next."""
-    from plait.backends.sglang.route import add_routes  # noqa: PLC0415 - only the API server needs it
+    from plait.backends.sglang.route import add_routes, served_tokenizer  # noqa: PLC0415 - only the API server needs it
 
     add_routes(_problem(), news, lambda: served_tokenizer(tokenizer_manager, template_manager))
 

@@ -6,24 +6,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from plait.backends.adapter import cache_state_route, call_objectives_route, tokenizer_route
-from plait.backends.adapter.asgi import Receive, Scope, Send
-from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, ReportQuery
-from plait.backends.adapter.cache_state_route import PATH as CACHE_STATE
 from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_fingerprint
 from plait.backends.adapter.required_names import load
+from plait.backends.adapter.routes import (
+    ANSWER_DEADLINE_S,
+    CACHE_STATE,
+    Receive,
+    ReportQuery,
+    Scope,
+    Send,
+    answer_cache_state,
+    answer_call_objectives,
+    answer_tokenizer,
+)
 from plait.backends.errors import EngineTimeoutError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
-from plait.backends.sglang.news import NewsReceiver
-from plait.backends.sglang.scheduler_query import STATE_KEY, ChangeObjectives, ReportSince, SchedulerQuery, query_id
+from plait.backends.protocol.tokenizer_probe import Messages
+from plait.backends.sglang.channel import (
+    STATE_KEY,
+    ChangeObjectives,
+    NewsReceiver,
+    ReportSince,
+    SchedulerQuery,
+    query_id,
+)
 
 QUIET_S = 0.2
 """A waiting request asks again after this time without news. News may be lost, and an idle scheduler tells late."""
@@ -75,7 +89,7 @@ class CacheStateRoute:
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer one ASGI request."""
-        await cache_state_route.answer(scope, send, self._report, self._tokenizer)
+        await answer_cache_state(scope, send, self._report, self._tokenizer)
 
     async def _report(self, _scope: Scope, query: ReportQuery) -> bytes:
         """The scheduler's report, after the next change or at the end of the wait."""
@@ -108,7 +122,7 @@ class CallObjectivesRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one ASGI request."""
-        await call_objectives_route.answer(scope, receive, send, lambda _scope: self._change)
+        await answer_call_objectives(scope, receive, send, lambda _scope: self._change)
 
     async def _change(self, body: bytes) -> int:
         return int(await self._scheduler.ask(ChangeObjectives(body.decode())))
@@ -123,7 +137,7 @@ class TokenizerRoute:
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer one ASGI request."""
-        await tokenizer_route.answer(scope, send, lambda _scope: self._find(), self._fingerprint)
+        await answer_tokenizer(scope, send, lambda _scope: self._find(), self._fingerprint)
 
 
 async def _is_set(event: asyncio.Event, within_s: float) -> bool:
@@ -145,3 +159,23 @@ def add_routes(problem: str | None, news: NewsReceiver, find: Callable[[], Engin
     router.add_route(CACHE_STATE, CacheStateRoute(scheduler, news, tokenizer), methods=None)
     router.add_route(CALL_OBJECTIVES, CallObjectivesRoute(scheduler), methods=None)
     router.add_route(TOKENIZER, TokenizerRoute(find, tokenizer), methods=None)
+
+
+def served_tokenizer(tokenizer_manager: Any, template_manager: Any) -> EngineTokenizer | None:
+    """The tokenizer of an API server that starts; None with `--skip-tokenizer-init`.
+
+    Raises AttributeError if this SGLang keeps it elsewhere.
+    """
+    tokenizer, conversation = tokenizer_manager.tokenizer, template_manager.chat_template_name
+    if tokenizer is None:
+        return None
+    serving = load("sglang.srt.runtime_context.get_serving")()
+    defaults = dict(serving.default_chat_template_kwargs or {})
+
+    def render(messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> object:
+        if conversation is not None:
+            return f"SGLang's own conversation template {conversation}"  # which no gateway renders
+        options = {**defaults, **variables, "tokenize": False, "add_generation_prompt": True, "return_dict": False}
+        return tokenizer.apply_chat_template(messages, tools=tools, **options)
+
+    return EngineTokenizer(str(serving.tokenizer_path), tokenizer, render, template_kwargs=defaults)

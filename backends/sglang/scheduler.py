@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plait.backends.adapter.required_names import UnsupportedEngineError, load
-from plait.backends.sglang.cache_state import CacheObserver
+from plait.backends.sglang.cache_state import CacheObserver, EventTap
+from plait.backends.sglang.channel import STATE_KEY, NewsSender, ReportSince, parse_query
 from plait.backends.sglang.compatibility import REQUIRED
 from plait.backends.sglang.driver import Driver
-from plait.backends.sglang.event_tap import EventTap
-from plait.backends.sglang.news import NewsSender
-from plait.backends.sglang.prefill_pass import limited
-from plait.backends.sglang.scheduler_query import STATE_KEY, ReportSince, parse_query
+from plait.backends.sglang.levers import limited
 from plait.backends.sglang.settings import Settings, read_settings
 from plait.backends.sglang.step_clock import Tick
 

@@ -8,20 +8,29 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from plait.backends.adapter import cache_state_route, call_objectives_route, tokenizer_route
-from plait.backends.adapter.asgi import Receive, Scope, Send
-from plait.backends.adapter.cache_state_route import ANSWER_DEADLINE_S, ReportQuery
-from plait.backends.adapter.cache_state_route import PATH as CACHE_STATE
 from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_fingerprint
+from plait.backends.adapter.required_names import UnsupportedEngineError, load
+from plait.backends.adapter.routes import (
+    ANSWER_DEADLINE_S,
+    CACHE_STATE,
+    Change,
+    Receive,
+    ReportQuery,
+    Scope,
+    Send,
+    answer_cache_state,
+    answer_call_objectives,
+    answer_tokenizer,
+)
 from plait.backends.errors import AuthenticationError, EngineError, EngineTimeoutError, UnsupportedError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
+from plait.backends.protocol.tokenizer_probe import Messages
 from plait.backends.vllm.launch import SCHEDULER
 from plait.backends.vllm.plugin import CHANGE_METHOD, METHOD
-from plait.backends.vllm.served_tokenizer import served_tokenizer
 
 
 class CacheStateMiddleware:
@@ -37,11 +46,11 @@ class CacheStateMiddleware:
             self._tokenizer = read_fingerprint(lambda: served_tokenizer(scope["app"].state))
         path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else None
         if path == CACHE_STATE:
-            await cache_state_route.answer(scope, send, _report, self._tokenizer)
+            await answer_cache_state(scope, send, _report, self._tokenizer)
         elif path == CALL_OBJECTIVES:
-            await call_objectives_route.answer(scope, receive, send, _access)
+            await answer_call_objectives(scope, receive, send, _access)
         elif path == TOKENIZER:
-            await tokenizer_route.answer(scope, send, _tokenizer, self._tokenizer)
+            await answer_tokenizer(scope, send, _tokenizer, self._tokenizer)
         else:
             await self._app(scope, receive, send)
 
@@ -61,7 +70,7 @@ async def _report(scope: Scope, query: ReportQuery) -> bytes:
     return report
 
 
-def _access(scope: Scope) -> call_objectives_route.Change:
+def _access(scope: Scope) -> Change:
     """The way for changed objectives to the engine core."""
     core = _allowed_core(scope)
 
@@ -121,3 +130,28 @@ def _authenticate(authorization: bytes, keys: list[str]) -> None:
     valid = [hmac.compare_digest(token, key.encode()) for key in keys]
     if keys and not (scheme.lower() == b"bearer" and any(valid)):
         raise AuthenticationError("This engine needs its API key: send 'Authorization: Bearer KEY'.")
+
+
+def served_tokenizer(state: Any) -> EngineTokenizer | None:
+    """The tokenizer by the state of vLLM's application; None with `--skip-tokenizer-init`.
+
+    Raises UnsupportedEngineError or AttributeError if this vLLM keeps them elsewhere.
+    """
+    config = state.engine_client.vllm_config.model_config
+    tokenizer, chats = state.engine_client.renderer.tokenizer, state.online_renderer
+    resolve = load("vllm.renderers.hf.resolve_chat_template")
+    if resolve is None:
+        raise UnsupportedEngineError("this vLLM lacks vllm.renderers.hf.resolve_chat_template")
+    if tokenizer is None:
+        return None
+    given, defaults = chats.chat_template, dict(chats.default_chat_template_kwargs or {})
+
+    def render(messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> object:
+        template = resolve(tokenizer, chat_template=given, tools=tools, model_config=config)
+        if template is None:
+            return None
+        options = {**defaults, **variables, "tokenize": False, "add_generation_prompt": True}
+        return tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, **options)
+
+    own = given if isinstance(given, str) else None
+    return EngineTokenizer(str(config.tokenizer), tokenizer, render, own, defaults)

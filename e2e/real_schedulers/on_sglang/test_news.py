@@ -13,7 +13,7 @@ from e2e.real_schedulers.built_engine import KV_TOKENS
 from e2e.real_schedulers.on_sglang.engine import TREE_BLOCK_TOKENS
 from e2e.real_schedulers.on_sglang.fixtures import Build
 from plait.backends.protocol.cache_state import CacheState
-from plait.backends.sglang.news import VARIABLE, NewsReceiver
+from plait.backends.sglang.channel import VARIABLE, NewsReceiver
 
 PROMPT_TOKENS = 16 * TREE_BLOCK_TOKENS
 

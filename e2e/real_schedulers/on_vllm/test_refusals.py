@@ -11,8 +11,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from e2e.real_schedulers.on_vllm.fixtures import Build
 from plait.backends.adapter.required_names import UnsupportedEngineError, missing_names
-from plait.backends.vllm.compatibility import REQUIRED
-from plait.backends.vllm.scheduler import create_scheduler
+from plait.backends.vllm.scheduler import REQUIRED, create_scheduler
 
 
 def _other_touch(self: BlockPool, block: object) -> None:

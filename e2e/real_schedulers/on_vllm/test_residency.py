@@ -10,8 +10,7 @@ import pytest
 from e2e.real_schedulers.following import Follower, follow_a_workload
 from e2e.real_schedulers.on_vllm.engine import Engine
 from e2e.real_schedulers.on_vllm.fixtures import Build
-from plait.backends.adapter.forced_levers import ForcedLevers
-from plait.backends.adapter.scheduler_settings import LeverSettings
+from plait.backends.adapter.scheduler_settings import ForcedLevers, LeverSettings
 from plait.backends.protocol.cache_state import CacheState
 from plait.policy.scheduling.local_scheduler import EngineFacts, HitRatio, LocalCall, Plan
 

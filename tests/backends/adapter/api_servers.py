@@ -15,13 +15,13 @@ import httpx
 import msgspec
 import pytest
 
-from plait.backends.adapter.asgi import Scope, Send
 from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_fingerprint
+from plait.backends.adapter.routes import Scope, Send
 from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
+from plait.backends.sglang.channel import SchedulerQuery
 from plait.backends.sglang.route import CacheStateRoute, SchedulerAccess, TokenizerRoute
-from plait.backends.sglang.scheduler_query import SchedulerQuery
-from plait.backends.sglang.served_tokenizer import served_tokenizer as sglang_tokenizer
+from plait.backends.sglang.route import served_tokenizer as sglang_tokenizer
 from plait.backends.tokenization.late_transformers import import_transformers
 from plait.backends.vllm.launch import SCHEDULER
 from plait.backends.vllm.middleware import CacheStateMiddleware
@@ -167,8 +167,8 @@ def install_engines(monkeypatch: pytest.MonkeyPatch, server: Server | None = Non
         folder = "sglang's" if server is None else str(server.folder)
         return SimpleNamespace(default_chat_template_kwargs=defaults, tokenizer_path=folder)
 
-    monkeypatch.setattr("plait.backends.vllm.served_tokenizer.load", lambda _name: resolve)
-    monkeypatch.setattr("plait.backends.sglang.served_tokenizer.load", lambda _name: serving)
+    monkeypatch.setattr("plait.backends.vllm.middleware.load", lambda _name: resolve)
+    monkeypatch.setattr("plait.backends.sglang.route.load", lambda _name: serving)
 
 
 def _loaded(folder: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.adapter.attainment import RECENT_CALLS, Attainment
+from plait.backends.adapter.state_reporter import RECENT_CALLS, Attainment
 from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from plait.backends.adapter.forced_levers import ForcedLevers
-from plait.backends.adapter.scheduler_settings import LeverSettings
+from plait.backends.adapter.scheduler_settings import ForcedLevers, LeverSettings
 from plait.backends.profiles import load_profile
 from plait.policy.cost_model import CostModel
 from plait.policy.scheduling.iteration_work import IterationWork

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.adapter.iterations import Iterations
+from plait.backends.adapter.state_reporter import Iterations
 from plait.policy.scheduling.plan import RECENT_ITERATIONS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.adapter.measuring import measuring
+from plait.backends.adapter.scheduler_settings import measuring
 from plait.backends.profiles import load_profile
 from plait.policy.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS, MeasuringScheduler

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.adapter.attainment import Attainment
-from plait.backends.adapter.refinable_calls import EARLY_CHANGES, RefinableCalls
+from plait.backends.adapter.state_reporter import EARLY_CHANGES, Attainment, RefinableCalls
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Objective, Slo

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from plait.backends.sglang.cache_state import CacheObserver
+from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.driver import Driver
-from plait.backends.sglang.event_tap import EventTap
 from plait.backends.sglang.scheduler import PlannedScheduler
 from plait.backends.sglang.settings import Settings
 from plait.policy.scheduling.local_scheduler import LocalScheduler

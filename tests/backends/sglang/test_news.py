@@ -11,12 +11,11 @@ import msgspec
 import pytest
 
 from plait.backends.adapter.cache_journal import CacheJournal
-from plait.backends.adapter.cache_state_route import ReportQuery
+from plait.backends.adapter.routes import ReportQuery
 from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.protocol.cache_state import CacheState, KvState
-from plait.backends.sglang.news import COVERED, VARIABLE, NewsReceiver, NewsSender
+from plait.backends.sglang.channel import COVERED, VARIABLE, NewsReceiver, NewsSender, ReportSince, SchedulerQuery
 from plait.backends.sglang.route import CacheStateRoute, SchedulerAccess
-from plait.backends.sglang.scheduler_query import ReportSince, SchedulerQuery
 
 
 class Scheduler(SchedulerAccess):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from plait.backends.errors import EngineTimeoutError, UnsupportedError
+from plait.backends.sglang.channel import STATE_KEY, ReportSince
 from plait.backends.sglang.route import SchedulerAccess
-from plait.backends.sglang.scheduler_query import STATE_KEY, ReportSince
 
 
 class TokenizerManager:

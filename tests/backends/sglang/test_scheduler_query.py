@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.sglang.scheduler_query import (
+from plait.backends.sglang.channel import (
     ChangeObjectives,
     ReportSince,
     SchedulerQuery,

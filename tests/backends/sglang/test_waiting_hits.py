@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.sglang.cache_state import CacheObserver
-from plait.backends.sglang.calls import SglangCall
-from plait.backends.sglang.waiting_hits import WaitingHits
+from plait.backends.sglang.calls import SglangCall, WaitingHits
 
 BLOCKS = 4
 CHAINS = [[10 * family + number for number in range(BLOCKS)] for family in range(3)]

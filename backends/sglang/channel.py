@@ -1,10 +1,16 @@
-"""Brings changes of a scheduler's cache to SGLang's API server, without a question.
+"""The channel between SGLang's API server and a scheduler: questions, and news without a question.
 
-A busy scheduler answers a question only after the next step. By then, the client of an answer that has ended may have
-sent its next call, which would be placed by an old report. So when its journal has changed, the scheduler sends its
-report: between steps, and before a batch runs, whose prompts may have evicted blocks. The message is a datagram, so the
-scheduler never waits. It may be lost, so the API server also asks when there has been no news for a while. The API
-server makes the socket and puts its name in the environment, before it starts the schedulers.
+A question is in the id of a request for the scheduler's internal state. That request has no other free field. A
+scheduler without the plugin answers with its internal state as usual. With the plugin, it answers only with what was
+asked for, under `STATE_KEY`. So the answer also proves that the plugin is active. All tensor-parallel ranks get the
+request.
+
+News is a change of the scheduler's cache. A busy scheduler answers a question only after the next step. By then, the
+client of an answer that has ended may have sent its next call, which would be placed by an old report. So when its
+journal has changed, the scheduler sends its report: between steps, and before a batch runs, whose prompts may have
+evicted blocks. The message is a datagram, so the scheduler never waits. It may be lost, so the API server also asks
+when there has been no news for a while. The API server makes the socket and puts its name in the environment, before it
+starts the schedulers.
 
 A report sent covers the last steps, not only the last one: it has news for everyone who knows one of them. Applied
 again, changes change nothing.
@@ -24,6 +30,39 @@ from typing import Final
 import msgspec
 
 from plait.backends.protocol.cache_state import CacheState
+
+PREFIX: Final = "plait "
+STATE_KEY: Final = "plait"
+
+
+class ReportSince(msgspec.Struct, frozen=True, tag="report"):
+    """Asks for the cache-state report as msgpack, since the cursor and epoch of the latest known one."""
+
+    since: int | None = None
+    epoch: str | None = None
+
+
+class ChangeObjectives(msgspec.Struct, frozen=True, tag="objectives"):
+    """Changes objectives of calls, by a valid body of `POST /call_objectives`. Asks how many calls are known."""
+
+    body: str
+
+
+SchedulerQuery = ReportSince | ChangeObjectives
+
+
+def query_id(query: SchedulerQuery) -> str:
+    """The request id with a query."""
+    return PREFIX + msgspec.json.encode(query).decode()
+
+
+def parse_query(request_id: str | None) -> SchedulerQuery | None:
+    """The query in a request id; None for any other id."""
+    if request_id is None or not request_id.startswith(PREFIX):
+        return None
+    query: SchedulerQuery = msgspec.json.decode(request_id.removeprefix(PREFIX), type=SchedulerQuery)
+    return query
+
 
 VARIABLE: Final = "PLAIT_SGLANG_NEWS"
 

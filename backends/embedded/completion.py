@@ -12,11 +12,10 @@ from typing import Any
 import msgspec
 
 from plait.backends.embedded.clock import EngineClock
-from plait.backends.embedded.generation import Generation, Piece
+from plait.backends.embedded.example_json import called_tool, example_arguments
+from plait.backends.embedded.generation import EmulatedToken, Generation, Piece, TextSource
 from plait.backends.embedded.prompts import chat_tokens
 from plait.backends.embedded.responses import ChatFormat, Format, Json, TextFormat, Usage
-from plait.backends.embedded.text import EmulatedToken, TextSource
-from plait.backends.embedded.tool_text import called_tool, example_arguments
 from plait.backends.errors import CallerError, ContextLengthError, ModelNotFoundError
 from plait.backends.protocol.call_annotations import UNANNOTATED, EngineAnnotations
 from plait.backends.protocol.openai import ANY_MODEL, ChatRequest, CompletionRequest, Request

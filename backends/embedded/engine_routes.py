@@ -4,25 +4,84 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from plait.backends.embedded.completion import in_emulated_time
-from plait.backends.embedded.metrics import EngineCollector
+from plait.backends.embedded.engine import Engine
 from plait.backends.embedded.serving import Serving, json_response
 from plait.backends.errors import CallerError, NotFoundError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.call_objectives import ChangesAnswer, read_changes
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.protocol.tokenizer_files import encoded
+
+COUNTERS = {
+    "calls": "Calls received",
+    "prompt_tokens": "Prompt tokens of admitted calls",
+    "cached_prompt_tokens": "Prompt tokens found in the KV cache",
+    "computed_prompt_tokens": "Prompt tokens computed, including recomputation after a preemption",
+    "output_tokens": "Tokens generated",
+    "iterations": "Iterations run",
+    "busy_s": "Emulated seconds of computation",
+    "preemptions": "Preemptions of running calls",
+    "aborted_calls": "Calls whose client went away",
+}
+
+
+class EngineCollector(Collector):
+    """`plait_engine_*`, labelled with the engine and its model. They are read from the engine at each scrape."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample of each metric."""
+        settings = self._engine.settings
+        labels, values = ["engine", "model"], [settings.name, settings.model]
+        for name, value in asdict(self._engine.counters).items():
+            counter = CounterMetricFamily(
+                f"plait_engine_{name.replace('_s', '_seconds')}", COUNTERS[name], labels=labels
+            )
+            counter.add_metric(values, value)
+            yield counter
+        state = self._engine.cache_state(self._engine.journal.cursor)
+        gauges = {
+            "calls_waiting": ("Calls in the queue", state.queue.waiting),
+            "calls_running": ("Calls in the batch", state.queue.running),
+            "kv_blocks": ("KV blocks", state.kv.total_blocks),
+            "kv_blocks_free": ("KV blocks that hold nothing", state.kv.free_blocks),
+            "kv_blocks_cached": ("KV blocks that hold a prefix and that no running call uses", state.kv.cached_blocks),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"plait_engine_{name}", text, labels=labels)
+            gauge.add_metric(values, value)
+            yield gauge
+        for name, (text, value) in {
+            "running": ("Calls in the batch", state.queue.running),
+            "waiting": ("Calls in the queue", state.queue.waiting),
+        }.items():
+            same = GaugeMetricFamily(f"vllm:num_requests_{name}", f"{text}, under vLLM's name", labels=["model_name"])
+            same.add_metric([settings.model], value)
+            yield same
+        cache = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache, under vLLM's names", labels=["block_size", "num_gpu_blocks"]
+        )
+        cache.add_metric([str(settings.block_tokens), str(state.kv.total_blocks)], 1)
+        yield cache
+
 
 MAX_WAIT_MS = 60_000
 

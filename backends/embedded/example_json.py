@@ -1,4 +1,4 @@
-"""A value that fits a JSON schema: the shortest that is easily made. The emulated model answers with it."""
+"""The JSON that the emulated model answers with: examples that fit a request's schema, or the schema of a tool."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
+
+from plait.backends.errors import CallerError
+from plait.backends.protocol.openai import ChatRequest, decode_body
 
 MAX_LEVELS: Final = 32
 """Schemas in each other. Behind it stands null: only a schema that needs itself goes on for ever."""
@@ -22,8 +25,9 @@ _OTHER_SCHEMAS: Final = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
 
 
 def example_json(schema: object) -> str:
-    """A value as JSON. It has every required property. What a schema says beyond the usual keywords is ignored.
+    """The shortest value that is easily made, as JSON. It has every required property.
 
+    What a schema says beyond the usual keywords is ignored.
     Read are `$ref` within the schema, `const`, `enum`, `anyOf`, `oneOf`, `allOf`, `type`, `properties`, `required`,
     `items`, `prefixItems`, `minItems`, `format`, the lengths of strings and the bounds of numbers.
     """
@@ -142,3 +146,89 @@ _SIMPLE: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
     "boolean": lambda _: True,
     "null": lambda _: None,
 }
+
+
+ANY_OBJECT: Final = '{"text":"emulated"}'
+
+
+class _Wishes(msgspec.Struct, frozen=True):
+    """The fields of a body that say what its text has to be. `guided_json` is older than `structured_outputs`."""
+
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Wishes)
+
+
+def requested_json(body: bytes) -> str | None:
+    """JSON that fits the schema of OpenAI's `response_format` or of vLLM's own fields; None if any text will do.
+
+    Raises CallerError for a malformed wish.
+    """
+    wishes = decode_body(body, _DECODER)
+    structured = wishes.structured_outputs
+    schema = structured.get("json") if isinstance(structured, Mapping) else None
+    schema = wishes.guided_json if schema is None else schema
+    if schema is not None:
+        return example_json(_decoded(schema))
+    return None if wishes.response_format is None else _of_format(wishes.response_format)
+
+
+def _of_format(wanted: object) -> str | None:
+    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+    if kind in ("text", "structural_tag"):
+        return None
+    if kind == "json_object":
+        return ANY_OBJECT
+    if kind != "json_schema":
+        raise CallerError(
+            "'response_format.type' must be 'text', 'json_object' or 'json_schema'", param="response_format"
+        )
+    assert isinstance(wanted, Mapping)
+    named = wanted.get("json_schema")
+    schema = named.get("schema") if isinstance(named, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise CallerError("'response_format.json_schema' must be an object with a 'schema'", param="response_format")
+    return example_json(schema)
+
+
+def _decoded(schema: object) -> object:
+    """The schema. In vLLM's own fields it may also be a string with JSON."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return msgspec.json.decode(schema)
+    except msgspec.DecodeError as error:
+        raise CallerError(
+            f"'structured_outputs.json' is not valid JSON: {error}", param="structured_outputs"
+        ) from error
+
+
+def called_tool(request: ChatRequest) -> dict[str, Any] | None:
+    """The tool that `tool_choice` names, or the first tool for `required`; None without such a choice."""
+    choice, tools = request.tool_choice, request.tools or []
+    if choice is None or choice in ("auto", "none"):
+        return None
+    if choice == "required":
+        if tools and _name(tools[0]) is not None:
+            return tools[0]
+        raise CallerError("'tool_choice' 'required' needs a function as the first of 'tools'", param="tool_choice")
+    wanted = _name(choice)
+    for tool in tools:
+        if wanted is not None and _name(tool) == wanted:
+            return tool
+    raise CallerError(f"'tool_choice' names a tool that is not in 'tools': {choice!r}", param="tool_choice")
+
+
+def example_arguments(tool: dict[str, Any]) -> str:
+    """Arguments as JSON that fit the tool's schema."""
+    return example_json(tool["function"].get("parameters"))
+
+
+def _name(value: object) -> str | None:
+    """The function's name in a tool or in a `tool_choice`."""
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None

@@ -13,12 +13,11 @@ from starlette.responses import Response
 
 from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.completion import ServedModel
-from plait.backends.embedded.completion_routes import CompletionRoutes
+from plait.backends.embedded.completion_routes import CompletionRoutes, TokenRoutes
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.embedded.engine_routes import EngineRoutes, description_of
 from plait.backends.embedded.pooling_routes import PoolingRoutes
 from plait.backends.embedded.serving import Serving, json_response
-from plait.backends.embedded.token_routes import TokenRoutes
 from plait.backends.errors import PlaitError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER

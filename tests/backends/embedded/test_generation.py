@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.clock import EngineClock, OnOutput
 from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.generation import Generation, Piece
-from plait.backends.embedded.text import EmulatedToken
+from plait.backends.embedded.generation import EmulatedToken, Generation, Piece
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 0.0), 0.0, 0.0, 0.0, LongAttention())

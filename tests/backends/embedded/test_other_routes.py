@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from plait.backends.embedded.pooling_routes import DIMENSIONS, embedding
 from plait.backends.embedded.prompts import PICTURE_TOKENS
-from plait.backends.embedded.vectors import DIMENSIONS, embedding
 from tests.backends.embedded.served_engine import Served, sdk_transport, serving
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

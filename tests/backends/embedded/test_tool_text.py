@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.embedded.tool_text import called_tool, example_arguments
+from plait.backends.embedded.example_json import called_tool, example_arguments
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest
 

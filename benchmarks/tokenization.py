@@ -26,11 +26,10 @@ from benchmarks.plain.rows import ROWS, TEMPLATES, text
 from benchmarks.train_tokenizer import corpus, save
 from plait.backends.protocol.openai import ChatRequest
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
-from plait.backends.tokenization.chatml import EMBEDDED_FOLDER
-from plait.backends.tokenization.huggingface import HuggingFaceTokenizer
+from plait.backends.tokenization.chat_template import EMBEDDED_FOLDER
+from plait.backends.tokenization.file_tokenizer import HuggingFaceTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.backends.tokenization.part_cache import PartCache
-from plait.backends.tokenization.prompt_encoder import PromptEncoder
+from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.backends.tokenization.word_memo import WordMemo
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from plait.backends.tokenization.chatml import EMBEDDED_FOLDER
+from plait.backends.tokenization.chat_template import EMBEDDED_FOLDER
 
 CACHE: Final = Path(__file__).parents[1] / ".cache" / "tiny-model"
 CONTEXT_TOKENS: Final = 8192

@@ -14,8 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from plait.backends.protocol.tokenizer_files import encoded, saved_files
-from plait.backends.protocol.tokenizer_fingerprint import NO_TOKENIZER, TokenizerFingerprint, fingerprint
-from plait.backends.protocol.tokenizer_probe import Messages
+from plait.backends.protocol.tokenizer_fingerprint import NO_TOKENIZER, Messages, TokenizerFingerprint, fingerprint
 
 _log = logging.getLogger("vllm.plait")
 """A child of vLLM's logger, so that vLLM's handlers print it. In other engines the root's handlers do."""

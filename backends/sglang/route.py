@@ -29,7 +29,7 @@ from plait.backends.errors import EngineTimeoutError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
-from plait.backends.protocol.tokenizer_probe import Messages
+from plait.backends.protocol.tokenizer_fingerprint import Messages
 from plait.backends.sglang.channel import (
     STATE_KEY,
     ChangeObjectives,

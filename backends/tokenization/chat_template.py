@@ -3,11 +3,14 @@
 Transformers renders a chat in a new copy of all messages and tools, and Jinja's sandbox checks each attribute that a
 template reads. `render` does without the copy, as a request's JSON is plain data, and without the checks of attributes
 that are known to be safe. docs/design/chat-templates.md has the reasons.
+
+`CHATML` is the template that is shipped, for tokenizers without one of their own.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -282,3 +285,36 @@ def _dotted(node: nodes.Node | None) -> str | None:
         owner = _dotted(node.node)
         return None if owner is None else f"{owner}.{node.attr}"
     return None
+
+
+def import_transformers() -> None:
+    """Import transformers, without its advice to install PyTorch, which tokenizers do not need.
+
+    It takes half a second, and processes without a tokenizer do not need it.
+    """
+
+    def is_no_advice(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("PyTorch was not found")
+
+    logger = logging.getLogger("transformers")
+    logger.addFilter(is_no_advice)
+    try:
+        import transformers  # noqa: F401, PLC0415
+    finally:
+        logger.removeFilter(is_no_advice)
+
+
+EMBEDDED_FOLDER: Final = Path(__file__).parents[1] / "embedded" / "tokenizer"
+CHATML: Final = read_template(EMBEDDED_FOLDER / "chat_template.jinja")
+"""The embedded engine's template. Tokenizers without a template use it too."""
+
+
+def render_by_transformers(messages: list[dict[str, Any]], **options: Any) -> str:
+    """The text of a chat. Raises what templates raise, such as `jinja2.TemplateError`."""
+    if options.get("continue_final_message") and options.get("add_generation_prompt"):
+        raise ValueError("continue_final_message and add_generation_prompt exclude each other")
+    import_transformers()
+    from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - imported by now
+
+    prompts = render_jinja_template(conversations=[messages], **options)[0]
+    return str(prompts[0])

@@ -2,6 +2,11 @@
 
 Whether a place is a cut depends on the two or three characters around it only. So texts that begin alike are cut alike,
 as far as they are alike. docs/design/incremental-tokenization.md has the reasons.
+
+Byte-level tokenizers split a text into words by the regular expressions below. None of them looks behind a word's
+begin. Each ends a word before a space that follows another character than white space, and behind a letter or digit
+that comes before punctuation other than an apostrophe, or before a line break. The cuts rely on this, and their tests
+try every short text.
 """
 
 from __future__ import annotations
@@ -13,7 +18,43 @@ from dataclasses import dataclass
 from typing import Final
 
 from plait.backends.tokenization.vocabulary import Files, added_tokens, normalizers, pre_tokenizers
-from plait.backends.tokenization.word_patterns import GPT2, RUNS, WORDS
+
+_ENGLISH: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_FIRST: Final = r"[^\r\n\p{L}\p{N}]?"
+_SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+R50K: Final = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+"""GPT-2's, as tiktoken writes it."""
+
+LLAMA_3: Final = rf"{_ENGLISH}|{_FIRST}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+CL100K: Final = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+)
+QWEN_2: Final = rf"{_ENGLISH}|{_FIRST}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+QWEN_3_5: Final = rf"{_ENGLISH}|{_FIRST}[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+O200K: Final = (
+    rf"{_FIRST}{_UPPER}*{_LOWER}+{_ENGLISH}?|{_FIRST}{_UPPER}+{_LOWER}*{_ENGLISH}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+TEKKEN: Final = (
+    rf"{_FIRST}{_UPPER}*{_LOWER}+|{_FIRST}{_UPPER}+{_LOWER}*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+"""Mistral's, since Nemo."""
+
+DEEPSEEK: Final = (
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+)
+"""DeepSeek's third. Its file has the line breaks themselves, not their escapes."""
+
+WORDS: Final = frozenset({GPT2, R50K, LLAMA_3, CL100K, QWEN_2, QWEN_3_5, O200K, TEKKEN, DEEPSEEK})
+RUNS: Final = frozenset({r"\p{N}", r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"})
+"""Runs of digits, and of Chinese and Japanese, that some tokenizers split off first."""
+
 
 BEFORE_SPACES: Final = re.compile(r"(?<=\S)(?= )")
 """Before a space that follows another character than white space."""

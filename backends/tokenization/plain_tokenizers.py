@@ -8,7 +8,7 @@ from dataclasses import replace
 from sys import byteorder
 from typing import TYPE_CHECKING, Any
 
-from plait.backends.tokenization.chatml import CHATML, render_by_transformers
+from plait.backends.tokenization.chat_template import CHATML, render_by_transformers
 from plait.backends.tokenization.cuts import BETWEEN_WORDS, Cuts, cuts_of_words
 from plait.backends.tokenization.tokenizer import ChatTokenizer, not_unicode
 

@@ -22,7 +22,7 @@ import msgspec
 
 from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.tokenizer_fingerprint import PROBE_VARIABLES
-from plait.backends.tokenization.late_transformers import import_transformers
+from plait.backends.tokenization.chat_template import import_transformers
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
 

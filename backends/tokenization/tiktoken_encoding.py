@@ -9,7 +9,7 @@ from typing import Final
 
 import tiktoken
 
-from plait.backends.tokenization.word_patterns import CL100K, O200K
+from plait.backends.tokenization.cuts import CL100K, O200K
 
 
 @dataclass(frozen=True, slots=True)

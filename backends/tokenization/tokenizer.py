@@ -15,10 +15,9 @@ from typing import Any, Final, Protocol
 import jinja2
 
 from plait.backends.errors import CallerError
-from plait.backends.protocol.tokenizer_probe import CHATS, Messages
+from plait.backends.protocol.tokenizer_fingerprint import CHATS, Messages
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
-from plait.backends.tokenization.chat_template import render, template_options
-from plait.backends.tokenization.chatml import CHATML
+from plait.backends.tokenization.chat_template import CHATML, render, template_options
 from plait.backends.tokenization.cuts import Cuts
 
 # Errors that a template can raise for messages that it does not expect. vLLM answers all of them with a 400.

@@ -1,19 +1,212 @@
-"""Anthropic's Messages API (`POST /v1/messages`, `POST /v1/messages/count_tokens`) over chat completions."""
+"""Anthropic's Messages API (`POST /v1/messages`, `POST /v1/messages/count_tokens`) over chat completions.
+
+An assistant's turn is a `message` object, and the events that let it grow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from plait.backends.errors import PlaitError
-from plait.backends.translation.answer_translator import TurnTranslator
-from plait.backends.translation.events import Event, write_event
+from plait.backends.translation.answer_translator import (
+    Event,
+    Identity,
+    Part,
+    Reasoning,
+    ToolCall,
+    TurnTranslator,
+    Usage,
+    new_identity,
+    write_event,
+)
 from plait.backends.translation.fields import Json
-from plait.backends.translation.identity import new_identity
-from plait.backends.translation.message_turn import MessageTurn, error_event
 from plait.backends.translation.messages_request import chat_request, prompt_request
+
+# OpenAI's finish reason -> Anthropic's stop reason
+_STOP_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+
+# Anthropic's types of error that engines name as Anthropic does, and those of vLLM's types
+_ERROR_TYPES: Final = {
+    "BadRequestError": "invalid_request_error",
+    "NotFoundError": "not_found_error",
+    **{
+        kind: kind
+        for kind in (
+            "invalid_request_error",
+            "authentication_error",
+            "permission_error",
+            "not_found_error",
+            "rate_limit_error",
+            "overloaded_error",
+        )
+    },
+}
+
+
+class MessageTurn:
+    """Implements Turn. `fields` are the request's."""
+
+    def __init__(self, fields: Mapping[str, Any], identity: Identity) -> None:
+        self._key = identity.key
+        self._stop_sequences = frozenset(fields.get("stop_sequences") or ())
+        self._blocks: list[_Block] = []
+        self._calls: dict[int, _Block] = {}
+        self._message: Json = {
+            "id": f"msg_{identity.key}",
+            "type": "message",
+            "role": "assistant",
+            "model": fields.get("model") or "",
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(Usage()),
+        }
+
+    def answer(self) -> Json:
+        """The message as it is now."""
+        return {**self._message, "content": [block.body() for block in self._blocks]}
+
+    def begin(self, model: str) -> Iterable[Event]:
+        """`message_start`. Its usage is 0: an engine tells it at the end."""
+        if model:
+            self._message["model"] = model
+        return [{"type": "message_start", "message": self.answer()}]
+
+    def take(self, part: Part) -> Iterable[Event]:
+        """A new block where the part does not continue the last one, and the part's delta."""
+        block, events = self._block_for(part)
+        text = part.arguments if isinstance(part, ToolCall) else part.text
+        if text:
+            block.add(text)
+            delta = {"type": block.delta, block.delta_key: text}
+            events.append({"type": "content_block_delta", "index": block.index, "delta": delta})
+        return events
+
+    def end(self, finish_reason: str | None, stop: str | None, usage: Usage) -> Iterable[Event]:
+        """The end of the last block, `message_delta` with the reason and the usage, and `message_stop`."""
+        events = self._close()
+        reason = {"stop_reason": self._stop_reason(finish_reason, stop), "stop_sequence": None}
+        if reason["stop_reason"] == "stop_sequence":
+            reason["stop_sequence"] = stop
+        self._message |= {**reason, "usage": _usage(usage)}
+        changed = {"type": "message_delta", "delta": reason, "usage": self._message["usage"]}
+        return [*events, changed, {"type": "message_stop"}]
+
+    def fail(self, error: Mapping[str, Any]) -> Iterable[Event]:
+        """An `error` event."""
+        kind = _ERROR_TYPES.get(str(error.get("type")), "api_error")
+        return [error_event(kind, str(error.get("message") or "The engine has failed."))]
+
+    def _stop_reason(self, finish_reason: str | None, stop: str | None) -> str:
+        if finish_reason in _STOP_REASONS:
+            return _STOP_REASONS[finish_reason]
+        if stop in self._stop_sequences:
+            return "stop_sequence"
+        return "tool_use" if self._calls else "end_turn"
+
+    def _block_for(self, part: Part) -> tuple[_Block, list[Event]]:
+        last = self._calls.get(part.index) if isinstance(part, ToolCall) else self._blocks[-1] if self._blocks else None
+        if last is not None and last.continues(part):
+            return last, []
+        events = self._close()
+        block = self._new_block(part, len(self._blocks))
+        self._blocks.append(block)
+        return block, [*events, {"type": "content_block_start", "index": block.index, "content_block": block.body()}]
+
+    def _new_block(self, part: Part, index: int) -> _Block:
+        if isinstance(part, ToolCall):
+            self._calls[part.index] = call = _ToolUse(
+                index, part.call_id or f"toolu_{self._key}_{index}", part.name or ""
+            )
+            return call
+        return _Thinking(index) if isinstance(part, Reasoning) else _Text(index)
+
+    def _close(self) -> list[Event]:
+        return [{"type": "content_block_stop", "index": self._blocks[-1].index}] if self._blocks else []
+
+
+class _Block:
+    """A content block. `delta` is the type of its deltas, `delta_key` the key of the text in them."""
+
+    delta: str
+    delta_key: str
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._text = ""
+
+    def add(self, text: str) -> None:
+        self._text += text
+
+    def continues(self, part: Part) -> bool:
+        raise NotImplementedError
+
+    def body(self) -> Json:
+        raise NotImplementedError
+
+
+class _Text(_Block):
+    delta, delta_key = "text_delta", "text"
+
+    def continues(self, part: Part) -> bool:
+        return not isinstance(part, Reasoning | ToolCall)
+
+    def body(self) -> Json:
+        return {"type": "text", "text": self._text}
+
+
+class _Thinking(_Block):
+    delta, delta_key = "thinking_delta", "thinking"
+
+    def continues(self, part: Part) -> bool:
+        return isinstance(part, Reasoning)
+
+    def body(self) -> Json:
+        """The signature is empty: only Anthropic's models sign."""
+        return {"type": "thinking", "thinking": self._text, "signature": ""}
+
+
+class _ToolUse(_Block):
+    delta, delta_key = "input_json_delta", "partial_json"
+
+    def __init__(self, index: int, call_id: str, name: str) -> None:
+        super().__init__(index)
+        self._call_id, self._name = call_id, name
+
+    def continues(self, part: Part) -> bool:
+        """False for another call: some engines give every call the index 0, but each a new id."""
+        return isinstance(part, ToolCall) and (not part.name or part.call_id in (None, self._call_id))
+
+    def body(self) -> Json:
+        """The call. Arguments that are cut off, or no object, become an empty object."""
+        try:
+            arguments = msgspec.json.decode(self._text) if self._text else {}
+        except msgspec.DecodeError:
+            arguments = {}
+        arguments = arguments if isinstance(arguments, dict) else {}
+        return {"type": "tool_use", "id": self._call_id, "name": self._name, "input": arguments}
+
+
+def error_event(kind: str, message: str) -> Event:
+    """An `error` event, which is also the body of an error."""
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _usage(usage: Usage) -> Json:
+    """Anthropic's counts. Its input tokens are those that were not cached."""
+    counts: Json = {
+        "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.output_tokens,
+    }
+    if usage.reasoning_tokens:
+        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return counts
+
 
 COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 

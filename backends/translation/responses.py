@@ -1,17 +1,370 @@
-"""OpenAI's Responses API (`POST /v1/responses`) over chat completions."""
+"""OpenAI's Responses API (`POST /v1/responses`) over chat completions.
+
+An assistant's turn is a `response` object, and the events that let it grow. The items of its output are what the model
+thought, said and called.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol
 
 from plait.backends.errors import PlaitError
-from plait.backends.translation.answer_translator import TurnTranslator
-from plait.backends.translation.events import write_event
+from plait.backends.translation.answer_translator import (
+    Event,
+    Identity,
+    Part,
+    Reasoning,
+    Refusal,
+    Text,
+    ToolCall,
+    TurnTranslator,
+    Usage,
+    new_identity,
+    write_event,
+)
 from plait.backends.translation.fields import Json
-from plait.backends.translation.identity import new_identity
-from plait.backends.translation.response_turn import ResponseTurn, error_event
-from plait.backends.translation.responses_request import chat_request
+from plait.backends.translation.responses_request import chat_request, wants_logprobs
+
+
+class Item(Protocol):
+    """An item of the output. The events have no sequence numbers yet."""
+
+    def continues(self, part: Part) -> bool:
+        """Whether the part belongs to this item."""
+        ...
+
+    def opening(self) -> Iterable[Event]:
+        """The events that announce the item."""
+        ...
+
+    def add(self, part: Part) -> Iterable[Event]:
+        """Add a part that `continues`."""
+        ...
+
+    def close(self, status: str) -> Iterable[Event]:
+        """The item's last events. Only the last item of the output is open."""
+        ...
+
+    def body(self) -> Json:
+        """The item as JSON."""
+        ...
+
+
+class _ContentItem:
+    """An item whose content is texts: a message or a reasoning item."""
+
+    def __init__(self, item_id: str, position: int) -> None:
+        self._place = {"item_id": item_id, "output_index": position}
+        self._content: list[_Content] = []
+        self._status = "in_progress"
+
+    def opening(self) -> Iterable[Event]:
+        return [
+            {"type": "response.output_item.added", "output_index": self._place["output_index"], "item": self.body()}
+        ]
+
+    def close(self, status: str) -> Iterable[Event]:
+        self._status = status
+        if self._content:
+            yield from self._content[-1].close()
+        yield {"type": "response.output_item.done", "output_index": self._place["output_index"], "item": self.body()}
+
+    def body(self) -> Json:
+        raise NotImplementedError
+
+    def _extend(self, kind: str, text: str, logprobs: Iterable[Json] = ()) -> Iterator[Event]:
+        if not self._content or self._content[-1].kind != kind:
+            if self._content:
+                yield from self._content[-1].close()
+            self._content.append(_Content(kind, {**self._place, "content_index": len(self._content)}))
+            yield from self._content[-1].opening()
+        yield from self._content[-1].add(text, logprobs)
+
+
+class MessageItem(_ContentItem):
+    """What the model said. `logprobs` says whether the client wants them."""
+
+    def __init__(self, item_id: str, position: int, logprobs: bool) -> None:
+        super().__init__(item_id, position)
+        self._logprobs = logprobs
+
+    def continues(self, part: Part) -> bool:
+        """Whether the part is text or a refusal."""
+        return isinstance(part, Text | Refusal)
+
+    def add(self, part: Part) -> Iterable[Event]:
+        """A delta."""
+        if isinstance(part, Text):
+            return self._extend("output_text", part.text, part.logprobs if self._logprobs else ())
+        assert isinstance(part, Refusal)
+        return self._extend("refusal", part.text)
+
+    def body(self) -> Json:
+        """A `message`."""
+        return {
+            "id": self._place["item_id"],
+            "type": "message",
+            "role": "assistant",
+            "status": self._status,
+            "content": [content.body() for content in self._content],
+        }
+
+
+class ReasoningItem(_ContentItem):
+    """What the model thought."""
+
+    def continues(self, part: Part) -> bool:
+        """Whether the part is reasoning."""
+        return isinstance(part, Reasoning)
+
+    def add(self, part: Part) -> Iterable[Event]:
+        """A delta."""
+        assert isinstance(part, Reasoning)
+        return self._extend("reasoning_text", part.text)
+
+    def body(self) -> Json:
+        """A `reasoning` item."""
+        return {
+            "id": self._place["item_id"],
+            "type": "reasoning",
+            "summary": [],
+            "content": [content.body() for content in self._content],
+            "status": self._status,
+        }
+
+
+class CallItem:
+    """A call to a function. A part of the call may come after another item has begun; the item is then closed."""
+
+    def __init__(self, item_id: str, position: int, call_id: str, name: str) -> None:
+        self._item_id, self._position = item_id, position
+        self._call_id, self._name = call_id, name
+        self._arguments = ""
+        self._status = "in_progress"
+
+    def continues(self, part: Part) -> bool:
+        """False for another call: some engines give every call the index 0, but each a new id."""
+        return isinstance(part, ToolCall) and (not part.name or part.call_id in (None, self._call_id))
+
+    def opening(self) -> Iterable[Event]:
+        """The events that announce the item."""
+        return [{"type": "response.output_item.added", "output_index": self._position, "item": self.body()}]
+
+    def add(self, part: Part) -> Iterable[Event]:
+        """A delta of the arguments; no events for an empty one."""
+        assert isinstance(part, ToolCall)
+        self._arguments += part.arguments
+        return [self._event("delta", {"delta": part.arguments})] if part.arguments else []
+
+    def close(self, status: str) -> Iterable[Event]:
+        """The item's last events."""
+        self._status = status
+        return [
+            self._event("done", {"arguments": self._arguments, "name": self._name}),
+            {"type": "response.output_item.done", "output_index": self._position, "item": self.body()},
+        ]
+
+    def body(self) -> Json:
+        """A `function_call`."""
+        return {
+            "id": self._item_id,
+            "type": "function_call",
+            "status": self._status,
+            "call_id": self._call_id,
+            "name": self._name,
+            "arguments": self._arguments,
+        }
+
+    def _event(self, what: str, more: Mapping[str, Any]) -> Event:
+        kind = f"response.function_call_arguments.{what}"
+        return {"type": kind, "item_id": self._item_id, "output_index": self._position, **more}
+
+
+class _Content:
+    """One text of an item's content. `kind` is its type: `output_text`, `refusal` or `reasoning_text`."""
+
+    def __init__(self, kind: str, place: Json) -> None:
+        self.kind = kind
+        self._place = place
+        self._key = "refusal" if kind == "refusal" else "text"
+        self._texts: list[str] = []
+        self._logprobs: list[Json] = []
+
+    def opening(self) -> Iterable[Event]:
+        return [{"type": "response.content_part.added", **self._place, "part": self.body()}]
+
+    def add(self, text: str, logprobs: Iterable[Json]) -> Iterable[Event]:
+        new = [_logprob(token) for token in logprobs]
+        self._texts.append(text)
+        self._logprobs += new
+        more = {"logprobs": [_without_bytes(token) for token in new]} if self.kind == "output_text" else {}
+        return [{"type": f"response.{self.kind}.delta", **self._place, "delta": text, **more}]
+
+    def close(self) -> Iterable[Event]:
+        more: Json = {self._key: "".join(self._texts)}
+        if self.kind == "output_text":
+            more["logprobs"] = [_without_bytes(token) for token in self._logprobs]
+        return [
+            {"type": f"response.{self.kind}.done", **self._place, **more},
+            {"type": "response.content_part.done", **self._place, "part": self.body()},
+        ]
+
+    def body(self) -> Json:
+        body: Json = {"type": self.kind, self._key: "".join(self._texts)}
+        if self.kind == "output_text":
+            body |= {"annotations": [], "logprobs": list(self._logprobs)}
+        return body
+
+
+def _logprob(token: Mapping[str, Any]) -> Json:
+    """A token's logprob with its alternatives, from chat completions."""
+    return {**_one_logprob(token), "top_logprobs": [_one_logprob(other) for other in token.get("top_logprobs") or ()]}
+
+
+def _one_logprob(token: Mapping[str, Any]) -> Json:
+    text = token.get("token", "")
+    return {"token": text, "bytes": token.get("bytes") or list(text.encode()), "logprob": token.get("logprob", 0.0)}
+
+
+def _without_bytes(token: Json) -> Json:
+    """The form that events have."""
+    top = [{key: other[key] for key in ("token", "logprob")} for other in token["top_logprobs"]]
+    return {"token": token["token"], "logprob": token["logprob"], "top_logprobs": top}
+
+
+# finish reason -> why the response is incomplete
+INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+# field -> its value if the request has none
+_ECHOED: Final[Mapping[str, Any]] = {
+    "instructions": None, "max_output_tokens": None, "max_tool_calls": None, "metadata": {},
+    "parallel_tool_calls": True, "previous_response_id": None, "prompt_cache_key": None, "reasoning": None,
+    "safety_identifier": None, "store": True, "temperature": None, "text": {"format": {"type": "text"}},
+    "tool_choice": "auto", "tools": [], "top_logprobs": None, "top_p": None, "truncation": "disabled", "user": None,
+}  # fmt: skip
+
+
+class ResponseTurn:
+    """Implements Turn. `fields` are the request's; the response repeats many of them."""
+
+    def __init__(self, fields: Mapping[str, Any], identity: Identity) -> None:
+        self._key = identity.key
+        self._logprobs = wants_logprobs(fields)
+        self._items: list[Item] = []
+        self._calls: dict[int, CallItem] = {}
+        self._number = 0
+        echoed = {name: default if fields.get(name) is None else fields[name] for name, default in _ECHOED.items()}
+        self._response: Json = {
+            "id": f"resp_{identity.key}",
+            "object": "response",
+            "created_at": identity.created_s,
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "model": fields.get("model") or "",
+            "output": [],
+            "usage": None,
+            **echoed,
+        }
+
+    def answer(self) -> Json:
+        """The response as it is now."""
+        return {**self._response, "output": [item.body() for item in self._items]}
+
+    def begin(self, model: str) -> Iterable[Event]:
+        """`response.created` and `response.in_progress`."""
+        if model:
+            self._response["model"] = model
+        return [self._lifecycle("created"), self._lifecycle("in_progress")]
+
+    def take(self, part: Part) -> Iterable[Event]:
+        """A new item where the part does not continue the last one, and the part's delta."""
+        item, events = self._item_for(part)
+        return [*events, *self._numbered(item.add(part))]
+
+    def end(self, finish_reason: str | None, stop: str | None, usage: Usage) -> Iterable[Event]:  # noqa: ARG002
+        """The end of the last item, and `response.completed` or `response.incomplete`."""
+        reason = INCOMPLETE.get(finish_reason or "")
+        status = "completed" if reason is None else "incomplete"
+        events = self._close(status)
+        self._response |= {
+            "status": status,
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "usage": _usage(usage),
+        }
+        return [*events, self._lifecycle(status)]
+
+    def fail(self, error: Mapping[str, Any]) -> Iterable[Event]:
+        """`response.failed`, if the response has begun, and an `error` event, at which the SDKs raise."""
+        events = list[Event]()
+        if self._number:
+            message = str(error.get("message") or "The engine has failed.")
+            self._response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+            events.append(self._lifecycle("failed"))
+        return [*events, error_event(error, self._next_number())]
+
+    def _item_for(self, part: Part) -> tuple[Item, list[Event]]:
+        if isinstance(part, ToolCall):
+            call = self._calls.get(part.index)
+            if call is not None and call.continues(part):
+                return call, []
+        elif self._items and self._items[-1].continues(part):
+            return self._items[-1], []
+        events = self._close("completed")
+        item = self._new_item(part, len(self._items))
+        self._items.append(item)
+        return item, [*events, *self._numbered(item.opening())]
+
+    def _new_item(self, part: Part, position: int) -> Item:
+        suffix = f"{self._key}_{position}"
+        match part:
+            case Reasoning():
+                return ReasoningItem(f"rs_{suffix}", position)
+            case Text() | Refusal():
+                return MessageItem(f"msg_{suffix}", position, self._logprobs)
+            case ToolCall():
+                call = CallItem(f"fc_{suffix}", position, part.call_id or f"call_{suffix}", part.name or "")
+                self._calls[part.index] = call
+                return call
+
+    def _close(self, status: str) -> list[Event]:
+        return list(self._numbered(self._items[-1].close(status))) if self._items else []
+
+    def _lifecycle(self, what: str) -> Event:
+        return {"type": f"response.{what}", "response": self.answer(), "sequence_number": self._next_number()}
+
+    def _numbered(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            yield {**event, "sequence_number": self._next_number()}
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number - 1
+
+
+def error_event(error: Mapping[str, Any], number: int) -> Event:
+    """An `error` event for OpenAI's error object. `error` in it lets OpenAI's SDKs raise."""
+    code = error.get("code")
+    return {
+        "type": "error",
+        "code": None if code is None else str(code),
+        "message": str(error.get("message") or "The engine has failed."),
+        "param": error.get("param"),
+        "sequence_number": number,
+        "error": error,
+    }
+
+
+def _usage(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+    }
 
 
 class ResponsesTranslation:

@@ -28,7 +28,7 @@ from plait.backends.adapter.routes import (
 from plait.backends.errors import AuthenticationError, EngineError, EngineTimeoutError, UnsupportedError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
-from plait.backends.protocol.tokenizer_probe import Messages
+from plait.backends.protocol.tokenizer_fingerprint import Messages
 from plait.backends.vllm.launch import SCHEDULER
 from plait.backends.vllm.plugin import CHANGE_METHOD, METHOD
 

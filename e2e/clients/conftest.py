@@ -12,7 +12,7 @@ import pytest
 from e2e.clients.matrix import Matrix
 from e2e.clients.program_run import KEY, LIMITED_CALLS_PER_S, LIMITED_KEY
 from e2e.servers import Fleet, Launcher
-from plait.backends.tokenization.chatml import EMBEDDED_FOLDER
+from plait.backends.tokenization.chat_template import EMBEDDED_FOLDER
 
 _MATRIX: Final = pytest.StashKey[Matrix]()
 

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint, fingerprint
-from plait.backends.tokenization.bounded_templates import BoundedTemplates
 from plait.backends.tokenization.chat_template import read_template
-from plait.backends.tokenization.huggingface import HuggingFaceTokenizer
+from plait.backends.tokenization.file_tokenizer import HuggingFaceTokenizer
 from plait.backends.tokenization.loading import AUTO, load_tokenizer
-from plait.backends.tokenization.offered_tokenizer import cache_folder
-from plait.backends.tokenization.part_cache import PartCache
-from plait.backends.tokenization.prompt_encoder import PromptEncoder
+from plait.backends.tokenization.offered_tokenizer import BoundedTemplates, cache_folder
+from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
 from plait.backends.tokenization.template_worker import TemplateWorker
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.backends.tokenization.word_memo import WordMemo

@@ -10,7 +10,7 @@ import msgspec
 
 from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
-from plait.backends.tokenization.bounded_templates import BoundedTemplates
+from plait.backends.tokenization.offered_tokenizer import BoundedTemplates
 from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.model_tokenizers import ModelTokenizers

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from plait.backends.errors import PlaitError
-from plait.backends.protocol.tokenizer_probe import TEXTS
+from plait.backends.protocol.tokenizer_fingerprint import TEXTS
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.engine import FleetEngine

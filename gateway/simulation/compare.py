@@ -23,8 +23,7 @@ import msgspec
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.backends.tokenization.part_cache import PartCache
-from plait.backends.tokenization.prompt_encoder import EncodedPrompt, PromptEncoder
+from plait.backends.tokenization.prompt_encoder import EncodedPrompt, PartCache, PromptEncoder
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.rivals import KNOWN, RIVALS, TITLES

@@ -22,7 +22,7 @@ from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.sglang.channel import SchedulerQuery
 from plait.backends.sglang.route import CacheStateRoute, SchedulerAccess, TokenizerRoute
 from plait.backends.sglang.route import served_tokenizer as sglang_tokenizer
-from plait.backends.tokenization.late_transformers import import_transformers
+from plait.backends.tokenization.chat_template import import_transformers
 from plait.backends.vllm.launch import SCHEDULER
 from plait.backends.vllm.middleware import CacheStateMiddleware
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from plait.backends.http.deadline import Deadline
+from plait.backends.http.connection import Deadline
 
 
 class FakeLoop:

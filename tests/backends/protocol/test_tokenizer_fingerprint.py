@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint, fingerprint
-from plait.backends.protocol.tokenizer_probe import TEXTS
+from plait.backends.protocol.tokenizer_fingerprint import TEXTS, TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.loading import load_tokenizer
 from tests.backends.tokenization.tokenizer_folders import DATED, TEMPLATE, folder_of, tokenizer_folders, with_bos
 from tests.backends.tokenization.trained import VARIANTS, byte_level, files_of, rank_file, raw

@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-from plait.backends.tokenization.part_cache import PartCache
-from plait.backends.tokenization.prompt_encoder import PromptEncoder
+from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.backends.tokenization.word_memo import WordMemo
 from tests.backends.tokenization.test_cuts import PARTS

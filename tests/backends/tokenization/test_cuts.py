@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, pre_tokenizers
 
-from plait.backends.tokenization.cuts import BEFORE_SPACES, BETWEEN_WORDS, Cuts, find_cuts
+from plait.backends.tokenization.cuts import BEFORE_SPACES, BETWEEN_WORDS, CL100K, R50K, RUNS, WORDS, Cuts, find_cuts
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tiktoken_encoding import SPLITS
-from plait.backends.tokenization.word_patterns import CL100K, R50K, RUNS, WORDS
 from tests.backends.tokenization.trained import (
     GEMMA_SPLIT,
     PREPEND,

@@ -12,12 +12,9 @@ import pytest
 from plait.backends.errors import CallerError
 from plait.backends.protocol.tokenizer_files import MAX_BYTES, MAX_TEMPLATE_BYTES, TokenizerFiles
 from plait.backends.protocol.tokenizer_fingerprint import fingerprint
-from plait.backends.tokenization.bounded_templates import BoundedTemplates
-from plait.backends.tokenization.embedded_tokenizer import EmbeddedTokenizer
-from plait.backends.tokenization.file_tokenizer import FileTokenizer
-from plait.backends.tokenization.huggingface import HuggingFaceTokenizer
+from plait.backends.tokenization.file_tokenizer import EmbeddedTokenizer, FileTokenizer, HuggingFaceTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.backends.tokenization.offered_tokenizer import load_offered
+from plait.backends.tokenization.offered_tokenizer import BoundedTemplates, load_offered
 from tests.backends.tokenization.tokenizer_folders import DATED, TEMPLATE, folder_of
 from tests.backends.tokenization.trained import files_of
 

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.tokenization.part_cache import Part, PartCache
+from plait.backends.tokenization.prompt_encoder import Part, PartCache
 
 IDS, HASHES = array("I", [1, 2]), array("Q", [3])
 SIZE = PartCache(10**6).put(("scope", "a"), IDS, HASHES).size_bytes

@@ -18,13 +18,13 @@ from tokenizers.processors import TemplateProcessing
 
 from plait.backends.errors import CallerError
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.backends.tokenization.part_cache import PartCache
 from plait.backends.tokenization.prompt_encoder import (
     MAX_PART_CHARACTERS,
     PART_CHARACTERS,
     SMALL_PARTS,
     TURN_CHARACTERS,
     EncodedPrompt,
+    PartCache,
     PromptEncoder,
 )
 from plait.backends.tokenization.tokenizer import Tokenizer

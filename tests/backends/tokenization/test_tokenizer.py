@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from plait.backends.errors import CallerError, UnsupportedError
-from plait.backends.tokenization.chatml import EMBEDDED_FOLDER
+from plait.backends.tokenization.chat_template import EMBEDDED_FOLDER
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
 

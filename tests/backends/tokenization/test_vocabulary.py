@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.tokenization.chatml import EMBEDDED_FOLDER
+from plait.backends.tokenization.chat_template import EMBEDDED_FOLDER
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.vocabulary import (
     NFC_SHRINKS,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
-from plait.backends.tokenization.chatml import EMBEDDED_FOLDER
+from plait.backends.tokenization.chat_template import EMBEDDED_FOLDER
 from tests.backends.tokenization.trained import VARIANTS, files_of, raw, with_added
 
 TEMPLATE: Final = (

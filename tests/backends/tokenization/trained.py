@@ -12,7 +12,7 @@ from typing import Any, Final
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 
-from plait.backends.tokenization.word_patterns import DEEPSEEK, LLAMA_3, O200K, QWEN_2, QWEN_3_5, RUNS, TEKKEN
+from plait.backends.tokenization.cuts import DEEPSEEK, LLAMA_3, O200K, QWEN_2, QWEN_3_5, RUNS, TEKKEN
 
 Json = dict[str, Any]
 

@@ -16,10 +16,9 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from plait.backends.translation.answer_translator import TurnTranslator
-from plait.backends.translation.identity import Identity
-from plait.backends.translation.message_turn import MessageTurn
-from plait.backends.translation.response_turn import ResponseTurn
+from plait.backends.translation.answer_translator import Identity, TurnTranslator
+from plait.backends.translation.messages import MessageTurn
+from plait.backends.translation.responses import ResponseTurn
 from tests.backends.translation.chat_answers import error, message, stream, whole
 
 IDENTITY = Identity("key", 1_700_000_000)

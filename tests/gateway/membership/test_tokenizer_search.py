@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 import plait.gateway.membership.tokenizer_search
 from plait.backends.protocol.tokenizer_files import PATH, TokenizerFiles
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint, fingerprint
-from plait.backends.tokenization.embedded_tokenizer import EmbeddedTokenizer
+from plait.backends.tokenization.file_tokenizer import EmbeddedTokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from tests.backends.tokenization.tokenizer_folders import folder_of

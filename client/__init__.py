@@ -10,14 +10,13 @@ from plait.client.errors import (
     AnswerError,
     ClientError,
     ConnectionFailedError,
+    FailureCause,
     GetTimeoutError,
     SkippedError,
     TemplateError,
     VariableFailedError,
 )
-from plait.client.failure_cause import FailureCause
-from plait.client.function import SemanticFunction, semantic_function
-from plait.client.native_function import NativeFunction, native_function
+from plait.client.function import NativeFunction, SemanticFunction, native_function, semantic_function
 from plait.client.objectives import Objective, Slo
 from plait.client.prompt import Output
 from plait.client.session import Session

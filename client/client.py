@@ -10,10 +10,9 @@ from typing import Any, Self
 
 import httpx
 
-from plait.client.connection import Connection
-from plait.client.endings import Endings
+from plait.client.connection import Connection, Endings
 from plait.client.flow import Retries
-from plait.client.native_runner import NativeRunner
+from plait.client.native_steps import NativeRunner
 from plait.client.objectives import Wanted
 from plait.client.results import variables_in, with_values
 from plait.client.session import Session

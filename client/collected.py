@@ -1,4 +1,7 @@
-"""What a session has collected and the gateway does not have yet, and the batches in which it leaves. No I/O."""
+"""What a session has collected and the gateway does not have yet, and the batches in which it leaves. No I/O.
+
+A session collects values, calls and native steps, each as it is sent, in parts that fit into a request.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,56 @@ import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from plait.client.entry import Entry, Field, parted
-from plait.client.errors import AnswerError, ClientError, VariableFailedError
-from plait.client.failure_cause import FailureCause
+from plait.client.errors import AnswerError, ClientError, FailureCause, VariableFailedError
 from plait.client.variable import Text
+
+BATCH_CALLS = 1024
+"""The most calls and native steps of a request: what a gateway takes by default (`sessions.max_program_calls`)."""
+BATCH_BYTES = 16 * 2**20
+"""About the most bytes of a request: half of what a gateway takes by default (`server.max_body_bytes`)."""
+
+Field = Literal["values", "calls", "natives"]
+"""The field of a program that an entry is in."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A value that is set, a call, or a native step. `what` is for people. `content` is its JSON text, the same
+    whenever it is sent.
+
+    `carriers` counts the requests that are under way with it. It is `settled` once the gateway has taken or refused it.
+    """
+
+    number: int
+    field: Field
+    what: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    content: msgspec.Raw
+    carriers: int = 0
+    settled: bool = False
+    was_sent: bool = False
+
+
+def parted(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """The entries in parts that fit into a request. An entry comes after those whose outputs it takes."""
+    part: list[Entry] = []
+    calls = size_bytes = 0
+    for entry in entries:
+        own_calls, own_bytes = int(entry.field != "values"), len(bytes(entry.content))
+        calls, size_bytes = calls + own_calls, size_bytes + own_bytes
+        if part and (calls > BATCH_CALLS or size_bytes > BATCH_BYTES):
+            yield part
+            part, calls, size_bytes = [], own_calls, own_bytes
+        part.append(entry)
+    if part:
+        yield part
+
 
 _NAME_CHARACTERS = 55  # a name has at most 64; the rest is for a unique suffix
 _PLACE = re.compile(r"(?:(?P<field>calls|natives)\[(?P<index>\d+)\]|values\.(?P<value>\w+))")

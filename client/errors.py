@@ -1,13 +1,36 @@
-"""The client's exceptions. Each is a `ClientError`."""
+"""The client's exceptions, and the causes of a variable's failure. Each exception is a `ClientError`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import httpx
 import msgspec
 
-from plait.client.failure_cause import FailureCause, chain_text
+
+class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
+    """One link of a chain of causes. Fields that the gateway does not know are None.
+
+    `call` is the id of the call that failed. `engine` is the engine at fault. `transform` is the transform that refused
+    the call's text. `variable` is an output that failed with the call. `message` is for people. `transient` is True if
+    the same call may succeed when it is sent again.
+    """
+
+    call: str | None = None
+    engine: str | None = None
+    transform: str | None = None
+    variable: str | None = None
+    message: str
+    transient: bool = False
+
+    def __str__(self) -> str:
+        return self.message if self.call is None else f"{self.call}: {self.message}"
+
+
+def chain_text(causes: Iterable[FailureCause]) -> str:
+    """A chain of causes on one line."""
+    return ", because ".join(map(str, causes))
+
 
 _EXCERPT_CHARACTERS = 300
 

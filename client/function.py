@@ -1,4 +1,8 @@
-"""Semantic functions: Python functions whose bodies are prompts that the model executes (Parrot, section 4.1)."""
+"""Functions that a program calls with texts and variables, semantic and native ones.
+
+The bodies of semantic functions are prompts that the model executes (Parrot, section 4.1). Native functions are Python
+functions that run in the client, between two calls of a program.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,63 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, get_args, get_origin
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, get_args, get_origin, overload
 
 from plait.client.errors import TemplateError
+from plait.client.native import Function, Native
 from plait.client.objectives import Figures, Objective, Slo, figures
-from plait.client.prompt import Output, Prompt, call_annotations
-from plait.client.sampling import Sampling, sampling_fields
-from plait.client.signature import Signature
+from plait.client.prompt import Output, Prompt, Sampling, call_annotations, sampling_fields
 from plait.client.template import Template, parse_template
-from plait.client.variable import Argument, Condition, Scope
+from plait.client.variable import RUNNING, Argument, Condition, Scope, SemanticVariable, texts_of
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class Signature:
+    """The parameters of `function`, which messages call `name`.
+
+    Raises `TemplateError` for a parameter that cannot be passed by name.
+    """
+
+    def __init__(self, function: Callable[..., object], name: str) -> None:
+        self._name = name
+        self._signature = inspect.signature(function)
+        parameters = self._signature.parameters.values()
+        wrong = next((parameter for parameter in parameters if parameter.kind not in _NAMED), None)
+        if wrong is not None:
+            raise TemplateError(f"the parameter {wrong} cannot be an input; use parameters that can be passed by name")
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters' names in order."""
+        return list(self._signature.parameters)
+
+    def bind(
+        self, args: Sequence[object], kwargs: Mapping[str, object], *, with_defaults: bool = True
+    ) -> dict[str, Argument]:
+        """Each parameter's argument. Raises `TypeError` for arguments that do not fit the parameters."""
+        bound = self._signature.bind(*args, **kwargs)
+        if with_defaults:
+            bound.apply_defaults()
+        return cast("dict[str, Argument]", bound.arguments)
+
+    def session_of(self, arguments: Mapping[str, Argument]) -> Scope:
+        """The session of the first variable among the arguments, or else that of `Client.run`.
+
+        Raises `TemplateError` if there is neither.
+        """
+        variables = (text for given in arguments.values() for text in texts_of(given) if not isinstance(text, str))
+        first = next(variables, None)
+        session = RUNNING.get() if first is None else first.session
+        if session is None:
+            raise TemplateError(
+                f"no argument is a semantic variable: name the session, as in {self._name}.on(session)(...)"
+            )
+        return session
+
+    def __str__(self) -> str:
+        return str(self._signature)
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -155,3 +207,68 @@ def _result_annotation(function: Callable[..., object]) -> object:
         return inspect.get_annotations(alone, eval_str=True)["return"]
     except NameError as error:
         raise TemplateError(f"the annotation of the result cannot be evaluated: {error}") from error
+
+
+_LONGEST_S = 86_400.0  # what the gateway takes
+
+
+class NativeFunction:
+    """Calling it collects a native step and returns the variable of its result at once.
+
+    The function runs when its inputs have values, after the step was sent. An argument is a text, or a list of texts,
+    which the function gets as a list of strings. The step belongs to the session of the variables among its arguments.
+    Without such a variable, `on` names the session, or it is the session of `Client.run`.
+    """
+
+    def __init__(self, native: Native, signature: Signature) -> None:
+        functools.update_wrapper(self, native.function)
+        self.native = native
+        self._signature = signature
+
+    def __call__(self, *args: Argument, **kwargs: Argument) -> SemanticVariable:
+        """Collect the step. Raises `TemplateError` for arguments that it cannot take."""
+        arguments = self._signature.bind(args, kwargs, with_defaults=False)
+        return self._signature.session_of(arguments).compute(self.native, arguments)
+
+    def on(self, session: Scope) -> Callable[..., SemanticVariable]:
+        """The function bound to a session, so that all arguments may be strings."""
+
+        def call(*args: Argument, **kwargs: Argument) -> SemanticVariable:
+            return session.compute(self.native, self._signature.bind(args, kwargs, with_defaults=False))
+
+        return call
+
+    def __repr__(self) -> str:
+        return f"<NativeFunction {self.native.name}{self._signature}>"
+
+
+@overload
+def native_function(function: Function, /) -> NativeFunction: ...
+
+
+@overload
+def native_function(*, seconds: float | None = None) -> Callable[[Function], NativeFunction]: ...
+
+
+def native_function(
+    function: Function | None = None, /, *, seconds: float | None = None
+) -> NativeFunction | Callable[[Function], NativeFunction]:
+    """Decorate a function of strings whose result is a str. It may be a coroutine function.
+
+    `seconds` is the time that it takes: a JCT is divided among the calls without it.
+
+    Raises `TemplateError` for a function whose parameters cannot be passed by name, or for a time that the gateway does
+    not take.
+    """
+    if seconds is not None and not 0 <= seconds <= _LONGEST_S:
+        raise TemplateError(f"seconds is {seconds}; expected 0 to {_LONGEST_S:,.0f}")
+
+    def decorate(function: Function) -> NativeFunction:
+        name = getattr(function, "__name__", "a native function")
+        try:
+            signature = Signature(function, name)
+        except TemplateError as error:
+            raise TemplateError(f"{name}: {error}") from None
+        return NativeFunction(Native(name, function, seconds), signature)
+
+    return decorate if function is None else decorate(function)

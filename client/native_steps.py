@@ -1,22 +1,246 @@
-"""The native steps of a session, from when the program makes them until they run."""
+"""The native steps of a session, from when the program makes them until they run in the background.
+
+They run in threads of blocking programs, in tasks of asynchronous ones.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from plait.client import entry
-from plait.client.collected import unique
-from plait.client.delivery import Delivery
-from plait.client.errors import TemplateError
-from plait.client.input_watch import InputWatch
-from plait.client.native import Native
-from plait.client.native_runner import NativeRunner
-from plait.client.native_step import NativeStep
+from plait.client.collected import BATCH_CALLS, Entry, unique
+from plait.client.delivery import PATH, Delivery
+from plait.client.errors import AnswerError, ClientError, GetTimeoutError, TemplateError
+from plait.client.flow import MAY_PASS, POLL_S, Flow, Request, answered
+from plait.client.gets import ProgramStream
+from plait.client.native import Failure, Native
+from plait.client.transport import AsyncTransport, BlockingTransport
 from plait.client.variable import Argument, Scope, Text, own_texts
+
+_VARIABLES = "/variables"
+_LONGEST_ERROR = 2000  # characters; what the gateway takes
+_IN_VAIN = frozenset({404, 409, 410})
+"""Statuses of a value that nobody waits for any more: its session has ended, or it has a value."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeStep:
+    """A native function with its arguments, and the variable of its result.
+
+    The step's variables are `inputs` and `output`. `entry` is how it was collected.
+
+    `arguments` has a text, or several for a list, for each parameter.
+    """
+
+    native: Native
+    arguments: Mapping[str, Text | tuple[Text, ...]]
+    inputs: tuple[str, ...]
+    output: str
+    entry: Entry
+
+    def given(self, values: Mapping[str, str]) -> dict[str, str | list[str]]:
+        """What the function gets: a text for a text, a list for a list."""
+
+        def value(text: Text) -> str:
+            return text if isinstance(text, str) else values[text.name]
+
+        return {
+            name: [value(text) for text in argument] if isinstance(argument, tuple) else value(argument)
+            for name, argument in self.arguments.items()
+        }
+
+    def reported(self, result: str | Failure, delivery: Delivery) -> Flow[None]:
+        """Gives the gateway the value, or the reason why there is none. What needs the output fails for that reason.
+
+        The gateway may refuse a value, such as one that is too large. Then that is the reason.
+        """
+        variable = {"session_id": delivery.session["session"], "semantic_var_id": self.output}
+        if isinstance(result, str):
+            try:
+                yield from answered(Request("POST", _VARIABLES, {**variable, "value": result}), delivery.retries)
+            except AnswerError as error:
+                if error.status in _IN_VAIN:
+                    raise
+                result = Failure(f"the result of {self.native.name} was refused: {error.message}", error)
+        if isinstance(result, Failure):
+            delivery.failures[self.output] = result.error
+            told = result.message[:_LONGEST_ERROR].encode(errors="replace").decode()
+            yield from answered(Request("POST", _VARIABLES, {**variable, "error": told}), delivery.retries)
+        delivery.collected.settle([self.entry])
+
+
+STREAM_S = 600.0
+"""How long a stream waits before the next one."""
+
+
+class Job(NamedTuple):
+    """A step that can be computed, with what its function gets."""
+
+    step: NativeStep
+    given: dict[str, str | list[str]]
+
+
+class InputWatch:
+    """Steps that were sent at the same time, or are under way, and the streams that bring their inputs. No I/O.
+
+    Its streams declare the steps too. So they may overtake the program, and a value is never set before its step is
+    declared: a gateway takes each step once. `give_back` gets the steps that are left if the gateway does not answer.
+
+    When no step waits any more, the stream is at its end. `last` are the jobs to begin then: their values can go over
+    the stream's connection.
+    """
+
+    def __init__(
+        self, steps: Iterable[NativeStep], delivery: Delivery, give_back: Callable[[Iterable[NativeStep]], None]
+    ) -> None:
+        self.delivery = delivery
+        self.last: list[Job] = []
+        self._open = list(steps)
+        self._give_back = give_back
+        self._values: dict[str, str] = {}
+        self._failures = 0
+        self._stream = ProgramStream(STREAM_S)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether steps still wait for inputs."""
+        return bool(self._open)
+
+    def request(self) -> Request:
+        """The next stream."""
+        self._stream = ProgramStream(STREAM_S)
+        inputs = list(dict.fromkeys(name for step in self._open for name in step.inputs))
+        body = {
+            **self.delivery.session,
+            "natives": [step.entry.content for step in self._open],
+            "external": inputs,
+            "gets": {name: None for name in inputs if name not in self._values},
+            "timeout_s": STREAM_S,
+            "stream": True,
+        }
+        return Request("POST", PATH, body, POLL_S)  # the gateway's comments come more often
+
+    def feed(self, line: str) -> list[Job]:
+        """The jobs to begin after a stream's line. Raises `AnswerError` if the stream as a whole has failed.
+
+        A step one of whose inputs has failed or was skipped never runs: the gateway has failed its output.
+        """
+        news = self._stream.feed(line)
+        if news is None:
+            return []
+        self._failures = 0
+        if news.value is not None:
+            self._values[news.name] = news.value
+            ready = [step for step in self._open if self._values.keys() >= set(step.inputs)]
+            self._open = [step for step in self._open if step not in ready]
+            jobs = [Job(step, step.given(self._values)) for step in ready]
+            if self._open:
+                return jobs
+            self.last = jobs
+        if news.error is not None and not isinstance(news.error, GetTimeoutError):
+            self.delivery.collected.settle(step.entry for step in self._open if news.name in step.inputs)
+            self._open = [step for step in self._open if news.name not in step.inputs]
+        return []
+
+    def pause_after(self, error: ClientError | None) -> float | None:
+        """The seconds until the next stream, after one that has ended or failed. None if there is nothing to wait for.
+
+        The gateway's refusal is final: the program is refused too, and says why.
+        """
+        is_refused = isinstance(error, AnswerError) and error.status is not None and error.status not in MAY_PASS
+        is_given_up = is_refused or self.delivery.ended.is_set() or self._failures > self.delivery.retries.most
+        if self._open and not is_given_up:
+            self._failures += 1
+            return self.delivery.retries.pause_s(self._failures - 1)
+        self._give_back(self._open)
+        self._open = []
+        return None
+
+
+_THREADS = 32
+"""The most functions of a client that run in threads at once: most of a thread's time is the request for its value."""
+_LAST_S = 5.0
+"""How long a closing client waits for a stream to end. The end of a session ends its streams at once."""
+
+
+class NativeRunner:
+    """Runs native steps: one thread or task for each watch, and one for each function that runs.
+
+    Threads that run functions are shared.
+    """
+
+    def __init__(self, blocking: BlockingTransport, asynchronous: AsyncTransport) -> None:
+        self._blocking = blocking
+        self._asynchronous = asynchronous
+        self._functions = ThreadPoolExecutor(_THREADS, "plait-native")
+        self._watches: set[threading.Thread] = set()
+        self._closed = threading.Event()
+
+    def start(self, watch: InputWatch) -> None:
+        """Watch in a thread of the client's own."""
+        thread = threading.Thread(target=self._watch, args=(watch,), name="plait-watch", daemon=True)
+        self._watches.add(thread)
+        thread.start()
+
+    async def arun(self, watch: InputWatch) -> None:
+        """Watch in this task, until all functions have run."""
+        async with asyncio.TaskGroup() as functions:
+            pause_s: float | None = 0.0
+            while pause_s is not None:
+                await asyncio.sleep(pause_s)
+                error = None
+                try:
+                    async with self._asynchronous.lines(watch.request()) as lines:
+                        async for line in lines:
+                            for job in watch.feed(line):
+                                functions.create_task(self._arun(job, watch.delivery))
+                except ClientError as failure:
+                    error = failure
+                for job in watch.last:
+                    functions.create_task(self._arun(job, watch.delivery))
+                pause_s = watch.pause_after(error)
+
+    def close(self) -> None:
+        """Wait for the functions that run. Those that have not begun do not run."""
+        self._closed.set()
+        for thread in list(self._watches):
+            thread.join(_LAST_S)
+        self._functions.shutdown(cancel_futures=True)
+
+    def _watch(self, watch: InputWatch) -> None:
+        pause_s: float | None = 0.0
+        while pause_s is not None and not self._closed.wait(pause_s):
+            error = None
+            try:
+                with self._blocking.lines(watch.request()) as lines:
+                    for line in lines:
+                        for job in watch.feed(line):
+                            self._functions.submit(self._run, job, watch.delivery)
+            except ClientError as failure:
+                error = failure
+            for job in watch.last:
+                self._functions.submit(self._run, job, watch.delivery)
+            pause_s = watch.pause_after(error)
+        self._watches.discard(threading.current_thread())
+
+    def _run(self, job: Job, delivery: Delivery) -> None:
+        if not delivery.ended.is_set():
+            result = job.step.native.compute(job.given)
+            with suppress(ClientError):  # the gateway fails a step that is not computed
+                self._blocking.run(job.step.reported(result, delivery))
+
+    async def _arun(self, job: Job, delivery: Delivery) -> None:
+        result = await job.step.native.acompute(job.given)
+        with suppress(ClientError):
+            await self._asynchronous.run(job.step.reported(result, delivery))
+
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9_]+")
 
@@ -87,6 +311,6 @@ class NativeSteps:
             while True:  # other threads may take some too
                 steps.append(self._new.popleft())
         steps = [step for step in steps if self._delivery.collected.refusal(step.output) is None]
-        for first in range(0, len(steps), entry.BATCH_CALLS):
-            part = steps[first : first + entry.BATCH_CALLS]
+        for first in range(0, len(steps), BATCH_CALLS):
+            part = steps[first : first + BATCH_CALLS]
             yield InputWatch(part, self._delivery, self._new.extend)

@@ -9,18 +9,16 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
-from plait.client.awaited import Awaited
 from plait.client.collected import Collected, unique
 from plait.client.connection import Connection
 from plait.client.delivery import Delivery
 from plait.client.errors import AnswerError, ClientError, TemplateError
 from plait.client.flow import Flow, Request, answered
-from plait.client.joined_gets import JoinedGets
+from plait.client.gets import Awaited, JoinedGets, StreamedValue
 from plait.client.native import Native
 from plait.client.native_steps import NativeSteps
 from plait.client.objectives import Wanted, criteria
 from plait.client.prompt import Prompt
-from plait.client.streamed_value import StreamedValue
 from plait.client.transport import BlockingTransport
 from plait.client.variable import DEFAULT_TIMEOUT_S, RUNNING, Argument, Condition, SemanticVariable, own_texts
 

@@ -1,13 +1,28 @@
-"""Whole chains: each prompt, model and parser becomes one call. Everything between them stays unchanged."""
+"""Whole chains: each prompt, model and parser becomes one call. Everything between them stays unchanged.
+
+Of LangChain's models only the names and sampling fields are read; their connections are not used. Its output parsers
+become transforms for the gateway, and functions that read the value at the end.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.language_models import BaseLanguageModel
+from langchain_core.language_models import BaseChatModel, BaseLanguageModel
 from langchain_core.messages import AIMessage
-from langchain_core.output_parsers import BaseOutputParser
+from langchain_core.output_parsers import (
+    BaseOutputParser,
+    CommaSeparatedListOutputParser,
+    JsonOutputParser,
+    MarkdownListOutputParser,
+    NumberedListOutputParser,
+    PydanticOutputParser,
+    StrOutputParser,
+    XMLOutputParser,
+)
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import (
     Runnable,
@@ -22,12 +37,104 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.retry import RunnableRetry
 
 from plait.client.errors import TemplateError
-from plait.client.langchain.call import SemanticCall
-from plait.client.langchain.models import innermost, read_model
-from plait.client.langchain.parsers import ReadParser, read_parser
+from plait.client.langchain.call import SemanticCall, Values
 from plait.client.langchain.templates import read_template
-from plait.client.langchain.values import Values
 from plait.client.prompt import Output, Prompt
+from plait.client.variable import Read
+
+_FIELDS = (
+    *("max_tokens", "temperature", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
+    "reasoning_effort",
+)
+"""Fields that have the same name in LangChain's models and in OpenAI's API."""
+_NOT_TEXT = frozenset({"tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"})
+_TRACING = frozenset({"ls_structured_output_format"})
+
+
+@dataclass(frozen=True, slots=True)
+class ReadModel:
+    """A model's name (None: it has none), its sampling fields, and whether it takes messages (`chat`)."""
+
+    name: str | None
+    sampling: Mapping[str, object]
+    chat: bool
+
+
+def innermost(step: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """The step itself, without what `bind` and `with_config` put around it."""
+    while isinstance(step, RunnableBinding):
+        step = step.bound
+    return step
+
+
+def read_model(step: Runnable[Any, Any]) -> ReadModel:
+    """Read a model. Raises `TemplateError` if its answer would not be one text."""
+    bound: dict[str, Any] = {}
+    while isinstance(step, RunnableBinding):
+        bound = {**step.kwargs, **bound}
+        step = step.bound
+    assert isinstance(step, BaseLanguageModel)
+    own = {name: getattr(step, name, None) for name in _FIELDS}
+    extra = [getattr(step, name, None) or {} for name in ("model_kwargs", "extra_body")]
+    given = {**own, **extra[0], **extra[1], **bound, **(bound.get("extra_body") or {})}
+    fields = {name: value for name, value in given.items() if value is not None and name not in _TRACING}
+    fields.pop("extra_body", None)
+    fields.setdefault("n", getattr(step, "n", None) or 1)
+    _check(fields)
+    del fields["n"]
+    name = fields.pop("model", None) or getattr(step, "model_name", None) or getattr(step, "model", None)
+    return ReadModel(name, fields, isinstance(step, BaseChatModel))
+
+
+def _check(fields: Mapping[str, Any]) -> None:
+    for name in sorted(_NOT_TEXT & fields.keys()):
+        raise TemplateError(f"a model bound with {name} answers with more than text; bind it without {name}")
+    if fields["n"] != 1:
+        raise TemplateError(f"n is {fields['n']}; a variable is one text, so n must be 1")
+    if not isinstance(fields.get("response_format", {}), Mapping):
+        raise TemplateError("response_format is a class; give its JSON schema, and add a JsonOutputParser at the end")
+
+
+_LISTS: dict[type, str] = {
+    CommaSeparatedListOutputParser: "list(comma)",
+    NumberedListOutputParser: "list(numbered)",
+    MarkdownListOutputParser: "list(bulleted)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadParser:
+    """A parser's replacement. `read` turns the variable's text into LangChain's result; None: the text is the result.
+
+    The gateway applies `transforms`. If they do not do all that the parser does, `complete` is False: only the client
+    has the result, so no other call can take it.
+    """
+
+    name: str
+    transforms: str | None = None
+    read: Read | None = None
+    complete: bool = True
+
+
+def read_parser(parser: BaseOutputParser[Any]) -> ReadParser:
+    """Read a parser. A subclass of a known parser counts as unknown, since it may parse in another way."""
+    kind, name = type(parser), type(parser).__name__
+    if kind is StrOutputParser:
+        return ReadParser(name)
+    if kind in _LISTS:
+        return ReadParser(name, _LISTS[kind], json.loads)
+    if kind in (JsonOutputParser, PydanticOutputParser):
+        return ReadParser(name, "json", parser.parse)
+    if isinstance(parser, XMLOutputParser) and kind is XMLOutputParser and parser.tags:
+        return ReadParser(name, _element(parser.tags[0]), parser.parse)
+    return ReadParser(name, None, parser.parse, complete=False)
+
+
+def _element(root: str) -> str:
+    """The transforms that return the root element without the text around it."""
+    around = json.dumps(f"<{root}>{{{{value}}}}</{root}>")
+    return f"xml({json.dumps(root)}) | template({around})"
+
 
 _ALONE = (BasePromptTemplate, BaseLanguageModel, BaseOutputParser)
 

@@ -9,9 +9,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
 from plait.client.client import Client
-from plait.client.langchain.call import in_session
+from plait.client.langchain.call import Values, in_session
 from plait.client.langchain.chain import Chain, semantic
-from plait.client.langchain.values import Values
 from plait.client.objectives import Wanted
 from plait.client.session import Session
 from plait.client.variable import DEFAULT_TIMEOUT_S, SemanticVariable

@@ -1,4 +1,7 @@
-"""Turns LangChain's prompt templates into Plait's: constant texts and variables."""
+"""Turns LangChain's prompt templates into Plait's: constant texts and variables.
+
+A `MessagesPlaceholder`, such as the history of a chat, gets its messages at run time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
 from langchain_core.prompts import (
     AIMessagePromptTemplate,
     BasePromptTemplate,
@@ -20,11 +23,43 @@ from langchain_core.prompts import (
 )
 
 from plait.client.errors import TemplateError
-from plait.client.langchain.messages import given_messages, role_and_text
+from plait.client.results import ParsedVariable
 from plait.client.template import Piece, Place, Role, Template
-from plait.client.variable import Text
+from plait.client.variable import SemanticVariable, Text
 
-_ROLES: Mapping[type, str] = {
+_ROLES: Mapping[type, str] = {SystemMessage: "system", HumanMessage: "user", AIMessage: "assistant"}
+
+
+def role_and_text(message: BaseMessage) -> tuple[str, str]:
+    """The role and the text of a message. Raises `TemplateError` if it is more than a text."""
+    role = _ROLES.get(type(message))
+    if role is None:
+        raise TemplateError(f"{message.type} cannot be submitted; use messages of the system, the user and the AI")
+    if not isinstance(message.content, str) or getattr(message, "tool_calls", None):
+        raise TemplateError("a message must be one text, without other parts and tool calls")
+    return role, message.content
+
+
+def given_messages(given: Any) -> Iterator[tuple[str, Text]]:
+    """The roles and texts of messages in any form that LangChain takes. A call's result is a message of the AI."""
+    for message in given if isinstance(given, list | tuple) and not _is_pair(given) else [given]:
+        if isinstance(message, ParsedVariable) and message.parser is None:
+            yield "assistant", message.variable
+        elif isinstance(message, SemanticVariable):
+            yield "user", message
+        elif isinstance(message, ParsedVariable):
+            raise TemplateError(f"the result of {message.parser} is not a message")
+        else:
+            for converted in convert_to_messages([message]):
+                yield role_and_text(converted)
+
+
+def _is_pair(given: Any) -> bool:
+    """Whether this is one message, as in `("human", "Hello")`."""
+    return isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, str) for part in given)
+
+
+_TEMPLATE_ROLES: Mapping[type, str] = {
     SystemMessagePromptTemplate: "system",
     HumanMessagePromptTemplate: "user",
     AIMessagePromptTemplate: "assistant",
@@ -147,13 +182,13 @@ def _message(message: object) -> list[Piece | Messages]:
         return [Role(role), text]
     if isinstance(message, MessagesPlaceholder):
         return [Messages(message.variable_name, message.optional, message.n_messages)]
-    if type(message) not in _ROLES:
+    if type(message) not in _TEMPLATE_ROLES:
         name = type(message).__name__
         raise TemplateError(f"{name} cannot be submitted; use messages of the system, the user (human) and the AI")
     template = getattr(message, "prompt", None)
     if not isinstance(template, PromptTemplate):
         raise TemplateError("a message template must be one text, without other parts")
-    return [Role(_ROLES[type(message)]), *_fields(template)]
+    return [Role(_TEMPLATE_ROLES[type(message)]), *_fields(template)]
 
 
 def _fields(prompt: PromptTemplate) -> Iterator[Piece]:

@@ -8,8 +8,7 @@ import httpx
 
 from plait.client.collected import Collected
 from plait.client.delivery import Delivery
-from plait.client.errors import AnswerError, GetTimeoutError, VariableFailedError
-from plait.client.failure_cause import FailureCause
+from plait.client.errors import AnswerError, FailureCause, GetTimeoutError, VariableFailedError
 from plait.client.flow import POLL_S, Pause, Request, Retries
 from tests.client.played import LOST, played, refusal
 

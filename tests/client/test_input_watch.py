@@ -11,9 +11,8 @@ from plait.client.collected import Collected
 from plait.client.delivery import Delivery
 from plait.client.errors import AnswerError, ClientError, ConnectionFailedError
 from plait.client.flow import Retries
-from plait.client.input_watch import InputWatch
 from plait.client.native import Native
-from plait.client.native_step import NativeStep
+from plait.client.native_steps import InputWatch, NativeStep
 
 
 def delivery() -> Delivery:

@@ -136,7 +136,8 @@ def test_names_that_are_no_names_of_variables(fake: FakeGateway, session: Sessio
 def test_steps_count_as_calls_of_a_request(
     fake: FakeGateway, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plait.client.entry.BATCH_CALLS", 2)
+    monkeypatch.setattr("plait.client.collected.BATCH_CALLS", 2)
+    monkeypatch.setattr("plait.client.native_steps.BATCH_CALLS", 2)
     then: SemanticVariable = session.variable("now")
     for _ in range(3):
         then = upper(step(then))

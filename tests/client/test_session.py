@@ -198,7 +198,7 @@ def test_what_was_not_sent_goes_with_the_next_program(fake: FakeGateway, session
 def test_a_program_that_does_not_fit_into_one_request_is_several(
     fake: FakeGateway, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plait.client.entry.BATCH_CALLS", 2)
+    monkeypatch.setattr("plait.client.collected.BATCH_CALLS", 2)
     then = step.on(session)("now")
     for _ in range(4):
         then = step(then)

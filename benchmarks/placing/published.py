@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.policy.placement.decode_balance import IMBAL_RATIO
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.replicas import Replicas
-from plait.policy.placement.shift import TH_BAL
+from plait.policy.placement.rebalancing import IMBAL_RATIO, TH_BAL, Replicas
 from plait.policy.placement.situation import Situation
 from plait.policy.types import Call, PlacementReason
 

@@ -1,7 +1,7 @@
 """The placement of other gateways, as policies of the router: what `plait demo --compare` compares with.
 
 Each is written from its gateway's public documentation and source. They see what Plait's policy sees: the caches as the
-engines report them, and the calls that are there. `policy/placement/baselines.py` has least outstanding calls.
+engines report them, and the calls that are there. `policy/placement/policies.py` has least outstanding calls.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The call waits for the prefills before its own (queue), for its own prefill and for its decode. Of the calls that are
 there, those that decode wait while its prompt is computed (stall). Their decodes take longer beside its own (slow).
 Prompts that come later begin later (later). What the engine drops for it is computed again (evicted). A copy of a
-prefix saves later calls some of that (repaid, see `copies`).
+prefix saves later calls some of that (repaid, see `least_delay.Copy`).
 
 So exploiting a cached prefix and exploring are one comparison: a prefix is copied to another engine once using it costs
 more than computing it again. See docs/design/placement.md.
@@ -16,8 +16,9 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from plait.policy.placement.engine_view import LEFT_SHARE, EngineView
-from plait.policy.placement.situation import NOTHING_PASSED, Passed, Situation, cached_blocks
-from plait.policy.types import Call, DelayCost
+from plait.policy.placement.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, placed
+from plait.policy.prefix.prefix_tree import Node
+from plait.policy.types import FIRST_TOKEN_WEIGHT, Call, DelayCost, Placement, PlacementReason
 
 STALLED_SHARE = 0.5
 """Of the calls that are there, so many still decode when a new prompt is computed."""
@@ -165,4 +166,42 @@ def delay_beside(asked: Asked, engine: EngineView, held_blocks: int, present: Pr
         stall_s=STALLED_SHARE * calls * work_s,
         slow_s=slow_s,
         later_s=LATER * asked.rate_s * work_s * min(asked.most_wait_s, present.queue_s + prefill_s / 2),
+    )
+
+
+def change_gain_s(
+    asked: Asked, situation: Situation, there: EngineView, ahead_s: float, waits: tuple[int, Node]
+) -> tuple[float, Placement]:
+    """How much less delay the call causes on the situation's one engine than `there`, where it waits; its placement.
+
+    There work of `ahead_s` is before it. `waits` are the blocks of its prompt that it finds there, and the node that
+    the prompt ends at. What it would compute there for others is lost.
+    """
+    held_blocks, leaf = waits
+    call, here = asked.call, situation.engines[0]
+    own_tokens = call.prompt_tokens + there.ledger.mean_output_tokens / 2
+    present = Present(there.calls - 1, max(0.0, there.context_tokens - own_tokens), ahead_s)
+    there_s = delay_beside(asked, there, held_blocks, present).total_s
+    blocks = cached_blocks(call, situation, here)
+    cost = delay_cost(asked, here, blocks, situation.now_s)
+    reason = PlacementReason.EXPLOIT if 2 * blocks * call.block_tokens > call.prompt_tokens else PlacementReason.EXPLORE
+    gain_s = there_s - cost.total_s - _lost_s(call.block_tokens, there, held_blocks, leaf)
+    return gain_s, placed(call, here, reason, blocks, cost)
+
+
+def _lost_s(block_tokens: int, there: EngineView, held_blocks: int, leaf: Node) -> float:
+    """The prefill that others count on: blocks that the call computes there, and that other calls have booked too."""
+    blocks = 0
+    for node in leaf.path():
+        if node.end_blocks <= held_blocks:
+            break
+        holding = node.held_by(there.engine_id)
+        if holding is not None and holding.bookings > 1:
+            blocks += node.end_blocks - max(held_blocks, node.start_blocks)
+    if not blocks:
+        return 0.0
+    return (
+        FIRST_TOKEN_WEIGHT
+        * there.slowness
+        * there.cost_model.prefill_time_s(blocks * block_tokens, held_blocks * block_tokens)
     )

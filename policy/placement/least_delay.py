@@ -1,26 +1,32 @@
 """The policy `plait`: a call goes to the engine where it delays itself and all others least.
 
-In a large fleet, few engines are looked at: those whose floor is below the best offer so far (branch and bound). The
-outcome is that of looking at all.
+In a large fleet, few engines are looked at: those whose floor, the least that the call can cost there, is below the
+best offer so far (branch and bound). The outcome is that of looking at all.
+
+A call that goes where its prefix is not computes it there. Where a prefix is used often, and by few engines, later
+calls will use the copy while engines are as unequal as now. So the copy repays a part of what it costs.
+
+The calls of a task group come together, and share a prefix. By its own delay alone, each call goes where the prefix is
+until one more call there costs more than computing the prefix elsewhere. So the first calls crowd one engine. Here, one
+more engine computes the prefix if that makes the sum of the delays of all these calls clearly less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, nsmallest
 from math import inf
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple, Self
 
-from plait.policy.placement.copies import Copy, longest
-from plait.policy.placement.delay import Asked, Offer, Rank, offer
+from plait.policy.cost_model import CostModel
+from plait.policy.placement.delay import LATER, STALLED_SHARE, Asked, Offer, Rank, delay_cost, joined_cost, offer
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.floors import floors
-from plait.policy.placement.group_delay import best_for_group
-from plait.policy.placement.situation import Situation, placed
-from plait.policy.types import Call, Placement, PlacementReason
+from plait.policy.placement.situation import Passed, Situation, cached_blocks, placed
+from plait.policy.prefix.prefix_tree import USES_S
+from plait.policy.types import FIRST_TOKEN_WEIGHT, Call, Placement, PlacementReason
 
 FEW: Final = 4
 """So many engines are looked at one by one: that takes less time than to compute their floors first. With 8 engines,
@@ -128,3 +134,245 @@ def _offers(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -
 def _rounded(seconds: float) -> float:
     """A little less: a floor and a cost that are equal may differ by the order in which they were added up."""
     return seconds - ROUNDING * abs(seconds)
+
+
+REPAID = 4.0
+"""How much longer than one call the engines stay as unequal as now: the copy serves the uses of this time."""
+
+
+class Longest(NamedTuple):
+    """The longest part of a prompt that an engine has: its blocks, and the places of all engines that have it."""
+
+    blocks: int
+    holders: Collection[int]
+
+
+def longest(
+    asked: Asked, situation: Situation, engines: Sequence[EngineView], offers: Sequence[Offer] = ()
+) -> Longest | None:
+    """None if no engine has a part of the prompt, or all have as much. Looks at few engines that have less.
+
+    `offers` are those of all engines, or none.
+    """
+    held: dict[int, int] = {}
+    best = 0
+    for segment in reversed(situation.path):
+        if best and best >= min(asked.call.cacheable_blocks, segment.node.start_blocks + segment.blocks):
+            break
+        node = segment.node
+        first_id, others = node.first.engine_id if node.first is not None else None, node.others
+        for place, engine in enumerate(engines):
+            if (engine.engine_id == first_id or engine.engine_id in others) and place not in held:
+                blocks = offers[place].held_blocks if offers else cached_blocks(asked.call, situation, engine)
+                held[place] = blocks
+                best = max(best, blocks)
+    holders = [place for place, found in held.items() if found == best]
+    return Longest(best, holders) if best and len(holders) < len(engines) else None
+
+
+class Copy(NamedTuple):
+    """A copy of `blocks` of a prompt. It will serve so many `uses`, each of which costs `holder_s` without it."""
+
+    blocks: int
+    holder_s: float
+    uses: float
+
+    @classmethod
+    def of(cls, situation: Situation, found: Longest, best: Offer) -> Self:
+        """`best` is the best offer of an engine that has the longest part."""
+        node = next(segment.node for segment in situation.path if segment.node.end_blocks >= found.blocks)
+        lasts_s = REPAID * (best.cost.first_token_s + best.cost.decode_s)
+        uses = node.uses(situation.now_s) / USES_S * lasts_s / (len(found.holders) + 1)
+        return cls(found.blocks, best.cost.total_s, uses)
+
+    def repaid_s(self, with_copy_s: float) -> float:
+        """What the copy repays on an engine where a call with it costs so much."""
+        return self.uses * max(0.0, self.holder_s - with_copy_s)
+
+    def least_with(self, costs_s: Sequence[float], with_copy_s: Sequence[float]) -> list[float]:
+        """The floors of engines less what the copy repays there. This calls nothing for each engine."""
+        holder_s, uses = self.holder_s, self.uses
+        return [
+            cost_s - uses * (holder_s - copy_s) if copy_s < holder_s else cost_s
+            for cost_s, copy_s in zip(costs_s, with_copy_s, strict=True)
+        ]
+
+    def on(self, asked: Asked, situation: Situation, offer: Offer) -> Offer:
+        """The offer of an engine that has not this part of the prompt, with what the copy repays."""
+        cost = delay_cost(asked, offer.engine, self.blocks, situation.now_s, situation.passed)
+        repaid_s = self.repaid_s(cost.total_s)
+        if not repaid_s:
+            return offer
+        cost = offer.cost._replace(repaid_s=repaid_s)
+        return offer._replace(rank=(offer.rank[0], cost.total_s), cost=cost)
+
+
+class Floors(NamedTuple):
+    """By the place of an engine: the least cost of the call, and the least cost if it had a copy of so many blocks.
+
+    A floor is far less work than the delay itself. It leaves out what may be nothing, as evictions, and takes the best
+    cost model of the fleet for the prompt.
+    """
+
+    costs_s: Sequence[float]
+    with_copy_s: Sequence[float]
+
+
+class _Prefill(NamedTuple):
+    """The least seconds of a prefill: its own, weighed, and half of them; what it adds to the iterations of others."""
+
+    weighed_s: float
+    half_s: float
+    added_s: float
+
+
+_cost_model = attrgetter("cost_model")
+
+
+def floors(asked: Asked, situation: Situation, engines: Sequence[EngineView], copy_blocks: int = 0) -> Floors:
+    """The floors of all engines, the second ones only for a copy of some blocks.
+
+    The loop is run for each call and each engine of a large fleet. So it calls nothing.
+    """
+    call, output_tokens, now_s, passed = asked.call, asked.output_tokens, situation.now_s, situation.passed
+    models = _models(engines)
+    levels, prefills = _levels(call, situation, models)
+    copy_own_s, copy_half_s, copy_added_s = _least_prefill(call, models, copy_blocks)
+    token_s = min(costs.context_s / costs.efficiency for costs in models)
+    deeper_s = output_tokens * token_s * (call.prompt_tokens + output_tokens / 2)
+    weight, later, stalled = FIRST_TOKEN_WEIGHT, FIRST_TOKEN_WEIGHT * LATER * asked.rate_s, STALLED_SHARE
+    most_wait_s = asked.most_wait_s
+    waits = asked.ttft_s == inf  # an engine may serve an urgent call before all that wait
+    costs_s, with_copy_s = list[float](), list[float]()
+    for engine in engines:
+        until_s, least_s, iteration_s, deepening, calls, slowness = engine.floor or engine.find_floor()
+        queue_s = until_s - now_s
+        if queue_s < least_s:  # noqa: PLR1730 - a call of `max` would take a third of the loop
+            queue_s = least_s
+        if passed.calls:
+            queue_s, calls = _passing(engine, passed, queue_s, calls)
+            iteration_s, deepening = engine.cost_model.decode_iteration_s(1, 0.0), 0.0
+        if not waits:
+            queue_s = 0.0
+        fixed_s = weight * queue_s + output_tokens * iteration_s + deeper_s * deepening
+        own_s, half_s, added_s = prefills[levels.get(engine.engine_id, 0)]
+        wait_s = slowness * (queue_s + half_s)
+        if wait_s > most_wait_s:  # noqa: PLR1730
+            wait_s = most_wait_s
+        costs_s.append(slowness * (fixed_s + own_s + added_s * (stalled * calls + later * wait_s)))
+        if copy_blocks:
+            wait_s = slowness * (queue_s + copy_half_s)
+            if wait_s > most_wait_s:  # noqa: PLR1730
+                wait_s = most_wait_s
+            delays_s = copy_own_s + copy_added_s * (stalled * calls + later * wait_s)
+            with_copy_s.append(slowness * (fixed_s + delays_s))
+    return Floors(costs_s, with_copy_s)
+
+
+def _passing(engine: EngineView, passed: Passed, queue_s: float, calls: int) -> tuple[float, int]:
+    """The queue and the calls of an engine for a call that passes some that wait."""
+    share = passed.shares.get(engine.engine_id, 0.0)
+    if share and queue_s:
+        sent_s = engine.drain_s(engine.queue.sent_tokens) + engine.queue.sent_attention_s
+        queue_s = max(0.0, sent_s - engine.queue.most_progress_s)
+    return queue_s, calls + round(passed.calls - share * engine.queue.held)
+
+
+def _models(engines: Sequence[EngineView]) -> Collection[CostModel]:
+    """The cost models of the fleet, of which there are few."""
+    if len(set(map(id, map(_cost_model, engines)))) == 1:
+        return (engines[0].cost_model,)
+    return {id(engine.cost_model): engine.cost_model for engine in engines}.values()
+
+
+def _levels(
+    call: Call, situation: Situation, models: Collection[CostModel]
+) -> tuple[Mapping[str, int], Sequence[_Prefill]]:
+    """How deep on the prompt's path engines have a node, and the least prefill for each level; 0 is off the path."""
+    levels = dict[str, int]()
+    prefills = [_least_prefill(call, models, 0)]
+    for level, segment in enumerate(situation.path, start=1):
+        prefills.append(_least_prefill(call, models, segment.node.start_blocks + segment.blocks))
+        node = segment.node
+        if node.first is not None:
+            levels[node.first.engine_id] = level
+            levels.update(dict.fromkeys(node.others, level))
+    return levels, prefills
+
+
+def _least_prefill(call: Call, models: Collection[CostModel], held_blocks: int) -> _Prefill:
+    cached_tokens = held_blocks * call.block_tokens
+    if cached_tokens >= call.prompt_tokens:  # the last token is always computed
+        cached_tokens = call.cacheable_blocks * call.block_tokens
+    missed_tokens = call.prompt_tokens - cached_tokens
+    own_s = added_s = inf
+    for costs in models:
+        attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
+        own_s = min(own_s, costs.forward(missed_tokens) / costs.efficiency + attention_s)
+        added_s = min(added_s, costs.marginal_s(missed_tokens) + attention_s)
+    return _Prefill(FIRST_TOKEN_WEIGHT * own_s, own_s / 2, added_s)
+
+
+WORTH = 0.9
+"""An engine is added if that makes the sum at least a tenth less: lengths of answers are guesses, a prefill is not."""
+
+LEAST_GROWTH = 1e-6
+"""A call that costs no more than the one before it is taken to cost this part of its delay more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What an engine costs the calls of a group that go there.
+
+    Computing the shared prefix costs `opening_s`. Besides, the first call costs `first_s`. Each further one costs
+    `growth_s` more than the one before it.
+    """
+
+    offer: Offer
+    opening_s: float
+    first_s: float
+    growth_s: float
+
+
+def best_for_group(asked: Asked, siblings: int, offers: Sequence[Offer]) -> Offer:
+    """The offer that the call takes if it and so many more like it are divided best.
+
+    Of the engines that are used, the call goes where it costs least once the prefix is there.
+    """
+    shared_blocks = max(one.held_blocks for one in offers)
+    places = [_place(asked, one, shared_blocks) for one in sorted(offers, key=lambda one: one.rank)]
+    return min(used(places, siblings + 1), key=lambda one: one.first_s).offer
+
+
+def used(places: Sequence[Place], calls: int) -> Sequence[Place]:
+    """The first of `places` that are worth using for so many calls."""
+    count, least_s = 1, least_sum_s(places[:1], calls)
+    for more in range(2, len(places) + 1):
+        sum_s = least_sum_s(places[:more], calls)
+        if sum_s <= WORTH * least_s:
+            count, least_s = more, sum_s
+    return places[:count]
+
+
+def least_sum_s(places: Sequence[Place], calls: float) -> float:
+    """The least sum of delays of so many calls in `places`, each of which computes the prefix.
+
+    Parts of calls may be divided. So one more call would cost the same, `level_s`, in each place that gets some.
+    """
+    filled = sorted(places, key=lambda one: one.first_s)
+    while True:
+        level_s = (calls + sum(one.first_s / one.growth_s for one in filled)) / sum(1 / one.growth_s for one in filled)
+        if level_s >= filled[-1].first_s:
+            break
+        filled.pop()
+    delays_s = sum((level_s**2 - one.first_s**2) / (2 * one.growth_s) for one in filled)
+    return delays_s + sum(one.opening_s for one in places)
+
+
+def _place(asked: Asked, offer: Offer, shared_blocks: int) -> Place:
+    """An engine's place for calls that share the first `shared_blocks` of their prompts."""
+    own_s = offer.cost.total_s
+    second_s, third_s = (joined_cost(asked, offer, shared_blocks, others).total_s for others in (1, 2))
+    growth_s = max(third_s - second_s, LEAST_GROWTH * own_s)
+    first_s = min(own_s, second_s - growth_s)
+    return Place(offer, own_s - first_s, first_s, growth_s)

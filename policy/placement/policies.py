@@ -1,4 +1,4 @@
-"""The placement policies by their names in the configuration.
+"""The placement policies by their names in the configuration, and the plain ones: in turn, and by outstanding calls.
 
 A policy chooses the engine of a call. A call that continues another is placed on the same engine, under every policy:
 its prompt is cached there. See docs/placement.md.
@@ -6,11 +6,25 @@ its prompt is cached there. See docs/placement.md.
 
 from __future__ import annotations
 
-from plait.policy.placement.baselines import least_outstanding, round_robin
 from plait.policy.placement.e2 import e2
 from plait.policy.placement.least_delay import least_delay
 from plait.policy.placement.situation import Policy, Situation, cached_blocks, placed
 from plait.policy.types import Call, Placement, PlacementReason
+
+
+def round_robin(call: Call, situation: Situation) -> Placement:
+    """Each engine in turn."""
+    engine = situation.engines[situation.turn % len(situation.engines)]
+    return placed(call, engine, PlacementReason.ROUND_ROBIN, cached_blocks(call, situation, engine))
+
+
+def least_outstanding(call: Call, situation: Situation) -> Placement:
+    """The engine with the fewest outstanding calls; ties: in turn."""
+    fewest = min(engine.outstanding for engine in situation.engines)
+    idle = [engine for engine in situation.engines if engine.outstanding == fewest]
+    engine = idle[situation.turn % len(idle)]
+    return placed(call, engine, PlacementReason.LEAST_OUTSTANDING, cached_blocks(call, situation, engine))
+
 
 POLICIES: dict[str, Policy] = {
     "plait": least_delay,

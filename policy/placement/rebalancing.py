@@ -6,17 +6,353 @@ a call would exploit. What they do is decided in `rebalance`, off the path of a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Protocol
 
-from plait.policy.placement.decode_balance import DecodeBalance, spare_compute
 from plait.policy.placement.e2 import e2, load_cost
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.replicas import Replicas
-from plait.policy.placement.routes import Routes
-from plait.policy.placement.shift import Shift
+from plait.policy.placement.routes import Route, Routes, RouteState
 from plait.policy.placement.situation import Situation, cached_blocks, placed
+from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement, PlacementReason
+
+
+@dataclass(slots=True)
+class PrefixLoad:
+    """The calls of one window through the prefix that ends with `node`.
+
+    `load_s` is their part of the engine's load. `waits_s` are the sums of their queueing times in the first and the
+    second half of the window, and `waited` the numbers of calls in these sums.
+    """
+
+    node: Node
+    calls: int
+    load_s: float
+    waits_s: list[float]
+    waited: list[int]
+
+    @property
+    def mean_waits_s(self) -> tuple[float, float]:
+        """The mean queueing time in the first and the second half of the window; 0 without calls."""
+        early_s, late_s = (total / max(1, calls) for total, calls in zip(self.waits_s, self.waited, strict=True))
+        return early_s, late_s
+
+
+def prefix_loads(engine: EngineView, now_s: float) -> dict[Node, PrefixLoad]:
+    """The load of each shared prefix. O(calls in the window, times the nodes of a path).
+
+    A call's prefix is the longest node on its path that other calls of the window share on the engine. So each call
+    counts for one prefix at most, and the loads of an engine's prefixes do not overlap.
+    """
+    ledger, engine_id = engine.ledger, engine.engine_id
+    middle_s, decode_s = now_s - ledger.window_s / 2, ledger.mean_decode_s()
+    loads: dict[Node, PrefixLoad] = {}
+    for entry in ledger:
+        node = _shared_prefix(entry.leaf, engine_id)
+        if node is None:
+            continue
+        load = loads.get(node)
+        if load is None:
+            load = loads[node] = PrefixLoad(node, 0, 0.0, [0.0, 0.0], [0, 0])
+        load.calls += 1
+        load.load_s += entry.prefill_s + decode_s
+        if entry.queue_s is not None:
+            half = int(entry.booked_s >= middle_s)
+            load.waits_s[half] += entry.queue_s
+            load.waited[half] += 1
+    return loads
+
+
+def prefix_tokens(node: Node, block_tokens: int) -> int:
+    """The tokens of the prefix that ends with `node`."""
+    return node.end_blocks * block_tokens
+
+
+def _shared_prefix(leaf: Node, engine_id: str) -> Node | None:
+    """The longest node on the path that at least two calls of the window share; ties: the deepest."""
+    longest = None
+    for node in leaf.path():
+        if node.holdings[engine_id].sharers > 1 and (longest is None or len(node) > len(longest)):
+            longest = node
+    return longest
+
+
+IMBAL_RATIO = 0.7
+"""Preble's ImbalR: an engine whose load has a larger share of decoding has compute to spare. The paper derives it from
+the accelerator and the model without a number. 0.7 is ours.
+"""
+
+STANDS_OUT = 1.25
+"""Ours: the share of decoding has to be so many times the median. Where all engines mostly decode, none has more to
+spare than the others.
+"""
+
+DecodeBalance = Callable[[Sequence[EngineView]], EngineView | None]
+"""Chooses the engine with compute to spare; None if there is none."""
+
+
+def spare_compute(engines: Sequence[EngineView]) -> EngineView | None:
+    """The engine with the highest share of decoding, if it exceeds `IMBAL_RATIO` and stands out (Preble, section 3.2).
+
+    Decoding leaves compute unused, which a prefill can have almost for nothing.
+    None if that engine is overloaded: it has more than `TH_BAL` times the load of the lightest.
+    """
+    ratios = [engine.ledger.decode_ratio() for engine in engines]
+    highest = max(ratios)
+    if highest <= IMBAL_RATIO or highest < STANDS_OUT * median(ratios):
+        return None
+    engine = engines[ratios.index(highest)]
+    lightest_s = min(other.ledger.window_cost_s() for other in engines)
+    return engine if engine.ledger.window_cost_s() <= TH_BAL * lightest_s else None
+
+
+TH_BAL = 1.5
+"""Preble's Th_bal: an engine whose load exceeds the lightest engine's so many times is overloaded. The paper leaves the
+number to profiling. At 1.5, a fleet of two runs at 83 % of its balanced speed.
+"""
+
+FILLED = 0.5
+"""Ours: prefixes are moved once the engine's calls reach back over this share of the window. Before that, a load says
+which calls happened to come first. Moves in the first seconds made calls slower (docs/design/placement.md).
+"""
+
+
+class Shift:
+    """Moves prefixes from the heaviest engine to the lightest, and moves them back (Preble, section 3.2).
+
+    Preble directs single calls away from the heaviest engine until the loads are balanced. Each such call may compute a
+    prefix again. Ours are whole prefixes, each of which is computed again once.
+
+    A prefix is moved only if the heavy engine then still has the load of the light one, and if the difference of the
+    loads exceeds the prefill of the prefix. It goes back after a window at the earliest, once its engine would not be
+    heavier with it than the other without it. So steady loads move nothing to and fro. While its window fills, an
+    engine sheds nothing.
+    """
+
+    reason = PlacementReason.SHIFT
+
+    def __init__(self, routes: Routes, block_tokens: int) -> None:
+        self._routes = routes
+        self._block_tokens = block_tokens
+
+    def redirect(self, call: Call, situation: Situation, exploited: EngineView) -> EngineView | None:
+        """The engine for a call that would exploit the engine `exploited`; None: that one. Changes nothing."""
+        del call
+        found = self._routes.on(situation.path)
+        if found is None:
+            return None
+        moved = _direction(found[1])
+        if moved is None or moved[0] != exploited.engine_id:
+            return None
+        return next((engine for engine in situation.engines if engine.engine_id == moved[1]), None)
+
+    def rebalance(self, engines: Sequence[EngineView], now_s: float) -> None:
+        """Let prefixes go back, then move others. `engines` serve the same models."""
+        loads = self.coming_loads(engines, now_s)
+        self._give_back(engines, loads, now_s)
+        heavy, light = max(engines, key=loads.__getitem__), min(engines, key=loads.__getitem__)
+        if loads[heavy] <= TH_BAL * loads[light] or not _is_filled(heavy, now_s):
+            return
+        for prefix in sorted(prefix_loads(heavy, now_s).values(), key=lambda prefix: -prefix.load_s):
+            light = min(engines, key=loads.__getitem__)
+            if loads[heavy] <= TH_BAL * loads[light]:
+                return
+            gap_s = loads[heavy] - loads[light]
+            if prefix.node not in self._routes and self._helps(prefix.node, prefix.load_s, light, gap_s):
+                route = Route(RouteState.SHIFTED, heavy.engine_id, (light.engine_id,), now_s, prefix.load_s)
+                self._routes.enter(prefix.node, route)
+                loads[heavy] -= prefix.load_s
+                loads[light] += prefix.load_s
+
+    def coming_loads(self, engines: Sequence[EngineView], now_s: float) -> dict[EngineView, float]:
+        """Each engine's load once the prefixes that were moved count where they are now, in seconds.
+
+        Their earlier calls stay in the window of the engine from which they were moved, and leave it as it ages.
+        """
+        loads = {engine: engine.ledger.window_cost_s() for engine in engines}
+        by_id = {engine.engine_id: engine for engine in engines}
+        for _, route in self._routes:
+            source, target = (by_id.get(engine_id) for engine_id in _direction(route) or ("", ""))
+            if source is not None and target is not None:
+                left = max(0.0, 1 - (now_s - route.since_s) / source.ledger.window_s)
+                loads[source] -= left * route.load_s
+                loads[target] += left * route.load_s
+        return loads
+
+    def _helps(self, node: Node, load_s: float, target: EngineView, gap_s: float) -> bool:
+        """Whether a prefix is worth moving to `target`, which has `gap_s` less load than the engine that serves it."""
+        prefill_s = target.cost_model.prefill_time_s(prefix_tokens(node, self._block_tokens))
+        return prefill_s < gap_s and 2 * load_s <= gap_s
+
+    def _give_back(self, engines: Sequence[EngineView], loads: dict[EngineView, float], now_s: float) -> None:
+        by_id = {engine.engine_id: engine for engine in engines}
+        for node, route in self._routes.of_state(RouteState.SHIFTED, RouteState.RETURNING):
+            home, other = by_id.get(route.home), by_id.get(route.others[0])
+            if home is None or other is None or now_s - route.since_s < home.ledger.window_s:
+                continue
+            if route.state is RouteState.RETURNING:
+                self._routes.end(node)
+                continue
+            load_s = _load_s(node, other)
+            if self._helps(node, load_s, home, loads[other] - loads[home]):
+                self._routes.enter(node, replace(route, state=RouteState.RETURNING, since_s=now_s, load_s=load_s))
+                loads[home] += load_s
+                loads[other] -= load_s
+
+
+def _direction(route: Route) -> tuple[str, str] | None:
+    """The engine that the route moves calls from, and the one that it moves them to."""
+    if route.state is RouteState.SHIFTED:
+        return route.home, route.others[0]
+    if route.state is RouteState.RETURNING:
+        return route.others[0], route.home
+    return None
+
+
+def _is_filled(engine: EngineView, now_s: float) -> bool:
+    """Whether the engine's calls reach back over `FILLED` of the window."""
+    oldest = next(iter(engine.ledger), None)
+    return oldest is not None and oldest.booked_s <= now_s - FILLED * engine.ledger.window_s
+
+
+def _load_s(node: Node, engine: EngineView) -> float:
+    """What the calls through the prefix cost the engine, if they cost what its calls cost on average."""
+    holding = node.held_by(engine.engine_id)
+    if holding is None or not holding.sharers:
+        return 0.0
+    return engine.ledger.window_cost_s() * holding.sharers / len(engine.ledger)
+
+
+DOUBLED = 2.0
+"""Preble: replicate if the average queueing time doubles over H."""
+
+LEAST_CALLS = 24
+"""Ours: fewer calls in half a window say little. If waits are exponential and nothing has changed, the mean of 24 of
+them is twice the mean of 24 others in 1 % of cases (F distribution; with eight calls 9 %).
+"""
+
+
+class Replicas:
+    """Replicates a prefix when its calls' mean queueing time doubles within the window, second half against first.
+
+    A prefix for which one engine is not enough gets another one, and they divide its subtree (Preble, section 3.2).
+    Ours: only if the calls also wait longer than the prefix's prefill takes, which is what a replica costs. Replicas
+    end after a window at the earliest, when the prefix has fewer calls than when it was replicated, and these wait as
+    little as before or less than half that prefill. So replicas stay while they are what keeps the queues short.
+    """
+
+    reason = PlacementReason.REPLICA
+    least_calls = LEAST_CALLS
+    least_prefills = 1.0
+
+    def __init__(self, routes: Routes, block_tokens: int) -> None:
+        self._routes = routes
+        self._block_tokens = block_tokens
+        self._turn = 0
+
+    def redirect(self, call: Call, situation: Situation, exploited: EngineView) -> EngineView | None:
+        """The engine for a call that would exploit the engine `exploited`; None: that one. Changes nothing.
+
+        A call through a part of the subtree goes to the part's engine, any other call to the lightest engine.
+        """
+        found = self._routes.on(situation.path)
+        if found is None or found[1].state is not RouteState.REPLICATED:
+            return None
+        node, route = found
+        holders = {engine.engine_id: engine for engine in situation.engines if engine.engine_id in route.engine_ids}
+        if not holders:
+            return None
+        part = call.block_hashes[node.end_blocks] if node.end_blocks < len(call.block_hashes) else None
+        engine = holders.get(route.parts.get(part, "")) if part is not None else None
+        engine = engine or min(holders.values(), key=lambda one: (one.ledger.window_cost_s(), one.outstanding))
+        return None if engine is exploited else engine
+
+    def rebalance(self, engines: Sequence[EngineView], now_s: float) -> None:
+        """Look at the prefixes of one engine, each in turn. `engines` serve the same models."""
+        self._turn += 1
+        engine = engines[self._turn % len(engines)]
+        loads = prefix_loads(engine, now_s)
+        self._end_calm(engine, loads, now_s)
+        doubled = [prefix for prefix in loads.values() if self._has_doubled(prefix, engine)]
+        for prefix in sorted(doubled, key=lambda prefix: -prefix.load_s):
+            if self._replicate(prefix, engine, engines, now_s):
+                return  # one at a time: it changes the loads
+
+    def _has_doubled(self, prefix: PrefixLoad, engine: EngineView) -> bool:
+        before_s, after_s = prefix.mean_waits_s
+        if min(prefix.waited) < self.least_calls or after_s < DOUBLED * before_s:
+            return False
+        return after_s > self.least_prefills * self._prefill_s(prefix, engine)
+
+    def _replicate(self, prefix: PrefixLoad, engine: EngineView, engines: Sequence[EngineView], now_s: float) -> bool:
+        """Give the prefix a further engine, the lightest, and divide its subtree anew. False: that is not possible."""
+        route = self._routes.get(prefix.node)
+        if route is None or route.state is not RouteState.REPLICATED:
+            route = Route(RouteState.REPLICATED, engine.engine_id, (), now_s, prefix.load_s, calls=_calls(prefix.node))
+        elif now_s - route.since_s < engine.ledger.window_s:
+            return False
+        free = [other for other in engines if other.engine_id not in route.engine_ids and other is not engine]
+        if not free:
+            return False
+        lightest = min(free, key=lambda other: (other.ledger.window_cost_s(), other.outstanding))
+        if lightest.ledger.window_cost_s() >= engine.ledger.window_cost_s():
+            return False
+        others = (*route.others, lightest.engine_id)
+        holders = [other for other in engines if other.engine_id in (route.home, *others)]
+        self._routes.enter(
+            prefix.node,
+            replace(
+                route,
+                others=others,
+                since_s=now_s,
+                parts=divide(prefix.node, engine, holders),
+                calm_s=prefix.mean_waits_s[0],
+            ),
+        )
+        return True
+
+    def _end_calm(self, engine: EngineView, loads: Mapping[Node, PrefixLoad], now_s: float) -> None:
+        for node, route in self._routes.of_state(RouteState.REPLICATED):
+            if route.home != engine.engine_id or now_s - route.since_s < engine.ledger.window_s:
+                continue
+            if _calls(node) < route.calls and self._is_calm(loads.get(node), route, engine):
+                self._routes.end(node)
+
+    def _is_calm(self, prefix: PrefixLoad | None, route: Route, engine: EngineView) -> bool:
+        if prefix is None:
+            return True  # all of its calls go to the replicas
+        enough_s = max(route.calm_s, self.least_prefills * self._prefill_s(prefix, engine) / 2)
+        return prefix.mean_waits_s[1] <= enough_s
+
+    def _prefill_s(self, prefix: PrefixLoad, engine: EngineView) -> float:
+        return engine.cost_model.prefill_time_s(prefix_tokens(prefix.node, self._block_tokens))
+
+
+def _calls(node: Node) -> int:
+    """The calls of the window through the prefix, on all engines."""
+    return sum(holding.sharers for holding in node.holdings.values())
+
+
+def divide(node: Node, engine: EngineView, holders: Sequence[EngineView]) -> dict[int, str]:
+    """The engine of each child of `node` that several calls on `engine` share, by the child's first block.
+
+    Each child, the largest first, goes to the engine with the fewest calls of the subtree so far; ties: with the least
+    load. Children that one call uses are not listed: that call's text will hardly come again.
+    """
+    shared: list[tuple[int, int]] = []
+    for first, child in node.children.items():
+        holding = child.held_by(engine.engine_id)
+        if holding is not None and holding.sharers > 1:
+            shared.append((holding.sharers, first))
+    calls = dict.fromkeys(sorted(holders, key=lambda holder: holder.ledger.window_cost_s()), 0)
+    parts: dict[int, str] = {}
+    for sharers, first in sorted(shared, reverse=True):
+        fewest = min(calls, key=calls.__getitem__)
+        parts[first] = fewest.engine_id
+        calls[fewest] += sharers
+    return parts
 
 
 class Rerouting(Protocol):

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.delay import Asked, delay_cost, offer
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.floors import floors
-from plait.policy.placement.least_delay import ROUNDING, all_offers, best_of_many, least_delay
+from plait.policy.placement.least_delay import ROUNDING, all_offers, best_of_many, floors, least_delay
 from plait.policy.placement.load import LoadLedger
 from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.placement.situation import Coming, Passed, Situation, Traffic, cached_blocks

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.policy.placement.delay import Asked, offer
-from plait.policy.placement.group_delay import WORTH, Place, least_sum_s, used
-from plait.policy.placement.least_delay import least_delay
+from plait.policy.placement.least_delay import WORTH, Place, least_delay, least_sum_s, used
 from plait.policy.types import Slo
 from tests.policy.placement.test_delay import OUTPUT_TOKENS, Engine, call_of, situation
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.placement.rebalancing import TH_BAL, Shift
 from plait.policy.placement.routes import Routes, RouteState
-from plait.policy.placement.shift import TH_BAL, Shift
 from plait.policy.prefix.prefix_tree import PrefixTree
 from tests.policy.placement.test_rebalancing import booked, new_engine
 

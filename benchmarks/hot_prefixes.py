@@ -23,15 +23,15 @@ from benchmarks.schedulers.sweep import Progress
 from benchmarks.workers import run_all
 from e2e.traces import TRACES
 from plait.gateway.simulation.compare import Experiment, Workload, prepare, saturation_rate, simulate, summarise
-from plait.policy.placement.situation import Policy
+from plait.policy.placement.situation import Plain, Policy
 
 OURS: Final = "plait"
 POLICIES: Final[dict[str, str | Policy]] = {
     OURS: OURS,
     "e2": "e2",
     "least_outstanding": "least_outstanding",
-    "lmetric": lmetric,
-    "sticky": sticky,
+    "lmetric": Plain(lmetric),
+    "sticky": Plain(sticky),
 }
 RATES: Final = (0.9, 1.5, 2.0, 2.5)
 SEEDS: Final = (1, 2, 3)

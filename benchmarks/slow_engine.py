@@ -26,7 +26,7 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import MODEL, Experiment, Workload, arrival_times, prepare, saturation_rate
 from plait.gateway.simulation.simulate import CallRecord, SimulatedCall, Simulation
 from plait.policy.cost_model import CostModel
-from plait.policy.placement.situation import Policy, Situation, cached_blocks, placed
+from plait.policy.placement.situation import Plain, Policy, Situation, cached_blocks, placed
 from plait.policy.prefix.block_hash import tree_block_tokens
 from plait.policy.types import Call, Placement, PlacementReason
 
@@ -60,7 +60,7 @@ def shares(share: float, seed: int) -> Policy:
         engine = first if dice.random() < share else dice.choice(others)
         return placed(call, engine, PlacementReason.EXPLORE, cached_blocks(call, situation, engine))
 
-    return place
+    return Plain(place)
 
 
 def most_cached(call: Call, situation: Situation) -> Placement:
@@ -115,7 +115,7 @@ def _rows(experiment: Experiment) -> list[Row]:
         TOLD: lambda: run(OURS, is_told=True),
         **{f"shares, {share:g} to the slow one": partial(run, shares(share, experiment.seed)) for share in SHARES},
         "round robin": lambda: run("round_robin"),
-        "most cached": lambda: run(most_cached),
+        "most cached": lambda: run(Plain(most_cached)),
         "e2": lambda: run("e2"),
     }
     return [_row(name, make()) for name, make in systems.items()]

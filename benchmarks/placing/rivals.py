@@ -9,7 +9,7 @@ from typing import Final
 from benchmarks.placing.baselines import lmetric
 from plait.gateway.simulation.rivals import held_blocks, in_own_order, in_turn, llmd, place, session_hash, smg
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.situation import Policy, Situation
+from plait.policy.placement.situation import Plain, Policy, Situation
 from plait.policy.types import Call, Placement
 
 LLMD_STICKY: Final = (0.99, 0.8)
@@ -59,13 +59,13 @@ def dynamo_cost(call: Call, situation: Situation) -> Placement:
 RIVALS: Final[dict[str, str | Policy]] = {
     "round_robin": "round_robin",
     "least_outstanding": "least_outstanding",
-    "session_hash": session_hash,
-    "prefix_hash": prefix_hash,
-    "smg": smg,
-    "llmd": llmd,
-    "llmd_latency": llmd_latency,
-    "dynamo_cost": dynamo_cost,
-    "lmetric": lmetric,
+    "session_hash": Plain(session_hash),
+    "prefix_hash": Plain(prefix_hash),
+    "smg": Plain(smg),
+    "llmd": Plain(llmd),
+    "llmd_latency": Plain(llmd_latency),
+    "dynamo_cost": Plain(dynamo_cost),
+    "lmetric": Plain(lmetric),
     "e2": "e2",
 }
 """All but ours, by name."""

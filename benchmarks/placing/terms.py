@@ -6,7 +6,7 @@ from typing import Final
 
 from plait.policy.placement.delay import Asked
 from plait.policy.placement.least_delay import all_offers
-from plait.policy.placement.situation import Policy, Situation, placed
+from plait.policy.placement.situation import Plain, Policy, Situation, placed
 from plait.policy.types import Call, DelayCost, Placement, PlacementReason
 
 TERMS: Final = DelayCost._fields
@@ -26,4 +26,4 @@ def without(term: str) -> Policy:
         reason = PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE
         return placed(call, chosen.engine, reason, chosen.held_blocks, chosen.cost)
 
-    return place
+    return Plain(place)

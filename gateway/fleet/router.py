@@ -27,8 +27,6 @@ from plait.policy.placement.hand_over import HandOver
 from plait.policy.placement.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
 from plait.policy.placement.pace import FleetPace, Pace
 from plait.policy.placement.policies import POLICIES, continued
-from plait.policy.placement.rebalancing import RebalancedE2
-from plait.policy.placement.routes import Routes
 from plait.policy.placement.situation import NOTHING_PASSED, Passed, Policy
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 from plait.policy.prefix.prefix_tree import PrefixTree
@@ -79,7 +77,7 @@ class Router:
         self.on_room: Callable[[str], None] = lambda _engine_id: None
         self.is_ours = policy == "plait"
         self._select = POLICIES[policy] if isinstance(policy, str) else policy
-        self.routes = self._select.routes if isinstance(self._select, RebalancedE2) else Routes()
+        self.routes = self._select.routes
         self._fleet_pace = FleetPace()
         self._cost_models: dict[CostModel, CostModel] = {}
         self.demand = Demand(window_s, prior_output_tokens)
@@ -232,10 +230,7 @@ class Router:
         """Drop placements older than the window, and rebalance or tidy the prefix tree. Called about once a second."""
         for engine in self.engines.values():
             engine.age(now_s)
-        if isinstance(self._select, RebalancedE2):
-            self._select.rebalance(self.models.peers(), now_s)
-        else:
-            self.tree.tidy()  # not beside routes: they refer to nodes, which a merge would take away
+        self._select.age(self.tree, self.models.peers, now_s)
 
     def check(self) -> None:
         """Assert that the state is consistent; for tests."""

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.policies import POLICIES
-from plait.policy.placement.situation import Policy, Situation, cached_blocks, placed
+from plait.policy.placement.situation import Plain, Policy, Situation, cached_blocks, placed
 from plait.policy.types import Call, Placement, PlacementReason
 
 SMG_GAP, SMG_RATIO = 64, 1.5
@@ -60,7 +60,11 @@ def llmd(call: Call, situation: Situation) -> Placement:
     return place(call, max(engines, key=score), held)
 
 
-RIVALS: Final[dict[str, Policy]] = {"session_hash": session_hash, "smg": smg, "llmd": llmd}
+RIVALS: Final[dict[str, Policy]] = {
+    "session_hash": Plain(session_hash),
+    "smg": Plain(smg),
+    "llmd": Plain(llmd),
+}
 """By name."""
 
 TITLES: Final = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from plait.policy.placement.e2 import e2
 from plait.policy.placement.least_delay import least_delay
-from plait.policy.placement.situation import Policy, Situation, cached_blocks, placed
+from plait.policy.placement.situation import Plain, Policy, Situation, cached_blocks, placed
 from plait.policy.types import Call, Placement, PlacementReason
 
 
@@ -27,10 +27,10 @@ def least_outstanding(call: Call, situation: Situation) -> Placement:
 
 
 POLICIES: dict[str, Policy] = {
-    "plait": least_delay,
-    "e2": e2,
-    "round_robin": round_robin,
-    "least_outstanding": least_outstanding,
+    "plait": Plain(least_delay),
+    "e2": Plain(e2),
+    "round_robin": Plain(round_robin),
+    "least_outstanding": Plain(least_outstanding),
 }
 
 

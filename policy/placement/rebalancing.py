@@ -1,7 +1,7 @@
 """E2 with Preble's adjustments after the assignment: decode balance, shift and replicas, each of which may be left out.
 
 E2 chooses first. Decode balance replaces the choice of a call that explores. Replicas and shift replace the engine that
-a call would exploit. What they do is decided in `rebalance`, off the path of a call. See docs/design/placement.md.
+a call would exploit. What they do is decided in `age`, off the path of a call. See docs/design/placement.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plait.policy.placement.e2 import e2, load_cost
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.routes import Route, Routes, RouteState
 from plait.policy.placement.situation import Situation, cached_blocks, placed
-from plait.policy.prefix.prefix_tree import Node
+from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.types import Call, Placement, PlacementReason
 
 
@@ -373,7 +373,7 @@ class Rerouting(Protocol):
 
 
 class RebalancedE2:
-    """A placement policy that the router also calls about once a second (`rebalance`).
+    """The placement policy: E2, adjusted by what it decides about once a second.
 
     Of `reroutings`, the first that sends a call elsewhere decides. They share `routes`.
     """
@@ -398,10 +398,15 @@ class RebalancedE2:
                 return _place(call, situation, engine, rerouting.reason)
         return placement
 
-    def rebalance(self, groups: Sequence[Sequence[EngineView]], now_s: float) -> None:
-        """Adjust what is sent elsewhere. The engines of each group take calls and serve the same models."""
-        self.routes.keep([engine.engine_id for engine in engines] for engines in groups)
-        for engines in groups:
+    def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
+        """Adjust what is sent elsewhere. The engines of each group take calls and serve the same models.
+
+        The prefix tree is not tidied: routes refer to nodes, which a merge would take away.
+        """
+        del tree
+        found = groups()
+        self.routes.keep([engine.engine_id for engine in engines] for engines in found)
+        for engines in found:
             for rerouting in reversed(self._reroutings):
                 rerouting.rebalance(engines, now_s)
 

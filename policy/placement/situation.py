@@ -1,4 +1,4 @@
-"""What a placement policy is given, and what it returns.
+"""What a placement policy is, what it is given, and what it returns.
 
 It is given the engines, the call's path in the prefix tree, and the traffic of its model: how long answers are, and
 what comes. Selection has no side effects. A policy reads engine views and returns a `Placement`. The router books it.
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import exp
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from plait.policy.placement.engine_view import EngineView
-from plait.policy.prefix.prefix_tree import Segment
+from plait.policy.placement.routes import Routes
+from plait.policy.prefix.prefix_tree import PrefixTree, Segment
 from plait.policy.types import Call, DelayCost, LoadCost, Placement, PlacementReason
 
 PRIOR_CALLS = 4.0
@@ -125,7 +126,45 @@ class Situation(NamedTuple):
     coming: Coming = NOTHING_COMES
 
 
-Policy = Callable[[Call, Situation], Placement]
+class Policy(Protocol):
+    """Chooses the engine of a call."""
+
+    @property
+    def routes(self) -> Routes:
+        """The prefixes that it sends elsewhere. A fleet reads them once."""
+        ...
+
+    def __call__(self, call: Call, situation: Situation) -> Placement:
+        """Place `call`. Changes nothing."""
+        ...
+
+    def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
+        """Do what is due about once a second.
+
+        `groups` returns the engines that take calls. Those of a group serve the same models.
+        """
+        ...
+
+
+class Plain:
+    """A policy that is one function, `choose`. It sends no prefix elsewhere, so the tree may be tidied."""
+
+    def __init__(self, choose: Callable[[Call, Situation], Placement]) -> None:
+        self._choose = choose
+
+    @property
+    def routes(self) -> Routes:
+        """None: each fleet gets empty ones of its own."""
+        return Routes()
+
+    def __call__(self, call: Call, situation: Situation) -> Placement:
+        """Place `call`. Changes nothing."""
+        return self._choose(call, situation)
+
+    def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
+        """Tidy the prefix tree."""
+        del groups, now_s
+        tree.tidy()
 
 
 def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:

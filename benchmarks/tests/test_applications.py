@@ -18,7 +18,7 @@ from benchmarks.application.multi_agent import AgentLengths, multi_agent
 from benchmarks.application.program import Launch, Program, ProgramCall, Vocabulary, ids_of, text_of
 from benchmarks.application.sweep import Point, Results, Task, sweep
 from benchmarks.application.systems import LATENCY, OURS, THROUGHPUT, Machine, RunningTokensCap, System, systems
-from plait.policy.programs.objectives_slo import LATENCY_SLO
+from plait.policy.programs.objectives import LATENCY_SLO
 from plait.policy.scheduling.local_scheduler import EngineFacts, Fcfs, LocalCall, LocalScheduler, Plan
 from plait.policy.types import Objective, Slo
 

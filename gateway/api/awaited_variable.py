@@ -8,7 +8,7 @@ from plait.backends.errors import PlaitError, WaitTimeoutError
 from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.programs.session import Getter, Session
 from plait.gateway.programs.session_errors import text_changed
-from plait.policy.programs.objectives_marks import Mark
+from plait.policy.programs.needs import Mark
 from plait.policy.programs.request_graph_state import VariableState
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from plait.policy.programs.objectives_marks import Mark
+from plait.policy.programs.needs import Mark
 from plait.policy.types import NO_SLO, Objective, Slo
 
 Milliseconds = Annotated[float, Meta(gt=0, le=1e12)]

@@ -22,7 +22,7 @@ from plait.gateway.programs.session import Session
 from plait.gateway.programs.slices import Pieces
 from plait.gateway.programs.submitted_call import HeldSubmission, new_call
 from plait.gateway.timer import loop_time_s
-from plait.policy.programs.objectives_marks import Mark
+from plait.policy.programs.needs import Mark
 
 JSON = [(b"content-type", b"application/json")]
 

@@ -29,7 +29,7 @@ from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.submission import SessionId, SubmitBody, TimeToLive, VariableName
 from plait.gateway.programs.submitted_call import HeldSubmission, new_call, read_submission
 from plait.gateway.timer import loop_time_s
-from plait.policy.programs.objectives_marks import Mark
+from plait.policy.programs.needs import Mark
 from plait.policy.programs.request_graph import CLIENT
 from plait.policy.types import Objective
 

@@ -15,7 +15,7 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.recorded_answer import KEEP_ALIVE
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import variable_failed
-from plait.policy.programs.objectives_marks import Mark
+from plait.policy.programs.needs import Mark
 from plait.policy.programs.request_graph_state import Cause
 
 Json = dict[str, Any]

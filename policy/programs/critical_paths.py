@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from math import inf
 from typing import Final
 
-from plait.policy.programs.objectives_marks import Marks
-from plait.policy.programs.request_graph_effects import Link
-from plait.policy.programs.request_graph_view import RequestGraphView
+from plait.policy.programs.needs import Marks
+from plait.policy.programs.request_graph import RequestGraphView
+from plait.policy.programs.request_graph_state import Link
 
 _NO_PATHS: Final[Mapping[str, float]] = {}
 

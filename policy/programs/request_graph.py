@@ -9,25 +9,206 @@ and variables that a client may still ask for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
-from plait.policy.programs.request_graph_effects import NO_EFFECTS, Effects, Ended, Failed, Link
-from plait.policy.programs.request_graph_node import CallNode, VariableNode, ranks_with
 from plait.policy.programs.request_graph_state import (
+    NO_EFFECTS,
     CallEvent,
+    CallNode,
+    CallState,
     Cause,
     CycleError,
     DoubleProducerError,
     DuplicateCallError,
+    Effects,
+    Ended,
+    Failed,
     GraphTransitionError,
     InputFailed,
+    Link,
+    UnknownCallError,
+    UnknownVariableError,
     VariableEvent,
     VariableInUseError,
+    VariableNode,
     VariableState,
+    ranks_with,
 )
-from plait.policy.programs.request_graph_store import GraphStore
-from plait.policy.programs.request_graph_view import RequestGraphView
+
+
+class GraphStore:
+    """Nodes by name, and the number of calls in each state. The graph checks each change before it makes it here.
+
+    `calls` have not ended. `variables` have not been forgotten.
+    """
+
+    __slots__ = ("calls", "counts", "variables")
+
+    def __init__(self) -> None:
+        self.calls: dict[str, CallNode] = {}
+        self.variables: dict[str, VariableNode] = {}
+        self.counts = dict.fromkeys((CallState.WAITING, CallState.READY, CallState.RUNNING), 0)
+
+    def call(self, call_id: str) -> CallNode:
+        """The node of a call; raises `UnknownCallError`."""
+        node = self.calls.get(call_id)
+        if node is None:
+            raise UnknownCallError(call_id)
+        return node
+
+    def variable(self, name: str) -> VariableNode:
+        """The node of a variable; makes it if the name is new."""
+        node = self.variables.get(name)
+        if node is None:
+            node = self.variables[name] = VariableNode(name)
+        return node
+
+    def add(self, node: CallNode, inputs: Iterable[str], outputs: Iterable[str]) -> tuple[Link, ...]:
+        """Add a call, which waits for its inputs that have no value yet. Returns its links."""
+        node.inputs = tuple(self.variable(name) for name in inputs)
+        for variable in node.inputs:
+            variable.consumers[node] = None
+            node.missing += variable.state is not VariableState.SET
+        self.promise(node, outputs)
+        self.calls[node.call_id] = node
+        self.counts[node.state] += 1
+        before = [Link(producer, node.call_id) for producer in node.producers()]
+        return (*before, *(Link(node.call_id, consumer.call_id) for _, consumer in node.edges()))
+
+    def promise(self, node: CallNode, outputs: Iterable[str]) -> None:
+        """Make a call the producer of these `outputs`. The call itself need not be added."""
+        node.outputs = tuple(self.variable(name) for name in outputs)
+        for variable in node.outputs:
+            variable.enter(VariableEvent.PROMISE)
+            variable.producer = node.call_id
+
+    def enter(self, node: CallNode, event: CallEvent) -> None:
+        """A call goes to the state after `event` and stays in the graph. Raises `GraphTransitionError`."""
+        before = node.state
+        node.enter(event)
+        self.counts[before] -= 1
+        self.counts[node.state] += 1
+
+    def end(self, node: CallNode, event: CallEvent) -> list[Link]:
+        """A call leaves the graph with `event`. Returns its links to the producers that it was waiting for."""
+        before = node.state
+        node.enter(event)
+        self.counts[before] -= 1
+        del self.calls[node.call_id]
+        cut = [Link(producer, node.call_id) for producer in node.producers()]
+        for variable in node.inputs:
+            del variable.consumers[node]
+            if variable.state is VariableState.EMPTY and not variable.consumers:
+                del self.variables[variable.name]  # no call names it any more
+        return cut
+
+    def forget(self, variable: str) -> None:
+        """Drop a variable that no call names."""
+        del self.variables[variable]
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        for state, count in self.counts.items():
+            assert count == sum(node.state is state for node in self.calls.values())
+        for call_id, node in self.calls.items():
+            assert node.call_id == call_id
+            node.check()
+        for name, variable in self.variables.items():
+            assert variable.name == name
+            variable.check()
+            assert all(self.calls[call.call_id] is call for call in variable.consumers)
+            if variable.state is VariableState.PENDING:
+                assert variable.producer is not None
+                assert variable in self.calls[variable.producer].unset
+
+
+class RequestGraphView:
+    """Answers questions about a request graph, from its store; counts are O(1)."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: GraphStore) -> None:
+        self._store = store
+
+    def __contains__(self, call_id: str) -> bool:
+        """Whether the call was added and has not ended."""
+        return call_id in self._store.calls
+
+    @property
+    def waiting_calls(self) -> int:
+        """The number of calls that wait for an input."""
+        return self._store.counts[CallState.WAITING]
+
+    @property
+    def ready_calls(self) -> int:
+        """The number of calls that may be started."""
+        return self._store.counts[CallState.READY]
+
+    @property
+    def running_calls(self) -> int:
+        """The number of calls that were started and have not ended."""
+        return self._store.counts[CallState.RUNNING]
+
+    @property
+    def variables(self) -> int:
+        """The number of known variables, in any state."""
+        return len(self._store.variables)
+
+    def call_state(self, call_id: str) -> CallState | None:
+        """Waiting, ready or running; None for a call that was never added or has ended."""
+        node = self._store.calls.get(call_id)
+        return None if node is None else node.state
+
+    def is_native(self, call_id: str) -> bool:
+        """Whether the client computes the call's output, and no engine. Raises `UnknownCallError`."""
+        return self._store.call(call_id).is_native
+
+    def variable_state(self, variable: str) -> VariableState | None:
+        """A variable's state; None if no call has named it, or if it was forgotten."""
+        node = self._store.variables.get(variable)
+        return None if node is None else node.state
+
+    def cause(self, variable: str) -> Cause | None:
+        """Why a variable has failed; None if it has not."""
+        node = self._store.variables.get(variable)
+        return None if node is None else node.cause
+
+    def producer(self, variable: str) -> str | None:
+        """The producer of a variable: a call, also one that has produced it or has failed, or `CLIENT`; None without.
+
+        Parrot's GetProducer. A pending variable's producer is in the graph. Another variable's producer may have ended.
+        """
+        node = self._store.variables.get(variable)
+        return None if node is None else node.producer
+
+    def users(self, variable: str) -> tuple[str, ...]:
+        """The calls that have not ended and have the variable as input or output. Raises `UnknownVariableError`."""
+        node = self._store.variables.get(variable)
+        if node is None:
+            raise UnknownVariableError(variable)
+        users = tuple(consumer.call_id for consumer in node.consumers)
+        producer = None if node.producer is None else self._store.calls.get(node.producer)
+        if producer is not None and node in producer.outputs:  # another call may have taken the id since
+            return (producer.call_id, *users)
+        return users
+
+    def producers(self, call_id: str) -> Iterator[str]:
+        """The calls whose outputs a call waits for, once for each such variable."""
+        return self._store.call(call_id).producers()
+
+    def consumers(self, call_id: str) -> Iterator[str]:
+        """The calls that wait for a call's unset outputs, once for each such variable (Parrot's GetConsumers)."""
+        return (call.call_id for variable in self._store.call(call_id).unset for call in variable.consumers)
+
+    def unset_outputs(self, call_id: str) -> tuple[str, ...]:
+        """The outputs that a call has still to produce, the next first."""
+        return tuple(node.name for node in self._store.call(call_id).unset)
+
+    def rank(self, call_id: str) -> int:
+        """A call's place in a topological order: above every call whose output the call waits for."""
+        return self._store.call(call_id).rank
+
 
 CLIENT: Final = "the client"
 """The producer of a variable whose value came from the client."""

@@ -14,7 +14,7 @@ from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCal
 from plait.gateway.programs.session import Getter, Session
 from plait.gateway.timer import Event
 from plait.gateway.transforms import parse
-from plait.policy.programs.objectives_marks import Mark
+from plait.policy.programs.needs import Mark
 
 SECONDS_PER_TOKEN = 0.01
 

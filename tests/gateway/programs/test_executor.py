@@ -12,7 +12,7 @@ from plait.backends.errors import (
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.session import repeated
 from plait.gateway.transforms import TransformError
-from plait.policy.programs.objectives_slo import GROUP_STRETCH, LATENCY_SLO
+from plait.policy.programs.objectives import GROUP_STRETCH, LATENCY_SLO
 from plait.policy.programs.request_graph_state import VariableState
 from plait.policy.types import Objective, Slo
 from tests.gateway.programs.session_calls import SECONDS_PER_TOKEN, Core, Owner, error, owner

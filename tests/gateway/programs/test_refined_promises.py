@@ -13,8 +13,7 @@ from plait.gateway.programs.consequences import promised
 from plait.gateway.programs.held_call import HeldCall, Promise
 from plait.gateway.programs.program import Program, entry
 from plait.gateway.programs.slices import at_once
-from plait.policy.programs.objectives import NOTHING, Deduction
-from plait.policy.programs.objectives_slo import GROUP_STRETCH, LATENCY_SLO
+from plait.policy.programs.objectives import GROUP_STRETCH, LATENCY_SLO, NOTHING, Deduction
 from plait.policy.types import Objective, Slo
 from tests.gateway.programs.chained_gateway import served_calls
 from tests.gateway.programs.session_calls import Core, Owner, Waiting, owner

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from plait.policy.programs.request_graph import RequestGraph
-from plait.policy.programs.request_graph_effects import Effects
 from plait.policy.programs.request_graph_state import (
     Cause,
+    Effects,
     GraphError,
 )
 

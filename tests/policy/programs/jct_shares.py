@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from graphlib import TopologicalSorter
 
+from plait.policy.programs.request_graph import RequestGraphView
 from plait.policy.programs.request_graph_state import VariableState
-from plait.policy.programs.request_graph_view import RequestGraphView
 
 
 def jct_shares(

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.policy.programs.needs import Mark
 from plait.policy.programs.objectives import Deductions
-from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph import RequestGraph
-from plait.policy.programs.request_graph_effects import Effects
-from plait.policy.programs.request_graph_state import CallState, GraphError
+from plait.policy.programs.request_graph_state import CallState, Effects, GraphError
 from plait.policy.types import Objective, Slo
 from tests.policy.programs.jct_shares import jct_shares
 

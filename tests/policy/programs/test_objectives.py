@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from plait.policy.programs.needs import Stage
 from plait.policy.programs.objectives import NOTHING, Deduction
-from plait.policy.programs.objectives_stage import Stage
 from plait.policy.programs.request_graph_state import UnknownCallError
 from plait.policy.types import Objective
 from tests.policy.programs.application import MAP_REDUCE, Application

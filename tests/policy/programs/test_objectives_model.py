@@ -11,13 +11,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.policy.programs.needs import Mark, Need, Offers, Stage
 from plait.policy.programs.objectives import NOTHING, Deduction, Deductions
-from plait.policy.programs.objectives_marks import Mark
-from plait.policy.programs.objectives_offers import Need, Offers
-from plait.policy.programs.objectives_stage import Stage
 from plait.policy.programs.request_graph import RequestGraph
-from plait.policy.programs.request_graph_effects import Effects
-from plait.policy.programs.request_graph_state import GraphError
+from plait.policy.programs.request_graph_state import Effects, GraphError
 from plait.policy.types import Objective, Slo
 from tests.policy.programs.application import Application
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from plait.policy.programs.objectives import NOTHING, Deduction
-from plait.policy.programs.objectives_slo import GROUP_STRETCH, LATENCY_SLO, slo_of
-from plait.policy.programs.objectives_stage import Stage
+from plait.policy.programs.needs import Stage
+from plait.policy.programs.objectives import GROUP_STRETCH, LATENCY_SLO, NOTHING, Deduction, slo_of
 from plait.policy.types import Objective, Slo
 from tests.policy.programs.application import Application
 

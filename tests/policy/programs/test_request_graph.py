@@ -8,15 +8,18 @@ from functools import partial
 import pytest
 
 from plait.policy.programs.request_graph import CLIENT, RequestGraph
-from plait.policy.programs.request_graph_effects import NO_EFFECTS, Effects, Ended, Link
 from plait.policy.programs.request_graph_state import (
     CALL_TRANSITIONS,
+    NO_EFFECTS,
     VARIABLE_TRANSITIONS,
     CallState,
     CycleError,
     DoubleProducerError,
     DuplicateCallError,
+    Effects,
+    Ended,
     GraphTransitionError,
+    Link,
     UnknownCallError,
     UnknownVariableError,
     VariableInUseError,

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plait.policy.programs.request_graph import CLIENT, RequestGraph
-from plait.policy.programs.request_graph_effects import Effects, Failed
 from plait.policy.programs.request_graph_state import (
     FURTHEST_CAUSES,
     CallState,
     Cause,
     CycleError,
+    Effects,
+    Failed,
     GraphError,
     InputFailed,
     VariableState,

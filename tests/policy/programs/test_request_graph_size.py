@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from plait.policy.programs import request_graph_node
+from plait.policy.programs import request_graph_state
 from plait.policy.programs.request_graph import RequestGraph
 from tests.policy.programs.graph_events import run
 
@@ -44,8 +44,8 @@ def test_a_call_that_comes_between_two_others_gets_a_rank_between_theirs() -> No
 def test_arrivals_in_an_order_that_applications_have_are_not_searched(
     calls: list[tuple[str, list[str], list[str]]], walks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    walk = Mock(side_effect=request_graph_node._raise_ranks)
-    monkeypatch.setattr(request_graph_node, "_raise_ranks", walk)
+    walk = Mock(side_effect=request_graph_state._raise_ranks)
+    monkeypatch.setattr(request_graph_state, "_raise_ranks", walk)
     graph = RequestGraph()
     for call in calls:
         graph.add(*call)

@@ -1,0 +1,328 @@
+"""The need of each call of a session: a stage, throughput, or none (Parrot, 5.2).
+
+It follows from the objectives that clients state: `Marks` on the variables that they get, and annotations of calls
+(Parrot, 4.1). A stage of two or more calls is a task group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Final, Literal, NamedTuple
+
+from plait.policy.programs.request_graph import RequestGraphView
+from plait.policy.programs.request_graph_state import Link
+from plait.policy.types import Objective, Slo
+
+
+class Stage(NamedTuple):
+    """The calls whose longest path to the call with the id `awaited` has the same length, `distance` calls.
+
+    Native steps do not count. What an awaited native step takes has the distance 0, so the step itself has -1.
+    """
+
+    awaited: str
+    distance: int
+
+
+LAST_STAGE: Final = Stage("", 0)
+"""The calls of a session with an objective of its own of which nobody has said yet what they are for."""
+
+
+class Stages:
+    """The stage of each call that has one. `move` puts calls into stages."""
+
+    __slots__ = ("_members", "_stages")
+
+    def __init__(self) -> None:
+        self._stages: dict[str, Stage] = {}
+        self._members: dict[Stage, dict[str, None]] = {}
+
+    def of(self, call_id: str) -> Stage | None:
+        """The stage of a call; None without one."""
+        return self._stages.get(call_id)
+
+    def members(self, stage: Stage) -> tuple[str, ...]:
+        """The calls of a stage, in the order in which they entered it."""
+        return tuple(self._members.get(stage, ()))
+
+    def is_group(self, stage: Stage) -> bool:
+        """Whether the stage is a task group: two calls or more."""
+        return len(self._members.get(stage, ())) > 1
+
+    def move(self, call_id: str, stage: Stage | None) -> tuple[str, ...]:
+        """Put a call into a stage; None takes it out. Returns the other calls that enter or leave a task group by it.
+
+        A call leaves its task group if it is now alone in its stage. It enters one if it no longer is.
+        """
+        before = self._stages.get(call_id)
+        if stage == before:
+            return ()
+        return self._leave(call_id, before) + self._join(call_id, stage)
+
+    def _leave(self, call_id: str, stage: Stage | None) -> tuple[str, ...]:
+        if stage is None:
+            return ()
+        del self._stages[call_id]
+        members = self._members[stage]
+        del members[call_id]
+        if not members:
+            del self._members[stage]
+        return tuple(members) if len(members) == 1 else ()
+
+    def _join(self, call_id: str, stage: Stage | None) -> tuple[str, ...]:
+        if stage is None:
+            return ()
+        self._stages[call_id] = stage
+        members = self._members.setdefault(stage, {})
+        first = tuple(members) if len(members) == 1 else ()
+        members[call_id] = None
+        return first
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert self._stages == {call_id: stage for stage, members in self._members.items() for call_id in members}
+        assert all(self._members.values()), "an empty stage was left behind"
+
+
+Mark = Objective | Slo
+"""The objective of a `get`, or its explicit times (Parrot, section 4.1)."""
+
+
+class Marks:
+    """The marks on variables that have no value yet, and the annotations of calls that have not ended.
+
+    `timed` are the variables with a mark for an end-to-end time (JCT). `of_session` is the objective of all that the
+    session makes (None: none).
+    """
+
+    __slots__ = ("_annotations", "_by_variable", "_graph", "of_session", "timed")
+
+    def __init__(self, graph: RequestGraphView) -> None:
+        self._graph = graph
+        self._by_variable: dict[str, list[Mark]] = {}
+        self._annotations: dict[str, Objective] = {}
+        self.timed: set[str] = set()
+        self.of_session: Objective | None = None
+
+    def __contains__(self, variable: object) -> bool:
+        """Whether the variable has a mark."""
+        return variable in self._by_variable
+
+    def add(self, variable: str, mark: Mark) -> None:
+        """A client waits for a variable."""
+        self._by_variable.setdefault(variable, []).append(mark)
+        if _jct_s(mark) is not None:
+            self.timed.add(variable)
+
+    def remove(self, variable: str, mark: Mark) -> bool:
+        """A client no longer waits for a variable. Returns whether it was waiting."""
+        marks = self._by_variable.get(variable, [])
+        if mark not in marks:
+            return False
+        marks.remove(mark)
+        if not any(_jct_s(other) is not None for other in marks):
+            self.timed.discard(variable)
+        if not marks:
+            del self._by_variable[variable]
+        return True
+
+    def answer(self, variable: str) -> None:
+        """A variable is set or has failed: its gets are answered."""
+        self._by_variable.pop(variable, None)
+        self.timed.discard(variable)
+
+    def annotate(self, call_id: str, objective: Objective | None) -> None:
+        """A call states its own objective; None takes it back."""
+        if objective is None:
+            self._annotations.pop(call_id, None)
+        else:
+            self._annotations[call_id] = objective
+
+    def annotation(self, call_id: str) -> Objective | None:
+        """A call's own objective; None without an annotation."""
+        return self._annotations.get(call_id)
+
+    def on(self, call_id: str) -> Iterator[Mark]:
+        """The marks on the outputs that a call has still to produce."""
+        for variable in self._graph.unset_outputs(call_id) if self._by_variable else ():
+            yield from self._by_variable.get(variable, ())
+
+    def asked(self, call_id: str) -> Slo | None:
+        """The explicit times in the marks on a call's outputs: the tightest of each kind; None without such a mark."""
+        slos = [mark for mark in self.on(call_id) if isinstance(mark, Slo)]
+        if not slos:
+            return None
+        return Slo(
+            ttft_s=_tightest(slo.ttft_s for slo in slos),
+            tpot_s=_tightest(slo.tpot_s for slo in slos),
+            jct_s=_tightest(slo.jct_s for slo in slos),
+        )
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert all(self._by_variable.values()), "an empty list was left behind"
+        assert all(call_id in self._graph for call_id in self._annotations)
+        timed = {name for name, marks in self._by_variable.items() if any(_jct_s(mark) is not None for mark in marks)}
+        assert self.timed == timed
+
+
+def _jct_s(mark: Mark) -> float | None:
+    return mark.jct_s if isinstance(mark, Slo) else None
+
+
+def _tightest(seconds: Iterable[float | None]) -> float | None:
+    return min((given for given in seconds if given is not None), default=None)
+
+
+Need = Stage | Literal[Objective.THROUGHPUT]
+"""A call's need: a stage, or throughput."""
+
+
+class Offers:
+    """The needs of one call's consumers, counted once for each link.
+
+    A change takes O(1). Finding the smallest stage takes logarithmic time in the awaited calls, and linear time in the
+    distances of one awaited call.
+    """
+
+    __slots__ = ("_changed", "_heap", "_links", "_throughput_links")
+
+    def __init__(self) -> None:
+        self._links: dict[str, dict[int, int]] = {}  # by awaited call and distance
+        self._throughput_links = 0
+        self._changed: list[str] = []
+        self._heap: list[tuple[int, str]] = []  # (largest distance, awaited call), with outdated entries
+
+    def __bool__(self) -> bool:
+        return bool(self._links or self._throughput_links)
+
+    def change(self, need: Need, links: int) -> None:
+        """Add `links` links to consumers with this need; a negative number removes them."""
+        if not isinstance(need, Stage):
+            self._throughput_links += links
+            return
+        awaited, distance = need
+        distances = self._links.get(awaited)
+        if distances is None:
+            distances = self._links[awaited] = {}
+        count = distances.get(distance, 0) + links
+        if count:
+            distances[distance] = count
+        else:
+            del distances[distance]
+            if not distances:
+                del self._links[awaited]
+        self._changed.append(awaited)
+
+    def need(self) -> Need | None:
+        """The call's need: the smallest stage that its consumers offer, else throughput; None without offers.
+
+        If consumers are in several stages of one awaited call, the largest of these counts.
+        """
+        for awaited in self._links.keys() & self._changed:
+            heappush(self._heap, (max(self._links[awaited]), awaited))
+        self._changed.clear()
+        if len(self._heap) > 2 * len(self._links) + 8:
+            self._heap = [(max(distances), awaited) for awaited, distances in self._links.items()]
+            heapify(self._heap)
+        while self._heap:
+            distance, awaited = self._heap[0]
+            if distance == max(self._links.get(awaited, ()), default=None):
+                return Stage(awaited, distance + 1)
+            heappop(self._heap)
+        return Objective.THROUGHPUT if self._throughput_links else None
+
+    def counted(self) -> dict[Need, int]:
+        """The number of links for each need; for tests."""
+        counted: dict[Need, int] = {
+            Stage(awaited, distance): links
+            for awaited, distances in self._links.items()
+            for distance, links in distances.items()
+        }
+        return counted | ({Objective.THROUGHPUT: self._throughput_links} if self._throughput_links else {})
+
+
+class Needs:
+    """The needs of calls, and the needs that their consumers offer. Consumers are renewed before producers."""
+
+    __slots__ = ("_graph", "_marks", "_needs", "_offers")
+
+    def __init__(self, graph: RequestGraphView, marks: Marks) -> None:
+        self._graph = graph
+        self._marks = marks
+        self._needs: dict[str, Need] = {}
+        self._offers: dict[str, Offers] = {}
+
+    def reach(self, call_id: str) -> bool:
+        """Whether a get or an annotation reaches the call. A native step has no objective, so nothing reaches it."""
+        return call_id in self._needs and not self._graph.is_native(call_id)
+
+    def stage(self, call_id: str) -> Stage | None:
+        """A call's stage; None if it needs no stage, if it is a native step, or if it is annotated `throughput`."""
+        need = self._needs.get(call_id)
+        if not isinstance(need, Stage) or self._graph.is_native(call_id):
+            return None
+        return None if self._marks.annotation(call_id) is Objective.THROUGHPUT else need
+
+    def link(self, link: Link, count: int) -> None:
+        """A link has come (1) or gone (-1)."""
+        need = self._needs.get(link.consumer)
+        if need is not None:
+            self._offer(link.producer, need, count)
+
+    def renew(self, call_id: str) -> bool:
+        """Bring up to date a call's need, and its offers to its producers. Returns whether the need has changed."""
+        before, need = self._needs.get(call_id), self._need_of(call_id)
+        if need == before:
+            return False
+        if need is None:
+            del self._needs[call_id]
+        else:
+            self._needs[call_id] = need
+        for producer in self._graph.producers(call_id):
+            if before is not None:
+                self._offer(producer, before, -1)
+            if need is not None:
+                self._offer(producer, need, 1)
+        return True
+
+    def drop(self, call_id: str) -> None:
+        """Forget a call that has ended."""
+        self._needs.pop(call_id, None)
+        self._offers.pop(call_id, None)
+
+    def _offer(self, call_id: str, need: Need, links: int) -> None:
+        offers = self._offers.get(call_id)
+        if offers is None:
+            offers = self._offers[call_id] = Offers()
+        offers.change(need, links)
+        if not offers:
+            del self._offers[call_id]
+
+    def _need_of(self, call_id: str) -> Need | None:
+        """A call's need. That of a native step is one call nearer: its producers are as far as if it were not there."""
+        need = self._need_as_call(call_id)
+        if isinstance(need, Stage) and self._graph.is_native(call_id):
+            return need._replace(distance=need.distance - 1)
+        return need
+
+    def _need_as_call(self, call_id: str) -> Need | None:
+        own, marks = self._marks.annotation(call_id), tuple(self._marks.on(call_id))
+        if own is Objective.LATENCY or any(mark is not Objective.THROUGHPUT for mark in marks):
+            return Stage(call_id, 0)
+        offers = self._offers.get(call_id)
+        need = None if offers is None else offers.need()
+        if need is not None:
+            return need
+        if own or marks or self._marks.of_session is Objective.THROUGHPUT:
+            return Objective.THROUGHPUT
+        return None if self._marks.of_session is None else LAST_STAGE
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        for call_id in (*self._needs, *self._offers):
+            assert self._needs.get(call_id) == self._need_of(call_id)
+        for call_id, offers in self._offers.items():
+            needs = [self._needs.get(consumer) for consumer in self._graph.consumers(call_id)]
+            assert offers.counted() == {need: needs.count(need) for need in needs if need is not None}

@@ -13,12 +13,11 @@ from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.chunking import Budget, EngineBudget
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.moment import Moment
-from plait.policy.scheduling.phases import PHASES
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.preemption import make_room
 from plait.policy.scheduling.selection import select_in_order
-from plait.policy.scheduling.slo import Objectives, chunked_execution
-from plait.policy.scheduling.ttft_slack import TtftSlack
+from plait.policy.scheduling.slo import Objectives, TtftSlack, chunked_execution
+from plait.policy.scheduling.slo_scheduler import PHASES
 from plait.policy.scheduling.waiting import Sorted, divide, time_waiting
 from plait.policy.types import Slo
 

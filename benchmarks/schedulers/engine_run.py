@@ -12,8 +12,8 @@ from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
-from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.policy.scheduling.plan import IterationWork
 
 MODEL = "opt-13b"
 BLOCK_TOKENS = 32

@@ -20,8 +20,7 @@ from benchmarks.schedulers.clairvoyant import (
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS
 from plait.policy.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS, Fcfs, LocalScheduler
-from plait.policy.scheduling.phases import Phases
-from plait.policy.scheduling.slo_scheduler import SloScheduler
+from plait.policy.scheduling.slo_scheduler import Phases, SloScheduler
 
 MAX_BATCH_TOKENS = 2048
 """vLLM's default on an A100; what every system but Orca may compute in an iteration at most."""

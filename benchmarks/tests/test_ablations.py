@@ -26,10 +26,9 @@ from benchmarks.schedulers.ablations import (
 from benchmarks.schedulers.published import ChunkedObjectives, pivot_budget
 from plait.policy.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
-from plait.policy.scheduling.phases import PHASES, Phases
+from plait.policy.scheduling.moment import SloSettings
 from plait.policy.scheduling.plan import Plan
-from plait.policy.scheduling.slo_scheduler import SloScheduler
-from plait.policy.scheduling.slo_settings import SloSettings
+from plait.policy.scheduling.slo_scheduler import PHASES, Phases, SloScheduler
 from plait.policy.types import Slo
 from tests.policy.scheduling.fake_engine import COSTS, FakeEngine, check_plan, decode, engines, names, prompt
 from tests.policy.scheduling.real_engine import CallSpec, call_specs, check_every_call_finishes

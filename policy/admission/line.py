@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.ticket import Rank, Ticket, join
-from plait.policy.scheduling.priority import GROUPS, HitRatioGroups
+from plait.policy.scheduling.in_order import GROUPS, HitRatioGroups
 
 LOOKED_AT = 32
 """So many calls of a class are compared, the oldest ones."""

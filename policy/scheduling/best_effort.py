@@ -1,17 +1,81 @@
-"""Fills the rest of an iteration with calls that have missed their SLO and with best-effort calls."""
+"""Best effort: the rest of an iteration, for calls that have missed their SLO and best-effort calls.
+
+Some of its tokens are reserved for them (the reserve). A time limit lets it end in time for the calls that arrive
+during it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from math import ceil
+from math import ceil, inf
 
 from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.moment import Moment, waiting_candidate
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.selection import select_in_order
 from plait.policy.scheduling.shared_prefixes import follows, startable
-from plait.policy.scheduling.waiting import Ranked
+from plait.policy.scheduling.waiting import Ranked, Sorted
+
+SLACK_SHARE = 0.5
+"""Ours: an iteration may take this share of the arrivals' TTFT slack."""
+
+LEAST_ITERATIONS = 2.0
+"""Ours: a shortened iteration lasts at least this many shortest iterations, so overhead is at most half of it."""
+
+
+def backlog_limit_s(moment: Moment, batch: Batch) -> float:
+    """The time limit while missed and best-effort calls are added: a share of the arrivals' TTFT slack.
+
+    It is infinite if no arrivals are expected. If the share is under `LEAST_ITERATIONS` shortest iterations, a short
+    iteration would not help arrivals. The limit is then the time with the pivot's tokens, after the longest context of
+    a prompt that has begun: else such a prompt would hardly go on. `batch` holds the running decodes.
+    """
+    slack_s, pace = moment.arrivals_slack_s, moment.pace
+    if slack_s is None:
+        return inf
+    if SLACK_SHARE * slack_s >= LEAST_ITERATIONS * pace.shortest_s:
+        return SLACK_SHARE * slack_s
+    context_tokens = max((one.context_tokens for one in moment.prefills), default=0)
+    return batch.budget.time_s(pace.pivot_tokens, context_tokens)
+
+
+def limit_backlog(batch: Batch, limit_s: float, reserve_tokens: int) -> None:
+    """End the iteration within `limit_s`, but allow a part of the reserve beyond it.
+
+    That part is `limit_s` divided by the iteration's time with all tokens left, at most 1.
+    """
+    if limit_s < batch.budget.limit_s:
+        all_s = batch.budget.time_s(batch.left_tokens)
+        batch.limit_backlog(limit_s, ceil(reserve_tokens * min(1.0, limit_s / all_s)) if all_s else reserve_tokens)
+
+
+MISSED_SHARE = 0.02
+"""Ours: the reserve, as a share of the tokens left, if calls have missed their SLO and no call is best-effort."""
+
+Select = Callable[[Moment, Batch, Iterable[Candidate]], None]
+"""Adds candidates to a batch, as far as they fit."""
+
+
+def reserve_tokens(moment: Moment, batch: Batch, others: Sequence[Candidate], found: Sorted) -> int:
+    """The reserve, in tokens. `others` are the running prefills that are best-effort or have missed their SLO."""
+    if found.best_effort or any(moment.objectives.of(one.call) is None for one in others):
+        share = moment.settings.best_effort_share
+    elif others or found.missed:
+        share = MISSED_SHARE
+    else:
+        return 0
+    return ceil(share * batch.left_tokens)
+
+
+def return_reserve(moment: Moment, batch: Batch, candidates: Sequence[Candidate], select: Select) -> None:
+    """Give the unused reserve first to truncated candidates, then to candidates that were left out."""
+    picks = batch.picks
+    for candidate in candidates:
+        if picks.get(candidate.call, candidate.tokens) < candidate.tokens:
+            batch.extend(candidate)
+    select(moment, batch, [one for one in candidates if one.call not in picks and one.call not in batch.preempted])
+
 
 PASS_RATIO = 32.0
 """If a call that missed its SLO does not fit, only calls with at least 1/32 of its response ratio may bypass it. The

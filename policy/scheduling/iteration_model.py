@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear, Pivot
-from plait.policy.scheduling.iteration_work import IterationWork
+from plait.policy.scheduling.plan import IterationWork
 
 FIT_DECAY = 1 - 1 / 256
 """Ours: each new iteration multiplies the weights of the older ones by this. The memory is 256 iterations."""

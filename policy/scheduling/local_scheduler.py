@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, Fcfs, HitRatio, LongestPrefix
+from plait.policy.scheduling.moment import SloSettings
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 from plait.policy.scheduling.slo_scheduler import SloScheduler
-from plait.policy.scheduling.slo_settings import SloSettings
 
 __all__ = [
     "MAX_BACKFILL_CALLS",

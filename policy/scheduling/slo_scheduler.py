@@ -1,35 +1,81 @@
 """The `slo` local scheduler. It combines iteration SLOs, dynamic chunking, multi-resource batching, hit-ratio groups.
 
 It plans as `hit_ratio` does while no call has an SLO and no TTFT slack is remembered.
+
+An experiment may replace some phases of a plan (`Phases`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from math import inf
 
 from plait.policy.cost_model import CostModel
-from plait.policy.scheduling.backlog import backlog_limit_s, limit_backlog
-from plait.policy.scheduling.batching import Batch
-from plait.policy.scheduling.best_effort import add_best_effort
-from plait.policy.scheduling.decodes import add_decodes, limit_to_tightest_slo, reserve_blocks
+from plait.policy.scheduling.batching import Batch, Candidate
+from plait.policy.scheduling.best_effort import (
+    Select,
+    add_best_effort,
+    backlog_limit_s,
+    limit_backlog,
+    reserve_tokens,
+    return_reserve,
+)
+from plait.policy.scheduling.chunking import Budget, model_budget
 from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, HitRatioOrder, plan_in_order
 from plait.policy.scheduling.iteration_model import IterationModel
-from plait.policy.scheduling.iteration_work import IterationWork
 from plait.policy.scheduling.leaders import Leaders
-from plait.policy.scheduling.moment import Moment, split_running, time_prefills
-from plait.policy.scheduling.outputs import MeanOutputs
-from plait.policy.scheduling.pace import Pace, RecentIterations
-from plait.policy.scheduling.phases import PHASES, Phases
-from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
-from plait.policy.scheduling.preemption_history import PreemptionHistory
-from plait.policy.scheduling.reserve import reserve_tokens, return_reserve
+from plait.policy.scheduling.moment import Moment, SloSettings, split_running, time_prefills
+from plait.policy.scheduling.pace import MeanOutputs, Pace, PreemptionHistory, RecentIterations
+from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, Plan
+from plait.policy.scheduling.preemption import (
+    MakeRoom,
+    add_decodes,
+    add_urgent,
+    limit_to_tightest_slo,
+    make_room,
+    may_pause,
+    order_by_slack,
+    reserve_blocks,
+)
+from plait.policy.scheduling.selection import select_by_distance
 from plait.policy.scheduling.shared_prefixes import inherit, lead_in_flight, startable_calls
-from plait.policy.scheduling.slo_settings import SloSettings
-from plait.policy.scheduling.ttft_slack import TtftSlack, slacks_s
-from plait.policy.scheduling.urgent import add_urgent
-from plait.policy.scheduling.waiting import Sorted
+from plait.policy.scheduling.slo import Objectives, TtftSlack, slacks_s
+from plait.policy.scheduling.waiting import Sorted, long_slots, release_long, sort_waiting
+from plait.policy.types import Slo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """The functions that make up a plan. Each shipped function documents its phase.
+
+    objectives: makes the objectives of an engine's calls.
+    budget: makes an empty iteration's budget.
+    may_pause: whether running decodes may be left out now; it gets the time at which they were last left out.
+    arrivals_slack_s: the TTFT slack expected of arrivals, None if no arrivals are expected.
+    long_slots: how many long prompts may start.
+    sort_waiting: sorts the waiting calls.
+    order: puts urgent calls and prompts begun into the order in which they are added.
+    make_room: preempts for an urgent call or a prompt begun.
+    select: adds calls that are not urgent.
+    release_long: starts a held long prompt in compute that would be idle.
+    """
+
+    objectives: Callable[[Slo | None], Objectives] = Objectives
+    budget: Callable[[int, IterationModel], Budget] = model_budget
+    may_pause: Callable[[float | None, float], bool] = may_pause
+    arrivals_slack_s: Callable[[TtftSlack, float], float | None] = TtftSlack.quartile_s
+    long_slots: Callable[[Moment], int] = long_slots
+    sort_waiting: Callable[[Moment, Batch, int], Sorted] = sort_waiting
+    order: Callable[[Moment, Sequence[Candidate]], Sequence[Candidate]] = order_by_slack
+    make_room: MakeRoom = make_room
+    select: Select = select_by_distance
+    release_long: Callable[[Moment, Batch, Sorted], Sequence[Candidate]] = release_long
+
+
+PHASES = Phases()
+"""The phases that ship."""
 
 
 class SloScheduler:

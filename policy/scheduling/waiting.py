@@ -16,7 +16,7 @@ from operator import itemgetter
 from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.moment import Moment
 from plait.policy.scheduling.plan import LocalCall
-from plait.policy.scheduling.selection import MISFITS, WINDOW_CALLS
+from plait.policy.scheduling.selection import MISFITS, WINDOW_CALLS, select_in_order
 
 LEAST_OUTPUT_TOKENS = 32
 """Ours: a call is expected to generate at least this many more tokens, even beyond the mean output."""
@@ -190,3 +190,25 @@ def _by_response_ratio(missed: Sequence[Missed], moment: Moment, batch: Batch) -
         entries.append((-call.priority, (now_s - call.arrived_s) / kv_time, -position))
     first = nlargest(max(0, batch.free_slots) + MISFITS, entries)
     return [(ratio, Candidate(*missed[-position], True, missed_slo=True)) for _, ratio, position in first]
+
+
+def long_slots(moment: Moment) -> int:
+    """How many long prompts may start without being urgent: one, or none while a long prompt is being prefilled."""
+    return 0 if any(prefill.is_long for prefill in moment.prefills) else 1
+
+
+def release_long(moment: Moment, batch: Batch, found: Sorted) -> Sequence[Candidate]:
+    """Start the first long prompt that was held back, in compute that would be idle.
+
+    It starts only if tokens are left and this iteration finishes every long prompt begun. Returns the prompt that was
+    tried, if any.
+    """
+    if not batch.left_tokens:
+        return ()
+    picks = batch.picks
+    begun = chain(moment.prefills, (one for one in found.startable() if one.call in picks))
+    if not all(picks.get(one.call) == one.tokens for one in begun if one.is_long):
+        return ()
+    first = found.held[:1]
+    select_in_order(moment, batch, first)
+    return first

@@ -76,7 +76,7 @@ def test_what_has_gone_from_the_cache_is_not_taken_for_cached() -> None:
 
 @given(st.floats(0, 0.99), st.lists(st.floats(0, 1), min_size=130, max_size=130))
 def test_no_call_starves_whatever_comes_after_it(cached: float, others: list[float]) -> None:
-    """The bound is that of the proof in `priority.py`, for the first call of a group."""
+    """The bound is that of the proof of `HitRatioGroups`, for the first call of a group."""
     first = asked(cached=cached)
     line = new_line(first)
     turns = 0

@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.chunking import EngineBudget
 from plait.policy.scheduling.iteration_model import IterationModel
-from plait.policy.scheduling.moment import Moment
-from plait.policy.scheduling.outputs import MeanOutputs
-from plait.policy.scheduling.pace import Pace, RecentIterations
+from plait.policy.scheduling.moment import Moment, SloSettings
+from plait.policy.scheduling.pace import MeanOutputs, Pace, PreemptionHistory, RecentIterations
 from plait.policy.scheduling.plan import LocalCall, LocalScheduler, Plan
-from plait.policy.scheduling.preemption_history import PreemptionHistory
 from plait.policy.scheduling.slo import Objectives
 from plait.policy.scheduling.slo_scheduler import SloScheduler
-from plait.policy.scheduling.slo_settings import SloSettings
 from plait.policy.types import Slo
 
 BLOCK_TOKENS = 4

@@ -10,8 +10,7 @@ from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
-from plait.policy.scheduling.iteration_work import IterationWork
-from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, Plan
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.types import Slo
 from tests.policy.scheduling.fake_engine import COSTS, slos

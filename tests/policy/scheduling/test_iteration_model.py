@@ -6,7 +6,7 @@ import pytest
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.iteration_model import IterationModel
-from plait.policy.scheduling.iteration_work import IterationWork
+from plait.policy.scheduling.plan import IterationWork
 from tests.policy.scheduling.fake_engine import COSTS
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.scheduling.iteration_work import IterationWork
+from plait.policy.scheduling.plan import IterationWork
 
 Calls = list[tuple[int, int]]
 

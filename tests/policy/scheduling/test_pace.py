@@ -1,15 +1,21 @@
-"""What an engine's pace is made of: its latest iterations, and the model of them."""
+"""What an engine's pace is made of: its latest iterations and their model, the outputs, and the preemptions."""
 
 from __future__ import annotations
 
 import pytest
 
 from plait.policy.scheduling.iteration_model import IterationModel
-from plait.policy.scheduling.iteration_work import IterationWork
-from plait.policy.scheduling.outputs import MeanOutputs
-from plait.policy.scheduling.pace import Pace, RecentIterations
-from plait.policy.scheduling.plan import RECENT_ITERATIONS
-from plait.policy.scheduling.preemption_history import PreemptionHistory
+from plait.policy.scheduling.pace import (
+    PREEMPTION_ITERATIONS,
+    RECENT_OUTPUTS,
+    START_OUTPUT_TOKENS,
+    MeanOutputs,
+    Pace,
+    PreemptionHistory,
+    RecentIterations,
+)
+from plait.policy.scheduling.plan import RECENT_ITERATIONS, IterationWork, LocalCall
+from plait.policy.types import Objective
 from tests.policy.scheduling.fake_engine import COSTS
 
 
@@ -44,3 +50,55 @@ def test_the_longest_iteration_and_the_mean_chunk_are_of_the_last_128() -> None:
 def test_a_generated_token_takes_the_longest_iteration_and_its_share_of_preemptions() -> None:
     slow = Pace(longest_s=0.1, shortest_s=0.0, chunk_tokens=1.0, preemption_rate=1 / 20, longest_preemption_s=2.5)
     assert slow.token_s == pytest.approx(0.1 + 2.5 / 20)
+
+
+def pace_of(outputs: MeanOutputs) -> Pace:
+    return Pace.of(RecentIterations(), IterationModel(), PreemptionHistory(), outputs, 1)
+
+
+def test_mean_outputs_are_those_of_calls_that_have_left_by_objective() -> None:
+    outputs = MeanOutputs()
+    assert pace_of(outputs).output_tokens(None) == START_OUTPUT_TOKENS
+    calls = [LocalCall(str(n), 0.0, 10, 10, 10 * (n + 1)) for n in range(2)]
+    batch = LocalCall("batch", 0.0, 10, 10, 500, objective=Objective.THROUGHPUT)
+    outputs.on_ended([*calls, batch])
+    assert (pace_of(outputs).output_tokens(None), pace_of(outputs).output_tokens(Objective.THROUGHPUT)) == (15, 500)
+    assert pace_of(outputs).output_tokens(Objective.LATENCY) == START_OUTPUT_TOKENS
+
+
+def test_only_the_latest_outputs_count() -> None:
+    outputs = MeanOutputs()
+    outputs.on_ended([LocalCall("first", 0.0, 10, 10, 9000)])
+    outputs.on_ended(LocalCall(str(n), 0.0, 10, 10, 7) for n in range(RECENT_OUTPUTS))
+    assert outputs.means() == {None: 7.0}
+
+
+def test_a_call_that_is_neither_running_nor_waiting_any_more_has_left() -> None:
+    history, calls = PreemptionHistory(), [LocalCall(str(n), 0.0, 10, 10, 1) for n in range(3)]
+    assert history.on_plan(0.0, [], calls) == []
+    assert history.on_plan(1.0, [calls[1]], []) == [calls[0], calls[2]]
+
+
+def test_preemptions_are_counted_per_generated_token_and_timed() -> None:
+    history, call = PreemptionHistory(), LocalCall("c", 0.0, 10, 10, 1)
+    history.on_plan(0.0, [], [call])
+    for _ in range(10):
+        history.on_iteration(IterationWork.of([1, 1, 50], [10, 10, 0]))
+    assert history.on_plan(1.0, [call], []) == []
+    assert history.on_plan(3.0, [call], []) == []
+    assert history.on_plan(3.5, [], [call]) == []
+    assert (history.rate, history.longest_s) == (1 / 20, 2.5)
+    assert history.times(call) == 1
+    for _ in range(PREEMPTION_ITERATIONS):
+        history.on_iteration(IterationWork.of([1], [10]))
+    assert history.longest_s == 0.0
+    history.on_plan(9.0, [], [])
+    assert history.times(call) == 0, "it has left"
+
+
+def test_a_call_that_leaves_while_preempted_is_forgotten() -> None:
+    history, call = PreemptionHistory(), LocalCall("c", 0.0, 10, 10, 4)
+    history.on_plan(0.0, [], [call])
+    history.on_plan(1.0, [call], [])
+    assert history.on_plan(2.0, [], []) == [call]
+    assert history.on_plan(3.0, [], []) == []

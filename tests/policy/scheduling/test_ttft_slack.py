@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.policy.scheduling.batching import Candidate
-from plait.policy.scheduling.slo import Objectives
-from plait.policy.scheduling.ttft_slack import SLACK_CALLS, SLACK_MEMORY_S, TtftSlack, slacks_s
+from plait.policy.scheduling.slo import SLACK_CALLS, SLACK_MEMORY_S, Objectives, TtftSlack, slacks_s
 from tests.policy.scheduling.fake_engine import COSTS, prompt
 
 

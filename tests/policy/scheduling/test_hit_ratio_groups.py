@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.scheduling.priority import GROUPS, HitRatioGroups
+from plait.policy.scheduling.in_order import GROUPS, HitRatioGroups
 
 WEIGHT = GROUPS * (GROUPS + 1) // 2
 """55: the sum of the groups' weights 1 to 10."""

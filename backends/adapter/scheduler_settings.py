@@ -13,15 +13,8 @@ import msgspec
 
 from plait.backends.profiles import load_profile
 from plait.policy.cost_model import CostModel
-from plait.policy.scheduling.iteration_work import IterationWork
-from plait.policy.scheduling.local_scheduler import (
-    SCHEDULERS,
-    EngineFacts,
-    LocalCall,
-    LocalScheduler,
-    MeasuringScheduler,
-    Plan,
-)
+from plait.policy.scheduling.local_scheduler import SCHEDULERS
+from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 
 class SettingsError(ValueError):

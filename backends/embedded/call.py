@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from plait.policy.prefix.block_hash import HashChain
-from plait.policy.scheduling.local_scheduler import LocalCall
+from plait.policy.scheduling.plan import LocalCall
 
 
 @dataclass(slots=True, eq=False)

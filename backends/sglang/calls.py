@@ -15,7 +15,7 @@ from plait.backends.protocol.cache_state import KvState
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.sglang.cache_state import CacheObserver
 from plait.policy.prefix.block_hash import chain
-from plait.policy.scheduling.local_scheduler import LocalCall
+from plait.policy.scheduling.plan import LocalCall
 
 
 @dataclass(slots=True, eq=False)

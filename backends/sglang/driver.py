@@ -15,25 +15,17 @@ from functools import partial
 from itertools import count
 from typing import Any, cast
 
-from plait.backends.adapter.forced_levers import local_scheduler
-from plait.backends.adapter.measuring import measuring
-from plait.backends.adapter.scheduler_settings import cost_model
+from plait.backends.adapter.scheduler_settings import cost_model, local_scheduler, measuring
 from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.protocol.call_objectives import read_changes
-from plait.backends.sglang.cache_state import CacheObserver
-from plait.backends.sglang.calls import SchedulerFacts, SglangCall, sglang_call
-from plait.backends.sglang.event_tap import EventTap
-from plait.backends.sglang.levers import Levers, levers_of
-from plait.backends.sglang.preemption import preempt
-from plait.backends.sglang.prefill_pass import NO_LIMITS
-from plait.backends.sglang.requests import Requests
+from plait.backends.sglang.cache_state import CacheObserver, EventTap
+from plait.backends.sglang.calls import Requests, SchedulerFacts, SglangCall, WaitingHits, sglang_call
+from plait.backends.sglang.levers import NO_LIMITS, Levers, levers_of, preempt
 from plait.backends.sglang.settings import VARIABLE, Settings
 from plait.backends.sglang.step_clock import StepClock, Tick
-from plait.backends.sglang.waiting_hits import WaitingHits
-from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, Plan
-from plait.policy.scheduling.plan import IterationWork
+from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
 
 
 class Driver:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from plait.backends.adapter.required_names import load
 from plait.backends.sglang.calls import SglangCall
-from plait.policy.scheduling.local_scheduler import EngineFacts, Plan
+from plait.policy.scheduling.plan import EngineFacts, Plan
 
 if TYPE_CHECKING:
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.policy.scheduling.local_scheduler import LocalCall
+from plait.policy.scheduling.plan import LocalCall
 
 _UNKNOWN = b""
 """The key of no block: this call's hit was never looked up."""

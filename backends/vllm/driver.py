@@ -21,8 +21,7 @@ from plait.backends.protocol.call_objectives import read_changes
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.calls import SchedulerFacts, VllmCall, vllm_call
 from plait.backends.vllm.settings import WHERE, Settings
-from plait.policy.scheduling.local_scheduler import LocalCall, LocalScheduler, Plan
-from plait.policy.scheduling.plan import IterationWork
+from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
 
 
 class Levers:

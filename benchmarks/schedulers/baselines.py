@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.mixed_prompts import MAX_OUTPUT_TOKENS
-from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, LocalScheduler, Plan
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, LocalScheduler, Plan
 
 ORCA_CALLS = 8
 """Orca's batch in AccelGen's section 3.1, after Orca's own evaluation."""

@@ -11,7 +11,7 @@ from math import ceil
 
 from plait.backends.embedded.call import EmbeddedCall
 from plait.policy.cost_model import CostModel
-from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
 MOST_MISFITS = 8
 """Waiting calls without hope that are tried in vain before the rest is left alone."""

@@ -12,8 +12,7 @@ from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
-from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
-from plait.policy.scheduling.plan import IterationWork
+from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 MODEL = "opt-13b"
 BLOCK_TOKENS = 32

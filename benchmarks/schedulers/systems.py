@@ -19,7 +19,9 @@ from benchmarks.schedulers.clairvoyant import (
 )
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS
 from plait.policy.cost_model import CostModel
-from plait.policy.scheduling.local_scheduler import SCHEDULERS, Fcfs, LocalScheduler
+from plait.policy.scheduling.in_order import Fcfs
+from plait.policy.scheduling.local_scheduler import SCHEDULERS
+from plait.policy.scheduling.plan import LocalScheduler
 from plait.policy.scheduling.slo_scheduler import Phases, SloScheduler
 
 MAX_BATCH_TOKENS = 2048

@@ -19,7 +19,8 @@ from benchmarks.application.program import Launch, Program, ProgramCall, Vocabul
 from benchmarks.application.sweep import Point, Results, Task, sweep
 from benchmarks.application.systems import LATENCY, OURS, THROUGHPUT, Machine, RunningTokensCap, System, systems
 from plait.policy.programs.objectives import LATENCY_SLO
-from plait.policy.scheduling.local_scheduler import EngineFacts, Fcfs, LocalCall, LocalScheduler, Plan
+from plait.policy.scheduling.in_order import Fcfs
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, LocalScheduler, Plan
 from plait.policy.types import Objective, Slo
 
 MACHINE = Machine("a100-mistral-7b", 1, 32_000)

@@ -11,7 +11,7 @@ from benchmarks.schedulers.metrics import goodput_bound, measure, most_items
 from benchmarks.schedulers.sweep import BOUND, FULL, QUICK, Point, Results
 from benchmarks.schedulers.systems import OURS, systems
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.scheduling.local_scheduler import Fcfs
+from plait.policy.scheduling.in_order import Fcfs
 from plait.policy.types import Slo
 
 COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 0.0001), 0.0, 0.0, 0.0, LongAttention())

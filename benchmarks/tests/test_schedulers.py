@@ -13,7 +13,8 @@ from benchmarks.schedulers.engine_run import BLOCK_TOKENS, CallRecord, embedded_
 from benchmarks.schedulers.systems import Machine, systems
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.scheduling.local_scheduler import EngineFacts, Fcfs, LocalCall, LocalScheduler, Plan
+from plait.policy.scheduling.in_order import Fcfs
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, LocalScheduler, Plan
 from plait.policy.types import Slo
 
 KV_TOKENS = 12_800

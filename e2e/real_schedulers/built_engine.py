@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from plait.backends.protocol.cache_state import CacheState
-from plait.policy.scheduling.local_scheduler import LocalScheduler
+from plait.policy.scheduling.plan import LocalScheduler
 
 MODEL: Final = {
     "architectures": ["LlamaForCausalLM"],

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
 
 def everything(waiting: list[LocalCall], running: list[LocalCall]) -> Plan:

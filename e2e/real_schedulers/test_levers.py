@@ -7,7 +7,7 @@ import pytest
 from e2e.real_schedulers.built_engine import Build, answer
 from e2e.real_schedulers.plans import Scripted, everything
 from e2e.real_schedulers.workloads import prompt
-from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from plait.policy.types import Objective, Slo
 
 

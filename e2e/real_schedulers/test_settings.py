@@ -10,8 +10,8 @@ import pytest
 from e2e.real_schedulers.built_engine import MAX_RUNNING_CALLS, Build
 from plait.backends.adapter.scheduler_settings import SettingsError
 from plait.backends.profiles import load_profile
-from plait.policy.scheduling.local_scheduler import SloScheduler
 from plait.policy.scheduling.plan import IterationWork
+from plait.policy.scheduling.slo_scheduler import SloScheduler
 
 
 def test_a_profile_is_expected_from_the_start(build: Build) -> None:

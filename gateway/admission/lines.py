@@ -5,23 +5,25 @@ A synchronous core; each event carries its time. It drives the router. See docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Final
 
 from plait.backends.errors import PlaitError
 from plait.gateway.admission.room import Room, backlog_s
-from plait.gateway.admission.waiting import Waiting, rank_of
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import Line
+from plait.policy.admission.ticket import Rank, Ticket
 from plait.policy.placement.delay import Asked, change_gain_s
 from plait.policy.placement.situation import NOTHING_PASSED, Passed
-from plait.policy.types import Placement
+from plait.policy.sessions.session_gate import SessionGate, Turn
+from plait.policy.types import Call, Objective, Placement
 
 LEAST_PAUSE_S = 0.005
 """Before an engine is looked at again although nothing has happened."""
@@ -39,6 +41,53 @@ LEAST_GAIN_S = 1.0
 """A change that gains less is not worth the risk that the prediction is wrong."""
 
 Look = Callable[[str, float], None]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Waiting(Ticket):
+    """A call on its way to an engine, and how it may be placed: `prefer`, `avoid` and `route` as in `Router.select`.
+
+    `output_tokens` are expected of it. `booking` is set while it is placed. It is to be sent once `is_sent`, or has
+    failed with an `error`: then `tell` is called, unless it is sent at once. Its client has named a `session`, or that
+    is empty. One that `passes` is never held for its session's sake. `turn` is what its model's `gate` knows it as.
+    `before` calls of its tenant, with `before_s` of work, have waited for its model before it.
+    """
+
+    call: Call
+    output_tokens: int = 0
+    prefer: str | None = None
+    avoid: Collection[str] = ()
+    route: str | None = None
+    booking: Booking | None = None
+    is_sent: bool = False
+    error: PlaitError | None = None
+    tell: Callable[[], None] | None = None
+    session: str = ""
+    passes: bool = False
+    gate: SessionGate | None = None
+    turn: Turn | None = None
+    before: int = 0
+    before_s: float = 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its session waits for room in the engines' caches."""
+        return self.turn is not None and self.turn.is_held
+
+    @property
+    def engine_id(self) -> str:
+        """The engine that the call is placed on."""
+        assert self.booking is not None
+        return self.booking.placement.engine_id
+
+
+def rank_of(call: Call) -> Rank:
+    """The class of a call."""
+    if call.objective is Objective.LATENCY or (call.slo is not None and call.slo.ttft_s is not None):
+        return Rank.URGENT
+    return Rank.THROUGHPUT if call.objective is Objective.THROUGHPUT else Rank.NORMAL
+
+
 Sent = Callable[[Waiting, float], None]
 Failed = Callable[[Waiting, PlaitError, float], None]
 

@@ -1,34 +1,153 @@
-"""The consequences of a change in a session's graph: getters are answered, calls run, and unwanted calls end."""
+"""The consequences of a change in a session's graph: getters are answered, calls run, and unwanted calls end.
+
+The objectives that calls run with come from their annotations and deductions: see docs/design/request-graph.md and
+docs/design/clocks.md.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
 from plait.backends.errors import PlaitError
-from plait.gateway.calls.guessed_tokens import CHARACTERS_PER_TOKEN
-from plait.gateway.programs.failure_cause import UNWANTED
+from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.gathering import Gathering
-from plait.gateway.programs.getter import Getter
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
-from plait.gateway.programs.holds import Holds
-from plait.gateway.programs.promises import begun, promised
-from plait.gateway.programs.session import Session
-from plait.gateway.programs.session_errors import cancelled, input_failed, variable_failed
+from plait.gateway.programs.session import Getter, Session, unproduced, untaken
+from plait.gateway.programs.session_errors import (
+    UNWANTED,
+    cancelled,
+    input_failed,
+    is_skip,
+    skip_cause,
+    variable_failed,
+)
 from plait.gateway.programs.slices import AT_ONCE, Continuations
-from plait.gateway.programs.untaken import is_skip, skip_cause, untaken
 from plait.gateway.timer import At
-from plait.policy.programs.needs import Mark
+from plait.policy.programs.needs import Mark, Stage
+from plait.policy.programs.objectives import slo_of
 from plait.policy.programs.request_graph_state import Cause, Effects
+from plait.policy.types import Slo, TaskGroup
+
+Group = tuple[TaskGroup, float]
+"""A task group, and the longest predicted time of one of its calls, alone on an engine."""
 
 Prediction = Callable[[str, int, int | None], float]
 """Predicts the seconds that a call takes alone on an engine.
 
 Its arguments are the model, the prompt tokens and the output limit (None: no limit).
 """
+
+
+class Unproduced(NamedTuple):
+    """A call or getter that waits for `variable`, which nobody produces. A native step waits for its own output."""
+
+    session: Session
+    waiter: HeldCall | Getter
+    variable: str
+
+
+class Holds:
+    """Calls and getters that wait for a variable which nobody produces so far, each for `timeout_s`.
+
+    So do native steps that wait for their client. A variable that has a producer once has one for ever.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._due: OrderedDict[HeldCall | Getter, tuple[float, Session]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, session: Session, waiter: HeldCall | Getter, now_s: float) -> None:
+        """It begins to wait. Nothing happens if all that it waits for has a producer."""
+        self.drop(waiter)  # a native step waits for inputs, and then for its client
+        if unproduced(session, waiter) is not None:
+            self._due[waiter] = now_s + self._timeout_s, session
+
+    def drop(self, waiter: HeldCall | Getter) -> None:
+        """It waits no more."""
+        self._due.pop(waiter, None)
+
+    def overdue(self, now_s: float) -> list[Unproduced]:
+        """Those whose time is over and that still wait for a variable without a producer. Forgets them."""
+        found = []
+        while self._due:
+            waiter, (due_s, session) = next(iter(self._due.items()))
+            if due_s > now_s:
+                break
+            del self._due[waiter]
+            variable = unproduced(session, waiter)
+            if variable is not None:
+                found.append(Unproduced(session, waiter, variable))
+        return found
+
+
+def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
+    """Each call that is ready or runs, with its values and objectives. A share of a JCT counts from now.
+
+    All other times count from the moment at which the call became ready, or at which its objectives changed.
+    """
+    if not calls:
+        return []
+    shares = _jct_shares(session, calls, now_s) if session.deductions.paths.timed else {}
+    groups: dict[Stage, Group] = {}
+    return [(call, _promised(session, call, groups, shares.get(call.call_id))) for call in calls]
+
+
+def begun(session: Session, changed: Iterable[str]) -> list[HeldCall]:
+    """The calls among `changed` that run already, or were told that they may."""
+    calls = [call for call_id in changed if (call := session.calls.get(call_id)) is not None]
+    return [call for call in calls if call.promise is not None]
+
+
+def timed_by(session: Session, getter: Getter) -> Iterator[str]:
+    """The calls whose times a getter states: the producer, and with a JCT all calls that the variable needs."""
+    if isinstance(getter.mark, Slo):
+        producer = session.outputs.get(getter.variable)
+        if producer is not None:
+            yield producer.call_id
+        if getter.jct_s is not None:
+            yield from session.deductions.paths.upstream(getter.variable)
+
+
+def _promised(session: Session, call: HeldCall, groups: dict[Stage, Group], share_s: float | None) -> ReadyCall:
+    deduction = session.deductions.of(call.call_id)
+    group, slowest_s = (None, call.predicted_s)
+    if deduction.group is not None:
+        if deduction.group not in groups:
+            groups[deduction.group] = _group(session, deduction.group)
+        group, slowest_s = groups[deduction.group]
+    asked = session.deductions.asked(call.call_id)
+    slo = slo_of(deduction, slowest_s, own=call.slo, asked=asked, share_s=share_s)
+    values = {name: session.values[name] for name in call.inputs}
+    assert call.ready_s is not None
+    return ReadyCall(values, call.ready_s, slo, call.objective or deduction.objective, group)
+
+
+def _group(session: Session, stage: Stage) -> Group:
+    """The task group of a stage."""
+    members = [session.calls[call_id] for call_id in session.deductions.members(stage)]
+    name = f"{session.tenant.name}/{session.session_id}/{stage.awaited}/{stage.distance}"
+    return TaskGroup(name, len(members)), max(call.predicted_s for call in members)
+
+
+def _jct_shares(session: Session, calls: Iterable[HeldCall], now_s: float) -> dict[str, float]:
+    """Each call's share, in seconds, of the JCTs that getters ask for. Of several shares, the shortest counts."""
+
+    def left_s(variable: str) -> float:
+        return min(left_s for getter in session.getters[variable] if (left_s := getter.left_s(now_s)) is not None)
+
+    def call_left_s(call_id: str) -> float:
+        call = session.calls[call_id]
+        elapsed_s = 0.0 if call.ready_s is None else now_s - call.ready_s
+        return max(0.0, call.predicted_s - elapsed_s)
+
+    return session.deductions.paths.shares((call.call_id for call in calls), left_s, call_left_s)
 
 
 class Job(NamedTuple):
@@ -176,8 +295,7 @@ class Consequences:
     def drop(self, call: HeldCall) -> None:
         """Forget a call that has ended."""
         session = self.homes.pop(call)
-        del session.calls[call.call_id]
-        session.hold(-call.held_bytes - call.forget_text())
+        session.drop_call(call)
         self._gathering.drop(call)
         self.holds.drop(call)
 
@@ -195,17 +313,15 @@ class Consequences:
         told: list[tuple[Getter, str | PlaitError]] = []
         if effects.variable_set is not None:
             value, made = session.values[effects.variable_set], session.made.get(effects.variable_set)
-            waiting = session.getters.pop(effects.variable_set, [])
+            waiting = session.take_getters(effects.variable_set)
             told += [(getter, value) for getter in waiting]
             if made is not None:
                 for getter in waiting:
                     self._on_job(Job(session.tenant.name, now_s - made.begun_s, getter.mark))
         for variable, cause in effects.variables_failed:
-            getters = session.getters.pop(variable, ())
-            told += [(getter, variable_failed(variable, cause)) for getter in getters]
+            told += [(getter, variable_failed(variable, cause)) for getter in session.take_getters(variable)]
         session.touch(now_s)
         for getter, _ in told:
-            session.not_clocked.pop(getter, None)
             self.holds.drop(getter)
         for getter, answer in told:
             if isinstance(answer, str):

@@ -15,11 +15,10 @@ from plait.gateway.calls.annotations import Condition
 from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.programs.held_call import HeldCall, Made, Output
 from plait.gateway.programs.session_errors import FailureCause
+from plait.policy.programs.needs import Mark
 from plait.policy.programs.objectives import Deductions
-from plait.policy.programs.objectives_marks import Mark
 from plait.policy.programs.request_graph import RequestGraph
-from plait.policy.programs.request_graph_effects import Effects
-from plait.policy.programs.request_graph_state import CallState, VariableState
+from plait.policy.programs.request_graph_state import CallState, Effects, VariableState
 from plait.policy.types import Objective, Slo
 
 

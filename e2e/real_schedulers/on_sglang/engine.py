@@ -35,7 +35,7 @@ from plait.backends.sglang.scheduler import scheduler_class
 from plait.backends.sglang.settings import VARIABLE, read_settings
 from plait.backends.sglang.step_clock import StepClock
 from plait.policy.prefix.block_hash import chain, root_hash
-from plait.policy.scheduling.local_scheduler import LocalScheduler
+from plait.policy.scheduling.plan import LocalScheduler
 
 CHUNK_TOKENS = 256
 TREE_BLOCK_TOKENS = 64

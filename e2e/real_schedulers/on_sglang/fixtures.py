@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from plait.policy.scheduling.local_scheduler import LocalScheduler
+from plait.policy.scheduling.plan import LocalScheduler
 
 os.environ.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 

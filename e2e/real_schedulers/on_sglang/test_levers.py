@@ -7,7 +7,7 @@ import pytest
 from e2e.real_schedulers.on_sglang.fixtures import Build
 from e2e.real_schedulers.plans import Scripted
 from e2e.real_schedulers.workloads import prompt
-from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
 
 def test_chunk_of_a_prompt(build: Build) -> None:

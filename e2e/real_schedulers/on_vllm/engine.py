@@ -26,7 +26,7 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.backends.vllm.driver import Driver
 from plait.backends.vllm.scheduler import create_scheduler
 from plait.policy.prefix.block_hash import chain, root_hash
-from plait.policy.scheduling.local_scheduler import LocalScheduler
+from plait.policy.scheduling.plan import LocalScheduler
 
 
 @dataclass(frozen=True, kw_only=True)

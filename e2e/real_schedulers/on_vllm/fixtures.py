@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pytest
 
 from e2e.real_schedulers.on_vllm.engine import Engine, Setup
-from plait.policy.scheduling.local_scheduler import LocalScheduler
+from plait.policy.scheduling.plan import LocalScheduler
 
 
 class Build(Protocol):

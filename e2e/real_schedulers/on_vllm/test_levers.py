@@ -8,7 +8,7 @@ from vllm.v1.core.sched.interface import PauseState
 from e2e.real_schedulers.on_vllm.fixtures import Build
 from e2e.real_schedulers.plans import Scripted, everything
 from e2e.real_schedulers.workloads import prompt
-from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
 
 def test_chunk_of_each_call(build: Build) -> None:

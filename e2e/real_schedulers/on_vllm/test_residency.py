@@ -12,7 +12,8 @@ from e2e.real_schedulers.on_vllm.engine import Engine
 from e2e.real_schedulers.on_vllm.fixtures import Build
 from plait.backends.adapter.scheduler_settings import ForcedLevers, LeverSettings
 from plait.backends.protocol.cache_state import CacheState
-from plait.policy.scheduling.local_scheduler import EngineFacts, HitRatio, LocalCall, Plan
+from plait.policy.scheduling.in_order import HitRatio
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
 
 @pytest.mark.parametrize("block_tokens", [16, 32, 64, 128])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from plait.backends.adapter.scheduler_settings import ForcedLevers, LeverSettings
 from plait.backends.profiles import load_profile
 from plait.policy.cost_model import CostModel
-from plait.policy.scheduling.local_scheduler import Fcfs, LocalCall, MeasuringScheduler, Plan
-from plait.policy.scheduling.plan import IterationWork
+from plait.policy.scheduling.in_order import Fcfs
+from plait.policy.scheduling.plan import IterationWork, LocalCall, MeasuringScheduler, Plan
 from tests.policy.scheduling.unshared_blocks import UnsharedBlocks
 
 

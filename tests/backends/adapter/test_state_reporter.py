@@ -14,7 +14,7 @@ from plait.backends.protocol.cache_state import (
     SchedulerState,
     StoredRun,
 )
-from plait.policy.scheduling.local_scheduler import LocalCall
+from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Slo
 
 KV = KvState(10, 4, 3)

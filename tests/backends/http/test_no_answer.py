@@ -12,7 +12,8 @@ import pytest
 import uvloop
 
 from plait.backends.errors import EngineError, EngineTimeoutError, EngineUnreachableError
-from plait.backends.http.client import HttpClient, Timeouts
+from plait.backends.http.client import HttpClient
+from plait.backends.http.connection import Timeouts
 from tests.backends.http.scripted_engine import (
     CHUNKED_HEAD,
     OK,

@@ -15,7 +15,7 @@ from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.driver import Driver
 from plait.backends.sglang.scheduler import PlannedScheduler
 from plait.backends.sglang.settings import Settings
-from plait.policy.scheduling.local_scheduler import LocalScheduler
+from plait.policy.scheduling.plan import LocalScheduler
 
 PAGE_TOKENS = 16
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.sglang.calls import SglangCall
 from plait.policy.prefix.block_hash import chain
-from plait.policy.scheduling.local_scheduler import EngineFacts, LocalCall, Plan, SloScheduler
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.slo_scheduler import SloScheduler
 from tests.backends.sglang.fake_scheduler import PAGE_TOKENS, Rank, Request, Setup
 
 TREE_BLOCK = 64

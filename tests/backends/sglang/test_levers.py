@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from plait.backends.sglang.calls import SglangCall
 from plait.backends.sglang.levers import Levers, levers_of
-from plait.policy.scheduling.local_scheduler import Plan
+from plait.policy.scheduling.plan import Plan
 
 PAGE_TOKENS = 16
 

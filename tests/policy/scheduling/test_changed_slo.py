@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from plait.policy.scheduling.local_scheduler import SCHEDULERS, LocalScheduler, MeasuringScheduler
+from plait.policy.scheduling.local_scheduler import SCHEDULERS
+from plait.policy.scheduling.plan import LocalScheduler, MeasuringScheduler
 from plait.policy.types import Objective, Slo
 from tests.policy.scheduling.fake_engine import COSTS, FakeEngine, check_plan, engines, slos
 

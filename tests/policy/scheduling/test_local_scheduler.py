@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.scheduling.local_scheduler import (
-    MAX_BACKFILL_CALLS,
-    SCHEDULERS,
-    HitRatio,
-    LocalCall,
-    LongestPrefix,
-    Plan,
-)
+from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, HitRatio, LongestPrefix
+from plait.policy.scheduling.local_scheduler import SCHEDULERS
+from plait.policy.scheduling.plan import LocalCall, Plan
 from tests.policy.scheduling.unshared_blocks import UnsharedBlocks
 
 BLOCK_TOKENS = 4

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.policy.scheduling.in_order import GROUPS, HitRatio
-from plait.policy.scheduling.local_scheduler import SCHEDULERS, MeasuringScheduler
+from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.moment import SloSettings
-from plait.policy.scheduling.plan import LocalCall
+from plait.policy.scheduling.plan import LocalCall, MeasuringScheduler
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.types import Slo
 from tests.policy.scheduling.fake_engine import (

@@ -120,7 +120,7 @@ def find_cuts(files: Files) -> Cuts | None:
 
 
 def cuts_of_words(pattern: str, added: Collection[str]) -> Cuts | None:
-    """The cuts for a pattern of `word_patterns` and the texts of the added tokens; None for another pattern."""
+    """The cuts for one of the patterns above and the texts of the added tokens; None for another pattern."""
     if pattern not in WORDS:
         return None
     if not _any_has(BETWEEN_WORDS, added):

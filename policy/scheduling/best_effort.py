@@ -14,7 +14,7 @@ from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.moment import Moment, waiting_candidate
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.selection import select_in_order
-from plait.policy.scheduling.shared_prefixes import follows, startable
+from plait.policy.scheduling.shared_prefixes import hold_follower, startable
 from plait.policy.scheduling.waiting import Ranked, Sorted
 
 SLACK_SHARE = 0.5
@@ -137,7 +137,7 @@ def _add_missed(moment: Moment, batch: Batch, missed: Sequence[Ranked]) -> None:
     for ratio, candidate in missed:
         if ratio < least_ratio or misfits > MOST_MISSED_MISFITS:
             return
-        if follows(moment, batch, candidate):
+        if hold_follower(moment, batch, candidate):
             continue
         if not _add(batch, candidate):
             misfits += 1

@@ -8,6 +8,7 @@ still, has ended or was preempted, or for blocks that were evicted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import takewhile
 from math import inf
 
@@ -21,7 +22,7 @@ def startable(moment: Moment, batch: Batch, candidates: Iterable[Candidate]) -> 
     """The candidates without those that wait for a leader. The batch may change between two of them."""
     held = 0
     for candidate in candidates:
-        if not follows(moment, batch, candidate):
+        if not hold_follower(moment, batch, candidate):
             yield candidate
             continue
         held += 1
@@ -34,36 +35,49 @@ def startable_calls(moment: Moment, batch: Batch, waiting: Iterable[LocalCall]) 
     leaders, cached_tokens = batch.leaders, moment.facts.cached_tokens
     for call in waiting:
         led = bool(leaders) and (call in leaders.followers or leaders.compute_for(call, cached_tokens(call)))
-        if not (led and _waits(moment, batch, waiting_candidate(moment, call))):
+        if not (led and follows(moment, batch, waiting_candidate(moment, call))):
             yield call
 
 
-def follows(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
-    """Whether a waiting call that could get tokens in this iteration waits for a leader instead.
+def hold_follower(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
+    """Hold a waiting call that could get tokens in this iteration, if it follows a leader. Returns whether it is held.
 
-    If the engine can use a leader's blocks in this iteration, they count as cached.
+    A held call waits for the whole iteration. If the engine can use a leader's blocks in this iteration, they count as
+    cached from now on.
     """
-    if not (candidate.waits and batch.leaders) or batch.left_tokens <= batch.reserve_tokens:
+    leaders, call = batch.leaders, candidate.call
+    if not (candidate.waits and leaders) or batch.left_tokens <= batch.reserve_tokens:
         return False
-    return _waits(moment, batch, candidate)
-
-
-def _waits(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
-    if candidate.call in batch.leaders.followers:
+    if call in leaders.followers:
         return True
-    if not batch.leaders.compute_for(candidate.call, candidate.context_tokens):
+    if not leaders.compute_for(call, candidate.context_tokens):
         return False
-    now_tokens, next_tokens = batch.leaders.cached_tokens(candidate.call, candidate.context_tokens)
-    candidate.tokens -= now_tokens - candidate.context_tokens
-    candidate.context_tokens = now_tokens
+    is_held = follows(moment, batch, candidate)
+    _use_shared(batch, candidate)
+    if is_held:
+        leaders.followers.add(call)
+    return is_held
+
+
+def follows(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
+    """Whether a waiting call should wait for a leader: it ends no later for that. Changes nothing."""
+    leaders, call, context_tokens = batch.leaders, candidate.call, candidate.context_tokens
+    if call in leaders.followers:
+        return True
+    now_tokens, next_tokens = leaders.cached_tokens(call, context_tokens)
     if next_tokens == now_tokens:
         return False
-    now_s = batch.budget.time_s(candidate.tokens, now_tokens)
-    next_s = moment.empty_budget.time_s(candidate.tokens - (next_tokens - now_tokens), next_tokens)
-    if batch.budget.time_s() + next_s > now_s:  # it would end later if it waited
-        return False
-    batch.leaders.followers.add(candidate.call)
-    return True
+    tokens = candidate.tokens - (now_tokens - context_tokens)
+    now_s = batch.budget.time_s(tokens, now_tokens)
+    next_s = moment.empty_budget.time_s(tokens - (next_tokens - now_tokens), next_tokens)
+    return batch.budget.time_s() + next_s <= now_s
+
+
+def _use_shared(batch: Batch, candidate: Candidate) -> None:
+    """Count as cached what leaders compute for the candidate in this iteration."""
+    now_tokens, _ = batch.leaders.cached_tokens(candidate.call, candidate.context_tokens)
+    candidate.tokens -= now_tokens - candidate.context_tokens
+    candidate.context_tokens = now_tokens
 
 
 def lead_in_flight(moment: Moment, batch: Batch) -> None:
@@ -73,8 +87,8 @@ def lead_in_flight(moment: Moment, batch: Batch) -> None:
             batch.leaders.add(call, moment.facts.stored_tokens(call), call.prompt_tokens)
 
 
-def inherit(moment: Moment, waiting: Iterable[Candidate]) -> None:
-    """A prompt begun gets the least T_r of the calls that follow it, because they depend on it.
+def with_heirs(moment: Moment, waiting: Iterable[Candidate]) -> Moment:
+    """The moment, in which each prompt begun has the least T_r of the calls that follow it: they depend on it.
 
     The `waiting` calls are in ascending T_r. Most have more time than the prompts begun.
     """
@@ -82,7 +96,15 @@ def inherit(moment: Moment, waiting: Iterable[Candidate]) -> None:
     begun = {facts.block_key(prefill.call, facts.stored_tokens(prefill.call)): prefill for prefill in moment.prefills}
     begun.pop(None, None)
     most_s = max((leader.remaining_s for leader in begun.values()), default=-inf)
+    least_s: dict[LocalCall, float] = {}  # by the call that leads
     for candidate in takewhile(lambda one: one.remaining_s < most_s, waiting):
         leader = begun.get(facts.block_key(candidate.call, candidate.context_tokens))
-        if leader is not None and candidate.remaining_s < leader.remaining_s:
-            leader.remaining_s, leader.missed_slo = candidate.remaining_s, False
+        if leader is not None and candidate.remaining_s < least_s.get(leader.call, leader.remaining_s):
+            least_s[leader.call] = candidate.remaining_s
+    if not least_s:
+        return moment
+    prefills = [
+        replace(one, remaining_s=least_s[one.call], missed_slo=False) if one.call in least_s else one
+        for one in moment.prefills
+    ]
+    return replace(moment, prefills=prefills)

@@ -40,7 +40,7 @@ from plait.policy.scheduling.preemption import (
     reserve_blocks,
 )
 from plait.policy.scheduling.selection import select_by_distance
-from plait.policy.scheduling.shared_prefixes import inherit, lead_in_flight, startable_calls
+from plait.policy.scheduling.shared_prefixes import lead_in_flight, startable_calls, with_heirs
 from plait.policy.scheduling.slo import Objectives, TtftSlack, slacks_s
 from plait.policy.scheduling.waiting import Sorted, long_slots, release_long, sort_waiting
 from plait.policy.types import Slo
@@ -134,9 +134,10 @@ class SloScheduler:
         lead_in_flight(moment, batch)
         # 3. Calls that can still meet their SLO come next.
         found = Sorted() if batch.preempted else phases.sort_waiting(moment, batch, phases.long_slots(moment))
+        lose_nothing = {one.call for one in moment.prefills if one.loses_nothing}  # of themselves
+        moment = with_heirs(moment, found.startable())
         begun = [one for one in moment.prefills if one.call not in batch.preempted]
-        others = [one for one in begun if one.loses_nothing]
-        inherit(moment, found.startable())
+        others = [one for one in begun if one.call in lose_nothing]
         on_time = [one for one in begun if not one.loses_nothing]
         batch.reserve_tokens = reserve_tokens(moment, batch, others, found)
         add_urgent(moment, batch, phases.order(moment, [*on_time, *found.urgent]), phases.make_room)

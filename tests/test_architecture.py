@@ -98,6 +98,18 @@ def test_policy_calls_nothing_impure() -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("package", SHIPPED)
+def test_no_two_classes_of_a_package_have_one_name(package: str) -> None:
+    """The folders of the engines have the same parts by design, so each counts by itself."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for file in sources(package):
+        house = next((folder for folder in ENGINE_FOLDERS if path_of(file).startswith(f"{folder}/")), package)
+        for node in tree_of(file).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault((house, node.name), []).append(path_of(file))
+    assert not {name: files for name, files in places.items() if len(files) > 1}
+
+
 def test_an_engine_is_imported_in_its_own_folder_only() -> None:
     engines = set(ENGINE_FOLDERS.values())
     for package in SHIPPED:

@@ -15,7 +15,7 @@ from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.example_json import called_tool, example_arguments
 from plait.backends.embedded.generation import EmulatedToken, Generation, Piece, TextSource
 from plait.backends.embedded.prompts import chat_tokens
-from plait.backends.embedded.responses import ChatFormat, Format, Json, TextFormat, Usage
+from plait.backends.embedded.responses import ChatFormat, Format, Json, ResponseUsage, TextFormat
 from plait.backends.errors import CallerError, ContextLengthError, ModelNotFoundError
 from plait.backends.protocol.call_annotations import UNANNOTATED, EngineAnnotations
 from plait.backends.protocol.openai import ANY_MODEL, ChatRequest, CompletionRequest, Request
@@ -124,9 +124,9 @@ class Completion:
             unfinished -= piece.finish_reason is not None
             yield index, piece
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> ResponseUsage:
         """The usage. A prompt with several choices counts once, with the cached tokens of its first choice."""
-        usage = Usage()
+        usage = ResponseUsage()
         prompts: set[str] = set()
         for call in (generation.call for generation in self._generations):
             usage.completion_tokens += call.output_tokens

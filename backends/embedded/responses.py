@@ -16,7 +16,7 @@ FINGERPRINT = "plait-embedded-emulated-text"
 
 
 @dataclass(slots=True)
-class Usage:
+class ResponseUsage:
     """Token counts of a request. Outputs are summed over its choices; the prompt counts once, as in OpenAI's API."""
 
     prompt_tokens: int = 0
@@ -42,10 +42,10 @@ class Format(Protocol):
     def delta(self, index: int, piece: Piece) -> Json:
         """The event for a piece of a choice."""
 
-    def usage(self, usage: Usage) -> Json:
+    def usage(self, usage: ResponseUsage) -> Json:
         """The usage event, the last of a stream if requested."""
 
-    def whole(self, choices: list[list[Piece]], usage: Usage) -> Json:
+    def whole(self, choices: list[list[Piece]], usage: ResponseUsage) -> Json:
         """The response of a request that does not stream."""
 
 
@@ -89,11 +89,11 @@ class ChatFormat:
             delta = {"tool_calls": [{"index": 0, "function": {"arguments": piece.text}}]}
         return self._chunk([self._choice(index, "delta", delta, piece.finish_reason, [piece])])
 
-    def usage(self, usage: Usage) -> Json:
+    def usage(self, usage: ResponseUsage) -> Json:
         """The event without choices."""
         return self._chunk([], usage=usage.json())
 
-    def whole(self, choices: list[list[Piece]], usage: Usage) -> Json:
+    def whole(self, choices: list[list[Piece]], usage: ResponseUsage) -> Json:
         """The response object."""
         bodies = []
         for index, pieces in enumerate(choices):
@@ -141,11 +141,11 @@ class TextFormat:
         """An event with more text."""
         return self._envelope.json("text_completion", [self._choice(index, "", [piece])])
 
-    def usage(self, usage: Usage) -> Json:
+    def usage(self, usage: ResponseUsage) -> Json:
         """The event without choices."""
         return self._envelope.json("text_completion", [], usage=usage.json())
 
-    def whole(self, choices: list[list[Piece]], usage: Usage) -> Json:
+    def whole(self, choices: list[list[Piece]], usage: ResponseUsage) -> Json:
         """The response object."""
         echoes = self._echo or [""] * len(choices)
         bodies = [self._choice(index, echoes[index], pieces) for index, pieces in enumerate(choices)]

@@ -21,7 +21,7 @@ Tokens = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1e9)]
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProfileSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was measured, where the figures come from, and which parts are extrapolated."""
 
     engine: str
@@ -89,7 +89,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Profiles that `plait profile` has written have `pivot` and `fit`.
     """
 
-    source: Source
+    source: ProfileSource
     forward: Forward
     attention: Attention
     kv: Kv

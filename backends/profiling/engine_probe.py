@@ -56,7 +56,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class EngineIdentity:
     """The engine's name, the profiled model, and their limits."""
 
     engine: str
@@ -90,7 +90,7 @@ class EngineProbe:
         await self._http.aclose()
         await self._client.aclose()
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> EngineIdentity:
         """Ask for the engine's identity, and set the model that `complete` sends."""
         models = await self._get("/v1/models")
         if models is None:
@@ -104,10 +104,10 @@ class EngineProbe:
         state = await self._cache_state()
         if state is None:
             limits = Limits(model.max_model_len or FALLBACK_CONTEXT_TOKENS)
-            return Identity(f"{model.owned_by or 'unnamed engine'} at {self._url}", model.id, limits)
+            return EngineIdentity(f"{model.owned_by or 'unnamed engine'} at {self._url}", model.id, limits)
         kv_tokens = state.kv.total_blocks * state.block_tokens
         limits = Limits(model.max_model_len or kv_tokens, state.iteration.budget_tokens or None, kv_tokens)
-        return Identity(f"{state.kind or model.owned_by or 'engine'} {state.engine}", model.id, limits)
+        return EngineIdentity(f"{state.kind or model.owned_by or 'engine'} {state.engine}", model.id, limits)
 
     async def check_idle(self) -> None:
         """Raises ValueError if the engine has calls that are not ours. No effect if the engine reports no counts."""

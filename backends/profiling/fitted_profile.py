@@ -8,8 +8,8 @@ from statistics import fmean
 
 import msgspec
 
-from plait.backends.profiles import Attention, Fit, Forward, Kv, LongPrefill, Pivot, Profile, Source
-from plait.backends.profiling.engine_probe import Identity
+from plait.backends.profiles import Attention, Fit, Forward, Kv, LongPrefill, Pivot, Profile, ProfileSource
+from plait.backends.profiling.engine_probe import EngineIdentity
 from plait.backends.profiling.profile_fit import Point, Residual, fit_cost_model
 from plait.backends.profiling.profile_plan import Kind
 from plait.backends.profiling.profiler import Measured
@@ -55,7 +55,7 @@ class FittedProfile:
         return "\n".join(lines)
 
 
-def fit_profile(measured: Measured, identity: Identity, circumstances: Circumstances) -> FittedProfile:
+def fit_profile(measured: Measured, identity: EngineIdentity, circumstances: Circumstances) -> FittedProfile:
     """Fit a profile, and record in it how it was measured. Raises ValueError if there are too few measurements."""
     fitted = fit_cost_model(measured.points)
     source = _source(measured, identity, circumstances, fitted.request_s)
@@ -72,7 +72,7 @@ def fit_profile(measured: Measured, identity: Identity, circumstances: Circumsta
     return FittedProfile(profile, residuals, fitted.request_s, fitted.prompt_token_s)
 
 
-def _profile(model: CostModel, source: Source, identity: Identity) -> Profile:
+def _profile(model: CostModel, source: ProfileSource, identity: EngineIdentity) -> Profile:
     """The coefficients in milliseconds."""
     long = model.long_attention
     return Profile(
@@ -89,7 +89,9 @@ def _profile(model: CostModel, source: Source, identity: Identity) -> Profile:
     )
 
 
-def _source(measured: Measured, identity: Identity, circumstances: Circumstances, request_s: float) -> Source:
+def _source(
+    measured: Measured, identity: EngineIdentity, circumstances: Circumstances, request_s: float
+) -> ProfileSource:
     fingerprint = f", system fingerprint {measured.fingerprint}" if measured.fingerprint else ""
     ranges = ". ".join(_range(kind, measured.points) for kind in Kind if _of(kind, measured.points))
     provenance = (
@@ -97,7 +99,7 @@ def _source(measured: Measured, identity: Identity, circumstances: Circumstances
         f"{len(measured.points)} points of the unloaded engine. {ranges}. "
         f"Each request also takes {request_s * 1e3:.1f} ms beside its computation; the profile leaves this out."
     )
-    return Source(
+    return ProfileSource(
         engine=f"{identity.engine}{fingerprint}",
         model=identity.model,
         accelerator=circumstances.accelerator or "not told",
@@ -106,7 +108,7 @@ def _source(measured: Measured, identity: Identity, circumstances: Circumstances
     )
 
 
-def _extrapolated(measured: Measured, identity: Identity, circumstances: Circumstances) -> Iterator[str]:
+def _extrapolated(measured: Measured, identity: EngineIdentity, circumstances: Circumstances) -> Iterator[str]:
     sizes = [sum(new for new, _ in iteration) for point in measured.points for iteration in point.iterations]
     contexts = [context for point in measured.points for iteration in point.iterations for _, context in iteration]
     yield f"Iterations of more than {max(sizes)} new tokens, calls behind more than {max(contexts)} of context."

@@ -26,7 +26,7 @@ CACHED_SHARE = 0.75
 """A prefix counts as cached from this share on. Engines round down to blocks, which may have hundreds of tokens."""
 
 
-class Engine(Protocol):
+class ProfiledEngine(Protocol):
     """The engine to measure. `plait.backends.profiling.engine_probe` reaches it over HTTP."""
 
     @property
@@ -55,7 +55,7 @@ class Sample:
 class TrialRunner:
     """Runs trials on one engine; `rng` makes the prompts."""
 
-    def __init__(self, engine: Engine, limits: Limits, rng: random.Random) -> None:
+    def __init__(self, engine: ProfiledEngine, limits: Limits, rng: random.Random) -> None:
         self._engine = engine
         self._limits = limits
         self._rng = rng
@@ -134,7 +134,12 @@ class Profiler:
     """Measures one engine. `rng` makes the prompts. `progress` gets a line for each group of trials."""
 
     def __init__(
-        self, engine: Engine, limits: Limits, effort: Effort, rng: random.Random, progress: Callable[[str], None]
+        self,
+        engine: ProfiledEngine,
+        limits: Limits,
+        effort: Effort,
+        rng: random.Random,
+        progress: Callable[[str], None],
     ) -> None:
         self._engine = engine
         self._runner = TrialRunner(engine, limits, rng)

@@ -20,7 +20,7 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _StreamUsage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
@@ -28,7 +28,7 @@ class _Usage(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     choices: list[Any] | None = None
-    usage: _Usage | None = None
+    usage: _StreamUsage | None = None
     system_fingerprint: str | None = None
     error: Any = None
 
@@ -73,7 +73,7 @@ class _Collector:
 
     def __init__(self, stream: TimedStream) -> None:
         self._stream = stream
-        self._usage: _Usage | None = None
+        self._usage: _StreamUsage | None = None
         self._counted = 0  # tokens by the running usage
 
     def add(self, event: _Event, now_s: float) -> None:

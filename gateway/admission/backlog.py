@@ -52,7 +52,7 @@ class DrainRate:
         return work_s / max(self._rate, 1e-3)
 
 
-class _Tenant:
+class _TenantWork:
     """One tenant's waiting calls, in the order in which they came, and how fast they go."""
 
     __slots__ = ("calls", "for_throughput", "gone", "gone_s", "rate", "work_s")
@@ -85,7 +85,7 @@ class Backlog:
         self._shares = shares
         self._engines = engines
         self._rate = DrainRate(engines)
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants: dict[str, _TenantWork] = {}
 
     @property
     def is_measured(self) -> bool:
@@ -117,7 +117,7 @@ class Backlog:
         """A call waits."""
         tenant = self._tenants.get(call.tenant)
         if tenant is None:
-            tenant = self._tenants[call.tenant] = _Tenant(self._engines)
+            tenant = self._tenants[call.tenant] = _TenantWork(self._engines)
         join(tenant.calls, call, None)
         call.before, call.before_s = tenant.before(call)
         self.mark(call)
@@ -181,7 +181,7 @@ class Backlog:
         assert abs(self.work_s - sum(call.work_s for call in calls)) < 1e-6
         assert all(call.tenant == name for name, tenant in self._tenants.items() for call in tenant.calls)
 
-    def _count(self, tenant: _Tenant, call: Waiting, sign: int) -> None:
+    def _count(self, tenant: _TenantWork, call: Waiting, sign: int) -> None:
         tenant.work_s = tenant.work_s + sign * call.work_s if tenant.calls else 0.0  # rounding ends with the calls
         self.length += sign
         self.work_s = self.work_s + sign * call.work_s if self.length else 0.0

@@ -20,7 +20,7 @@ from plait.gateway.membership.engine_set import EngineSet
 MAX_BODY_BYTES = 2**16
 
 
-class EngineBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GivenEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /admin/engines`: the fields of `[[engines]]`."""
 
     url: Text
@@ -36,7 +36,7 @@ class StateBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Literal["active", "draining"]
 
 
-BodyT = TypeVar("BodyT", EngineBody, StateBody)
+BodyT = TypeVar("BodyT", GivenEngine, StateBody)
 
 
 class AdminApi:
@@ -58,7 +58,7 @@ class AdminApi:
         return _json({"object": "list", "data": self._engines.describe_all()})
 
     async def _add(self, request: Request) -> Response:
-        body = await self._read(request, EngineBody)
+        body = await self._read(request, GivenEngine)
         try:
             engine = EngineConfig(**msgspec.structs.asdict(body))
         except ValueError as error:

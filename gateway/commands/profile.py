@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from plait.backends.profiling.engine_probe import EngineProbe, Identity
+from plait.backends.profiling.engine_probe import EngineIdentity, EngineProbe
 from plait.backends.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
 from plait.backends.profiling.profile_plan import FULL, QUICK
 from plait.backends.profiling.profiler import Profiler
@@ -77,7 +77,7 @@ def _told(arguments: argparse.Namespace) -> dict[str, int | None]:
     return {"KV cache": arguments.kv_tokens, "Token budget": arguments.max_batch_tokens}
 
 
-def _as_told(identity: Identity, arguments: argparse.Namespace) -> Identity:
+def _as_told(identity: EngineIdentity, arguments: argparse.Namespace) -> EngineIdentity:
     """The user's settings override the engine's own."""
     limits = replace(
         identity.limits,

@@ -25,7 +25,7 @@ from plait.policy.cost_model import CostModel
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.hand_over import HandOver
 from plait.policy.placement.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
-from plait.policy.placement.pace import FleetPace, Pace
+from plait.policy.placement.pace import EnginePace, FleetPace
 from plait.policy.placement.policies import POLICIES, continued
 from plait.policy.placement.situation import NOTHING_PASSED, Passed, Policy
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
@@ -188,7 +188,7 @@ class Router:
         `hang_s` is the shortest silence that counts as a hang.
         """
         cost_model = self._cost_models.setdefault(cost_model, cost_model)  # equal ones are recognised by identity
-        residency, pace = Residency(engine_id, self.tree), Pace(self._fleet_pace)
+        residency, pace = Residency(engine_id, self.tree), EnginePace(self._fleet_pace)
         view = EngineView(engine_id, cost_model, self._new_ledger(cost_model), residency, pace=pace)
         self.engines[engine_id] = FleetEngine(
             view, health or Health(), EngineCache(view, self.block_tokens, kv_tokens), progress=Progress(hang_s)

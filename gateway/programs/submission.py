@@ -156,7 +156,7 @@ _ANY_PROMPT: Mapping[str, Any] = {"prompt": "", "messages": [{"role": "user", "c
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OutputStep:
     """One output: its placeholder's name, its turn's number, its position in that turn, and its own request fields."""
 
     name: str
@@ -207,7 +207,7 @@ class Submission:
         return tuple({one.variable: None for one in self._placeholders.values() if not one.in_out})
 
     def request(
-        self, step: Step, values: Mapping[str, str], generated: Mapping[str, str]
+        self, step: OutputStep, values: Mapping[str, str], generated: Mapping[str, str]
     ) -> tuple[bytes, ChatRequest | CompletionRequest]:
         """The request for one output. `values` are by variable; the texts `generated` for earlier outputs are by
         placeholder name.
@@ -224,7 +224,7 @@ class Submission:
         going_on = {"add_generation_prompt": False, "continue_final_message": True}
         return self._request(step, {"messages": messages, **going_on})
 
-    def filled_sizes(self, step: Step, values: Mapping[str, str], generated: Mapping[str, str]) -> list[int]:
+    def filled_sizes(self, step: OutputStep, values: Mapping[str, str], generated: Mapping[str, str]) -> list[int]:
         """The bytes of text in the prompt that `request` makes of these."""
         sizes, texts = sizes_of(values), sizes_of(generated)
         named = {name: sizes[one.variable] for name, one in self._placeholders.items() if one.variable in sizes}
@@ -232,7 +232,7 @@ class Submission:
         sizes_before = (earlier.filled_bytes(None, named, texts) for earlier in before)
         return [sum(sizes_before, turn.filled_bytes(step.end, named, texts))]
 
-    def unfilled(self, step: Step) -> ChatRequest | CompletionRequest:
+    def unfilled(self, step: OutputStep) -> ChatRequest | CompletionRequest:
         """The request for one output before there are values: each placeholder becomes `{{name}}` of its variable."""
         places = {name: f"{{{{{one.variable}}}}}" for name, one in self._placeholders.items()}
         values = {one.variable: places[name] for name, one in self._placeholders.items()}
@@ -243,18 +243,18 @@ class Submission:
         """The request for the first output before there are values: each input becomes `{{name}}` of its variable."""
         return self.request(self.steps[0], {name: f"{{{{{name}}}}}" for name in self.inputs}, {})[1]
 
-    def _request(self, step: Step, prompt: Mapping[str, Any]) -> tuple[bytes, ChatRequest | CompletionRequest]:
+    def _request(self, step: OutputStep, prompt: Mapping[str, Any]) -> tuple[bytes, ChatRequest | CompletionRequest]:
         fields = {**self._fields, **step.fields, "model": self.body.model, "stream": True, **prompt}
         body = msgspec.json.encode(fields)
         request = parse_request(body, KINDS[self.path])
         check_request(request)
         return body, request
 
-    def _steps(self) -> Iterator[Step]:
+    def _steps(self) -> Iterator[OutputStep]:
         for number, turn in enumerate(self._turns):
             for end, name in turn.outputs.items():
                 placeholder = self._placeholders[name]
-                yield Step(name, placeholder.output(), number, end, _forwarded(placeholder.params or {}))
+                yield OutputStep(name, placeholder.output(), number, end, _forwarded(placeholder.params or {}))
 
     def _check_names(self, messages: Sequence[Message]) -> set[str]:
         """Raise for a placeholder that is not in the prompt; the names in the prompt that are no placeholders."""

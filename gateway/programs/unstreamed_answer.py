@@ -234,7 +234,7 @@ class AssembledCompletion:
             self._last = {name: raw.copy() for name, raw in fields.items()}
             self._merge(fields)
         if choices is not None and choices != NULL:
-            self._choices = self._choices or Objects(_Choice, keeps_index=True)
+            self._choices = self._choices or Objects(_AssembledChoice, keeps_index=True)
             self.size_bytes += self._choices.add(choices)
 
     def _merge(self, fields: Fields) -> None:
@@ -244,7 +244,7 @@ class AssembledCompletion:
         self.size_bytes += self._body.merge(fields)
 
 
-class _Choice(Object):
+class _AssembledChoice(Object):
     """A choice. The deltas of a chat's message become the message."""
 
     __slots__ = ()

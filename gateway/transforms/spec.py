@@ -35,7 +35,7 @@ def parse(spec: str | Sequence[object]) -> Transform:
 
     Raises `TransformSpecError`, a `ValueError`.
     """
-    steps = _Reader(spec).chain() if isinstance(spec, str) else _from_list(spec)
+    steps = _SpecReader(spec).chain() if isinstance(spec, str) else _from_list(spec)
     _check_limit(len(steps), MAX_STEPS, "transforms")
     transform = Transform(tuple(steps))
     _check_limit(len(str(transform)), MAX_SPEC_CHARACTERS, "characters")
@@ -62,7 +62,7 @@ def _from_list(entries: Sequence[object]) -> list[Step]:
 
 def _from_entry(entry: object) -> list[Step]:
     if isinstance(entry, str):
-        return _Reader(entry).chain()
+        return _SpecReader(entry).chain()
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         expected = 'a text, or an object with the "name" of a transform'
         raise TransformSpecError("an invalid entry", position=0, expected=expected)
@@ -77,7 +77,7 @@ def _characters(value: object) -> int:
     return sum(len(part) if isinstance(part, str) else 1 for part in values)
 
 
-class _Reader:
+class _SpecReader:
     """Reads one text from left to right. `_at` is the offset of the next character."""
 
     def __init__(self, text: str) -> None:

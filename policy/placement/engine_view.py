@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from plait.policy.cost_model import CostModel
 from plait.policy.placement.load import LoadLedger
-from plait.policy.placement.pace import FirstBytes, Pace
+from plait.policy.placement.pace import EnginePace, FirstBytes
 from plait.policy.placement.prefill_queue import Prefill, PrefillQueue
 from plait.policy.prefix.residency import Residency
 
@@ -67,7 +67,7 @@ class EngineView:
     others: int = 0
     urgent_first: bool = False
     computed_s: float = 0.0
-    pace: Pace = field(default_factory=Pace)
+    pace: EnginePace = field(default_factory=EnginePace)
     slowness: float = 1.0
     first_bytes: FirstBytes = field(default_factory=FirstBytes)
     floor: Floor | None = None

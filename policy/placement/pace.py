@@ -78,7 +78,7 @@ class FleetPace:
         return self._usual[1]
 
 
-class Pace:
+class EnginePace:
     """One engine's pace in its `fleet`."""
 
     __slots__ = ("_fleet", "_own")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plait.backends.profiles import load_profile
-from plait.backends.profiling.engine_probe import Identity
+from plait.backends.profiling.engine_probe import EngineIdentity
 from plait.backends.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
 from plait.backends.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks
 from plait.backends.profiling.profiler import Measured, Profiler, typical
@@ -88,7 +88,7 @@ def measure(engine: VirtualEngine, effort: Effort = QUICK, limits: Limits = LIMI
 
 
 def fit(measured: Measured, limits: Limits = LIMITS, circumstances: Circumstances = CIRCUMSTANCES) -> FittedProfile:
-    return fit_profile(measured, Identity("vllm host:1", "m", limits), circumstances)
+    return fit_profile(measured, EngineIdentity("vllm host:1", "m", limits), circumstances)
 
 
 def kinds(measured: Measured) -> set[str]:

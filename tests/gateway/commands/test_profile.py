@@ -10,7 +10,7 @@ from typing import Self
 import pytest
 
 from plait.backends.profiles import load_profile
-from plait.backends.profiling.engine_probe import Identity
+from plait.backends.profiling.engine_probe import EngineIdentity
 from plait.backends.profiling.profile_fit import Point
 from plait.backends.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks, plan
 from plait.backends.profiling.profiler import Measured
@@ -33,9 +33,9 @@ class Probe:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def identify(self) -> Identity:
+    async def identify(self) -> EngineIdentity:
         url, model, api_key = self.arguments
-        return Identity(f"vllm at {url} with {api_key}", model or "first", LIMITS)
+        return EngineIdentity(f"vllm at {url} with {api_key}", model or "first", LIMITS)
 
 
 class Profiler:

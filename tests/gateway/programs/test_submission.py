@@ -11,7 +11,7 @@ import pytest
 from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, decode_body
 from plait.gateway.programs.filled_prompts import message_texts
-from plait.gateway.programs.submission import Step, Submission, SubmitBody
+from plait.gateway.programs.submission import OutputStep, Submission, SubmitBody
 
 TASK, CODE, TEST = {"name": "task"}, {"name": "code", "in_out": True}, {"name": "test", "in_out": True}
 
@@ -32,7 +32,7 @@ def asked(made: Submission, values: dict[str, str] | None = None, **generated: s
     return body
 
 
-def check_size(made: Submission, step: Step, values: dict[str, str], generated: dict[str, str]) -> None:
+def check_size(made: Submission, step: OutputStep, values: dict[str, str], generated: dict[str, str]) -> None:
     """The bytes of a prompt's texts are known before it is filled, also where values differ from generated texts."""
     body = json.loads(made.request(step, values, generated)[0])
     messages = body.get("messages", [{"content": body.get("prompt")}])

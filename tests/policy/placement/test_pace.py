@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.placement.pace import MOST, TRUSTED, FleetPace, Pace
+from plait.policy.placement.pace import MOST, TRUSTED, EnginePace, FleetPace
 
 
-def fleet(engines: int) -> list[Pace]:
+def fleet(engines: int) -> list[EnginePace]:
     shared = FleetPace()
-    return [Pace(shared) for _ in range(engines)]
+    return [EnginePace(shared) for _ in range(engines)]
 
 
-def run(paces: list[Pace], times: list[float], seconds: int) -> None:
+def run(paces: list[EnginePace], times: list[float], seconds: int) -> None:
     for second in range(seconds):
         for pace, taken_s in zip(paces, times, strict=True):
             pace.observe(taken_s, 1.0, float(second))
@@ -51,7 +51,7 @@ def test_an_engine_that_gets_no_calls_is_tried_again() -> None:
 
 
 def test_one_short_call_is_no_evidence() -> None:
-    pace = Pace()
+    pace = EnginePace()
     pace.observe(0.5, 0.1, 0.0)
     assert pace.slowness(0.0) == 1.0
 

@@ -22,7 +22,7 @@ from benchmarks.filling.systems import FleetSize, simulated
 from benchmarks.filling.workloads import Workload, documents, tools
 from benchmarks.placing.workloads import chat
 from plait.gateway.admission.room import AHEAD_S
-from plait.gateway.config import AdmissionConfig, PlacementConfig
+from plait.gateway.config.sections import AdmissionConfig, PlacementConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import Claim
 from plait.gateway.simulation.simulate import CallRecord, SimulatedCall

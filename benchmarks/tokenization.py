@@ -33,8 +33,7 @@ from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.backends.tokenization.word_memo import WordMemo
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
-from plait.gateway.config import Config, ModelConfig
-from plait.gateway.server_config import ServerConfig
+from plait.gateway.config.sections import Config, ModelConfig, ServerConfig
 from plait.policy.prefix.block_hash import chain, root_hash
 
 DOCUMENT_TOKENS: Final = 24_000

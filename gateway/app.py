@@ -34,7 +34,7 @@ from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import ROUTES
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.config import Config
+from plait.gateway.config.sections import Config
 from plait.gateway.discovery import Discovery
 from plait.gateway.fleet.metrics import FleetCollector, HealthMetrics
 from plait.gateway.fleet.router import Router

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from plait.backends.errors import ConflictError
-from plait.gateway.config import EngineConfig, ServiceConfig
+from plait.gateway.config.sections import EngineConfig, ServiceConfig
 from plait.gateway.membership.engine_set import EngineSet
 from plait.gateway.supervision import Supervisor
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import structlog
 import tomli_w
 
-from plait.gateway.config import Config
+from plait.gateway.config.sections import Config
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
 

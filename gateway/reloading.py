@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, Counter
 from plait.backends.errors import ConflictError
 from plait.gateway.admission.tenants import TenantTerms
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.config import Config, EngineConfig
-from plait.gateway.config_change import LIMITS, ConfigChange, config_change
-from plait.gateway.config_file import ConfigError
+from plait.gateway.config.change import LIMITS, ConfigChange, config_change
+from plait.gateway.config.file import ConfigError
+from plait.gateway.config.sections import Config, EngineConfig
 from plait.gateway.log.events import change_level
 from plait.gateway.membership.engine_set import EngineSet
 

@@ -211,7 +211,7 @@ def test_a_gateway_imports_no_tokenizer_library_before_it_needs_one() -> None:
     """They take a second, and most of the memory."""
     code = (
         "import sys, plait.gateway.commands.serve; from plait.gateway.app import Gateway; "
-        "from plait.gateway.config import Config; Gateway(Config()); "
+        "from plait.gateway.config.sections import Config; Gateway(Config()); "
         "print([name for name in ('transformers', 'numpy', 'huggingface_hub', 'tiktoken') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

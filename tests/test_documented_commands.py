@@ -12,8 +12,8 @@ import pytest
 from plait.backends.sglang.launch import serve_command as sglang_command
 from plait.backends.vllm.launch import serve_command as vllm_command
 from plait.gateway.cli import LAUNCHERS, parse
-from plait.gateway.config import Config
-from plait.gateway.config_file import parse_config
+from plait.gateway.config.file import parse_config
+from plait.gateway.config.sections import Config
 from tests.source_tree import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -35,10 +35,8 @@ ROOMS = {
         {"admission", "membership"},
         {"answers"},
         {"fleet", "transforms"},
-        {"asgi", "config_change", "config_file", "log", "metrics", "supervision", "timer"},
+        {"asgi", "log", "metrics", "supervision", "timer"},
         {"config"},
-        {"server_config"},
-        {"config_values"},
     ),
 }
 """Each package's rooms and single modules, from the highest floor to the lowest; `client` is one room.

@@ -15,7 +15,7 @@ from plait.backends.http.client import HttpClient
 from plait.backends.http.response import Response
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import WatchedReceive
-from plait.gateway.config import Config, EngineConfig, ModelConfig
+from plait.gateway.config.sections import Config, EngineConfig, ModelConfig
 from plait.gateway.membership.engine_link import EngineLink
 
 MODEL: Final = "bench"

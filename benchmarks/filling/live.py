@@ -19,7 +19,7 @@ import msgspec
 from benchmarks.filling.workloads import DOCUMENT_LENGTHS, zipf
 from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.servers import Fleet, Launcher
-from plait.gateway.config import UpstreamConfig
+from plait.gateway.config.sections import UpstreamConfig
 
 ENGINES: Final = 4
 DOCUMENTS: Final = 30

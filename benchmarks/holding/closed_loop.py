@@ -17,7 +17,7 @@ from benchmarks.placing.rivals import RIVALS
 from benchmarks.placing.workloads import AgentShape, Turn, agents
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.session_gates import caches
-from plait.gateway.config import AdmissionConfig
+from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.simulation.compare import percentile
 from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
 from plait.policy.placement.situation import Policy

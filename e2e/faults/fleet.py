@@ -15,7 +15,7 @@ from e2e.faults.modes import HEALTHY
 from e2e.faults.raw_client import Client
 from e2e.ports import free_ports
 from e2e.servers import Launcher, Server
-from plait.gateway.config import UpstreamConfig
+from plait.gateway.config.sections import UpstreamConfig
 
 KEY = "sk-engine"
 

@@ -22,7 +22,7 @@ from e2e.faults.raw_client import Client
 from e2e.faults.verdicts import complaints
 from e2e.faults.watching import Watch
 from e2e.servers import Launcher, Server
-from plait.gateway.config import UpstreamConfig
+from plait.gateway.config.sections import UpstreamConfig
 
 AT_ONCE, APART_S = 8, 0.3
 SUCCESS_SHARE = 0.995

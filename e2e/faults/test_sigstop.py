@@ -15,7 +15,7 @@ from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.faults.verdicts import complaints
 from e2e.faults.watching import Watch
 from e2e.servers import Launcher, Server
-from plait.gateway.config import UpstreamConfig
+from plait.gateway.config.sections import UpstreamConfig
 
 CALLS: Final = 64
 RUNNING: Final = 24

@@ -16,7 +16,7 @@ from secrets import token_bytes
 from typing import Final
 
 from plait.backends.errors import LimitError
-from plait.gateway.config import AdmissionConfig, TenantConfig
+from plait.gateway.config.sections import AdmissionConfig, TenantConfig
 
 IDENTITY_DIGITS: Final = 32
 """Hexadecimal: 128 bits. All identities have the same length, so that none with a client's salt behind it is another's

@@ -13,8 +13,8 @@ from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import AdminAccess
 from plait.gateway.asgi import read_body
-from plait.gateway.config import EngineConfig
-from plait.gateway.config_values import Positive, Text, Token
+from plait.gateway.config.sections import EngineConfig
+from plait.gateway.config.values import Positive, Text, Token
 from plait.gateway.membership.engine_set import EngineSet
 
 MAX_BODY_BYTES = 2**16

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from plait.backends.errors import AuthenticationError, NotFoundError
 from plait.gateway.admission.tenants import TenantIds
 from plait.gateway.asgi import Headers, presented_key
-from plait.gateway.config import TenantConfig
+from plait.gateway.config.sections import TenantConfig
 
 
 class KeyRing:

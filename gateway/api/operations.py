@@ -16,7 +16,7 @@ from starlette.routing import Route
 from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.openapi import document
 from plait.gateway.asgi import RETRY_AFTER_S
-from plait.gateway.config import ModelConfig
+from plait.gateway.config.sections import ModelConfig
 from plait.gateway.fleet.engine import degradation, engine_status
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router

@@ -19,8 +19,8 @@ from plait.gateway.calls.outgoing import ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader, TokenizedPrompt
 from plait.gateway.calls.turns import Steps, TurnThreads
+from plait.gateway.config.sections import ServerConfig
 from plait.gateway.fleet.router import Router
-from plait.gateway.server_config import ServerConfig
 from plait.policy.prefix.block_hash import whole_hash
 from plait.policy.types import Call
 

@@ -15,7 +15,7 @@ from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
 from plait.backends.tokenization.template_worker import TemplateWorker
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.backends.tokenization.word_memo import WordMemo
-from plait.gateway.config import Config, ModelConfig
+from plait.gateway.config.sections import Config, ModelConfig
 
 ESTIMATED = "estimated"
 """The tokenizer of a model of which none has been found."""

@@ -15,7 +15,7 @@ from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.model_tokenizers import ModelTokenizers
 from plait.gateway.calls.turns import Steps
-from plait.gateway.config import Config
+from plait.gateway.config.sections import Config
 from plait.policy.prefix.block_hash import extend_chain, root_hash
 
 CHARACTERS_PER_TOKEN: Final = 4

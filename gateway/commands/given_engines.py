@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from plait.gateway.config import Config, EngineConfig, ModelConfig
-from plait.gateway.config_file import ConfigError, load_config
+from plait.gateway.config.file import ConfigError, load_config
+from plait.gateway.config.sections import Config, EngineConfig, ModelConfig
 from plait.gateway.found_config import ENGINE_KEY
 
 ENGINES = "PLAIT_ENGINES"

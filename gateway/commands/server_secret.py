@@ -12,9 +12,9 @@ from typing import Final
 
 import structlog
 
-from plait.gateway.config import Config
-from plait.gateway.config_file import ConfigError
-from plait.gateway.config_values import SECRET_PATTERN
+from plait.gateway.config.file import ConfigError
+from plait.gateway.config.sections import Config
+from plait.gateway.config.values import SECRET_PATTERN
 
 SECRET_FILE: Final = "plait.secret"  # noqa: S105 - a name
 SECRET_BYTES: Final = 32

@@ -1,7 +1,7 @@
 """The way to reach an engine: its connections, its API key, and the headers that pass.
 
 What is not listed stays on its side: secrets, addresses of engines, permissions for pages of browsers, and whatever
-somebody invents. `config_values` says what can never be listed.
+somebody invents. `gateway/config/values.py` says what can never be listed.
 """
 
 from __future__ import annotations

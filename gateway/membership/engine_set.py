@@ -18,7 +18,7 @@ import structlog
 from plait.backends.errors import ConflictError, NotFoundError
 from plait.backends.http.client import HttpClient, Timeouts
 from plait.backends.profiles import load_profile
-from plait.gateway.config import Config, EngineConfig
+from plait.gateway.config.sections import Config, EngineConfig
 from plait.gateway.fleet.engine import FleetEngine, engine_status
 from plait.gateway.fleet.health import Health, HealthLimits, HealthState
 from plait.gateway.fleet.router import Router

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from plait.backends.protocol.cache_state import CacheState
-from plait.gateway.config import EngineConfig, UpstreamConfig
+from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.engine_checks import context_mismatch, note
 from plait.gateway.fleet.health import EngineCounts, HealthChange, Offer

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 
 from plait.backends.errors import UnsupportedError
-from plait.gateway.config import EngineConfig, UpstreamConfig
+from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 
 
 class _Paths(msgspec.Struct):

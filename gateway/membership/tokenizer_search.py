@@ -25,7 +25,7 @@ from plait.backends.tokenization.file_tokenizer import FileTokenizer, HuggingFac
 from plait.backends.tokenization.loading import hub_folder, is_hub_name, pinned
 from plait.backends.tokenization.offered_tokenizer import cache_folder, content_name, load_offered
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.gateway.config import Config
+from plait.gateway.config.sections import Config
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.engine_checks import TOKENIZE, note, tokenizer_mismatch
 

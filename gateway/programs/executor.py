@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from plait.backends.errors import SessionEndedError
-from plait.gateway.config import SessionsConfig
+from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction, Unproduced, timed_by
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall, Made

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from plait.backends.errors import NotFoundError, PlaitError, SessionEndedError, ValueTooLargeError
-from plait.gateway.config import SessionsConfig
+from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Getter, Session, Tenant
 from plait.gateway.programs.session_errors import too_many

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from plait.gateway.app import Gateway, build_router
-from plait.gateway.config import Config
-from plait.gateway.config_file import parse_config
+from plait.gateway.config.file import parse_config
+from plait.gateway.config.sections import Config
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.health import HealthState
 from plait.policy.types import Call, PlacementReason

@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from plait.gateway.config import EngineConfig, ServiceConfig
-from plait.gateway.config_file import ConfigError, parse_config
+from plait.gateway.config.file import ConfigError, parse_config
+from plait.gateway.config.sections import EngineConfig, ServiceConfig
 from plait.gateway.discovery import Discovery, addresses, engine_at
 from plait.gateway.membership.engine_set import EngineSet
 from plait.gateway.metrics import new_registry

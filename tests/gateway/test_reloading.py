@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 
 from plait.backends.errors import ConflictError, NotFoundError
 from plait.gateway.app import Gateway
-from plait.gateway.config import Config, EngineConfig
-from plait.gateway.config_file import load_config, parse_config
+from plait.gateway.config.file import load_config, parse_config
+from plait.gateway.config.sections import Config, EngineConfig
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.router import EngineBusyError
 from plait.gateway.membership import engine_set

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from plait.gateway.admission.tenants import TenantIds, TenantLimits, TenantTerms
-from plait.gateway.config import AdmissionConfig, TenantConfig
+from plait.gateway.config.sections import AdmissionConfig, TenantConfig
 
 IDS = TenantIds(b"secret")
 BLUE, GREEN = IDS.of_name("blue"), IDS.of_name("green")

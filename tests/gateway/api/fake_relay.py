@@ -18,7 +18,7 @@ from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.config import SessionsConfig
+from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.served_models import ModelNames
 from plait.gateway.metrics import new_registry

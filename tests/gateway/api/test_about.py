@@ -15,8 +15,8 @@ from plait.gateway.api.openapi import _BODIES, EXAMPLES
 from plait.gateway.app import Gateway
 from plait.gateway.calls.annotations import _HEADER_KEYS
 from plait.gateway.calls.routes import ROUTES
-from plait.gateway.config import Config
-from plait.gateway.config_file import parse_config
+from plait.gateway.config.file import parse_config
+from plait.gateway.config.sections import Config
 
 ENGINES = [{"name": "a", "url": "http://127.0.0.1:1"}]
 

@@ -6,7 +6,7 @@ from plait.backends.errors import AuthenticationError
 from plait.gateway.admission.tenants import TenantIds
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.asgi import Headers
-from plait.gateway.config import TenantConfig
+from plait.gateway.config.sections import TenantConfig
 
 
 def bearer(value: bytes) -> Headers:

@@ -11,7 +11,7 @@ from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.routes import CHAT_PATH
 from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.config import Config, ModelConfig
+from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear

@@ -14,8 +14,7 @@ from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.prompt_encoder import PromptEncoder
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.config import Config, ModelConfig
-from plait.gateway.server_config import ServerConfig
+from plait.gateway.config.sections import Config, ModelConfig, ServerConfig
 from plait.policy.prefix.block_hash import chain, root_hash
 
 MODELS = (ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes", tokenizer="bytes"))

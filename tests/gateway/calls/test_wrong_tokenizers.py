@@ -22,7 +22,7 @@ from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.routes import CHAT_PATH
 from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.config import Config, ModelConfig
+from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.health import Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement, TokenizerAgreements

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.gateway.commands.given_engines import GivenEngines, add_arguments, given_engines
-from plait.gateway.config_file import ConfigError
+from plait.gateway.config.file import ConfigError
 
 FILE = """
 [[engines]]

@@ -14,9 +14,8 @@ from plait.gateway.admission.tenants import TenantIds
 from plait.gateway.cli import main
 from plait.gateway.commands import server_secret as module
 from plait.gateway.commands.server_secret import SECRET_FILE, known_secret, server_secret
-from plait.gateway.config import Config, TenantConfig
-from plait.gateway.config_file import ConfigError
-from plait.gateway.server_config import ServerConfig
+from plait.gateway.config.file import ConfigError
+from plait.gateway.config.sections import Config, ServerConfig, TenantConfig
 
 WITH_KEYS = Config(server=ServerConfig(api_keys=("one",)))
 GIVEN = "0123456789abcdef" * 2

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.gateway.app import build_router
-from plait.gateway.config_file import parse_config
+from plait.gateway.config.file import parse_config
 from plait.policy.placement.routes import Route, RouteState
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call, PlacementReason

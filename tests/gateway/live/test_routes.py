@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from plait.gateway.app import Gateway
-from plait.gateway.config_file import parse_config
+from plait.gateway.config.file import parse_config
 from plait.gateway.live.routes import PAGE_FILES
 
 KEY = "an-admin-key"

@@ -17,7 +17,7 @@ import plait.gateway.membership.monitor
 from plait.backends.errors import NotFoundError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
-from plait.gateway.config import EngineConfig, UpstreamConfig
+from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.health import Health, HealthChange, HealthLimits, HealthState
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements

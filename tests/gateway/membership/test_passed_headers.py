@@ -1,4 +1,4 @@
-from plait.gateway.config_values import NEVER_TO_CLIENTS, NEVER_TO_ENGINES
+from plait.gateway.config.values import NEVER_TO_CLIENTS, NEVER_TO_ENGINES
 from plait.gateway.membership.engine_link import BY_DEFAULT, TO_CLIENTS, TO_ENGINES, PassedHeaders, passed
 
 JSON = (b"content-type", b"application/json")

@@ -17,7 +17,7 @@ from plait.gateway.asgi import send_whole
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenAnswers
 from plait.gateway.calls.relay import Relay
-from plait.gateway.config_file import parse_config
+from plait.gateway.config.file import parse_config
 from plait.policy.types import Call
 
 CHAT, SUBMIT, GET = "/v1/chat/completions", "/v1/submit", "/v1/get"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.backends.errors import PlaitError
-from plait.gateway.config import SessionsConfig
+from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall

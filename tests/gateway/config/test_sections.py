@@ -7,11 +7,10 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from plait.gateway.config import AdmissionConfig, Config, EngineConfig, ModelConfig
-from plait.gateway.config_file import ConfigError, load_config, parse_config
-from plait.gateway.server_config import Section
+from plait.gateway.config.file import ConfigError, load_config, parse_config
+from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig, ModelConfig, Section
 
-EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
+EXAMPLE = Path(__file__).parents[3] / "config.example.toml"
 ENGINES = [{"url": "http://127.0.0.1:8101"}]
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from plait.gateway.config import AdmissionConfig, Config, EngineConfig
-from plait.gateway.server_config import Section
+from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig, Section
 
 LIMITS = frozenset({"calls_per_s", "tokens_per_s", "max_running", "max_waiting"})
 """The keys of `[admission]` that limit each tenant. They change at once."""

@@ -18,9 +18,8 @@ import msgspec
 import structlog
 
 from plait.backends.tokenization.loading import is_hub_name
-from plait.gateway.config import Config, ModelConfig
-from plait.gateway.config_values import shown
-from plait.gateway.server_config import Section
+from plait.gateway.config.sections import Config, ModelConfig, Section
+from plait.gateway.config.values import shown
 
 OLD_KEYS = {
     "admission.engine_backlog_s": "a call waits for the engine that it was placed on: see admission.ahead_s",

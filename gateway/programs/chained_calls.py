@@ -184,7 +184,7 @@ class ChainedCalls:
         if not first.owner.answer.kept:
             message = "This call was sent before, and its answer was not kept; get the value of its output instead."
             raise ConflictError(message, code="double_producer", param="plait-output")
-        first.clients += 1
+        first.add_client()
         return first.owner
 
     async def answer(self, owner: AnsweredCall, receive: Receive, send: Send) -> None:

@@ -231,7 +231,7 @@ class Consequences:
             self.variables["set"] += 1
         for variable, cause in effects.variables_failed:
             self.variables["skipped" if is_skip(cause) else "failed"] += 1
-            session.outputs[variable] = None
+            session.fail_output(variable)
         ended = [(call, end.cause) for end in effects.ended if (call := session.calls.get(end.call_id)) is not None]
         for call, _ in ended:
             self.drop(call)
@@ -270,7 +270,7 @@ class Consequences:
     def forget_absent(self, calls: Sequence[HeldCall], now_s: float) -> None:
         """One client of each of these calls has gone and will not come back."""
         for call in calls:
-            call.absent -= 1
+            call.give_up()
         self.cancel_unwanted(calls, now_s)
 
     def cancel_unwanted(self, calls: Iterable[HeldCall], now_s: float) -> None:

@@ -248,7 +248,7 @@ class Executor:
             session.account()
             raise refused(error) from error
         call.arrived_s = now_s
-        session.outputs |= dict.fromkeys(names, call)
+        session.add_outputs(names, call)
         if call.call_id not in session.graph.view:
             self._after.apply(session, effects, now_s)
             raise input_failed(effects.ended[0].cause or Cause("an input failed", call.call_id))
@@ -355,11 +355,10 @@ class Executor:
         grace_s = self.sessions.limits.gone_grace_s
         now, later = list[HeldCall](), list[HeldCall]()
         for call in calls:
-            call.clients -= 1
-            (later if call.outputs and grace_s else now).append(call)
+            may_return = bool(call.outputs and grace_s)
+            call.leave(may_return=may_return)
+            (later if may_return else now).append(call)
         self._after.cancel_unwanted(now, now_s)
-        for call in later:
-            call.absent += 1
         if later:
             self._at(now_s + grace_s, partial(self._after.forget_absent, later))
 

@@ -90,41 +90,69 @@ class CallOwner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class HeldCall:
-    """One call. `outputs` are in the order in which it produces them. `slo` and `objective` are its own annotations.
-    It is skipped if the condition `when` does not hold, whose variable is one of `inputs`.
-
-    `prompt_tokens` (without the inputs) is a guess and `output_tokens` is the output limit (None: no limit); they are
-    used for `predicted_s`. `held_bytes` is the memory that the call holds. `fingerprint` is equal for a request and its
-    repetition; None if the request may not be repeated. `clients` counts the clients that wait for the call, `absent`
-    those that have gone and may come back. With `is_answered` they get its answer, otherwise only its outputs. `text`
-    is the current output's text so far. It is given up if it cannot become a value, because of `text_problem`.
-    `native_s` is the time that a native step takes its client (None: the call is no native step). `promise` is what it
-    runs with (None: it may not run yet).
-    """
+    """One call of a session, until it has ended."""
 
     call_id: str
     inputs: tuple[str, ...]
+
     outputs: tuple[Output, ...]
+    """In the order in which it produces them."""
+
     owner: CallOwner
     model: str = ""
+
     when: Condition | None = None
+    """The call is skipped if this does not hold. Its variable is one of the inputs."""
+
     slo: Slo | None = None
+    """Its own annotation, not a deduced one."""
+
     objective: Objective | None = None
+    """Its own annotation, not a deduced one."""
+
     prompt_tokens: int = 0
+    """Without the inputs; a guess, for `predicted_s`."""
+
     output_tokens: int | None = None
+    """The output limit, for `predicted_s`; None: no limit."""
+
     native_s: float | None = None
+    """The time that a native step takes its client; None: an engine computes the call."""
+
     held_bytes: int = 0
+    """The memory that the call holds."""
+
     fingerprint: bytes | None = None
+    """Equal for a request and its repetition; None if the request may not be repeated."""
+
     clients: int = 1
+    """Clients that wait for the call."""
+
     absent: int = 0
+    """Clients that have gone and may come back."""
+
     is_answered: bool = False
+    """Whether its clients get its answer, and not only its outputs."""
+
     arrived_s: float = 0.0
+
     ready_s: float | None = None
+    """When its inputs had values; None: they have none yet."""
+
     predicted_s: float = 0.0
+    """How long it is expected to run."""
+
     produced: int = 0
+    """How many of its outputs it has produced."""
+
     text: GrowingText = field(default_factory=GrowingText)
+    """The current output's text so far."""
+
     text_problem: PlaitError | None = None
+    """Why the text cannot become a value; it is given up then."""
+
     promise: Promise | None = None
+    """What it runs with; None: it may not run yet."""
 
     @property
     def output(self) -> Output | None:
@@ -145,6 +173,19 @@ class HeldCall:
     def has_reader(self) -> bool:
         """Whether a client is there that reads the answer, and not only the outputs."""
         return self.is_answered and self.clients > 0
+
+    def add_client(self) -> None:
+        """One more client waits for the call."""
+        self.clients += 1
+
+    def leave(self, *, may_return: bool) -> None:
+        """One client has gone. Until `give_up` it may return."""
+        self.clients -= 1
+        self.absent += may_return
+
+    def give_up(self) -> None:
+        """One client that has gone will not return."""
+        self.absent -= 1
 
     def tell(self, ready: ReadyCall, now_s: float) -> None:
         """Tell the owner that the call may run. If it was told before, tell it of changed objectives.

@@ -216,7 +216,7 @@ def entry(executor: Executor, session: Session, program: Program, now_s: float) 
         session.has_room = True
         session.forget_failed((), fresh.failed(session))
         for call in known:
-            call.clients += 1
+            call.add_client()
         with executor.entering(session, now_s):
             for variable in fresh.order_of_values(session):
                 natives.set_value(session, variable, fresh.values[variable], now_s)

@@ -153,6 +153,14 @@ class Session:
         del self.calls[call.call_id]
         self.hold(-call.held_bytes - call.forget_text())
 
+    def add_outputs(self, variables: Iterable[str], call: HeldCall) -> None:
+        """These are variables that the call produces."""
+        self.outputs |= dict.fromkeys(variables, call)
+
+    def fail_output(self, variable: str) -> None:
+        """Nobody produces the variable any more."""
+        self.outputs[variable] = None
+
     def set_value(self, variable: str, value: str, size_bytes: int, made: Made | None) -> None:
         """Hold a variable's value; `made` is None if a client has set it."""
         self.values[variable] = value
@@ -198,6 +206,10 @@ class Session:
             idle.move_to_end(self.session_id)
         else:
             idle.pop(self.session_id, None)
+
+    def stay(self, now_s: float) -> None:
+        """The session is active, so its time to live begins again."""
+        self.touched_s = now_s
 
     def was_cut(self, variable: str) -> bool:
         """Whether the variable's text ended at its length limit."""

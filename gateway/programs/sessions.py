@@ -152,7 +152,7 @@ class Sessions:
             if session.ended or due_s != session.due_s:
                 continue
             if session.active:
-                session.touched_s = now_s
+                session.stay(now_s)
             if session.expires_s > now_s:
                 self._watch(session)
             else:

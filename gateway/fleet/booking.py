@@ -73,39 +73,64 @@ class BookingTransitionError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Booking:
-    """The placement of a call, and its entries in the engine's books, which are corrected or undone when it ends.
-
-    The engine was sent the call at `sent_s`. `taken_tokens` were subtracted from the engine's free tokens; its latest
-    report was then number `report_number`.
-    `context_tokens` is the call's share of the engine's. `iteration_s` and `computed_s` are the engine's at the first
-    token. The prompt is expected to take `prefill_s`. The first byte of the answer is late from `late_s` and due at
-    `due_s`. The latest piece came at `byte_s`, and `pause_s` is the longest time between two. `client_is_slow` is True
-    while a piece of the answer waits for the client to read. `overtaken` counts later calls that were served first
-    although they are about as large. `give_up` ends the wait for the first byte.
-    """
+    """The placement of a call, and its entries in the engine's books, which are corrected or undone when it ends."""
 
     call: Call
     placement: Placement
+
     leaf: Node
+    """Where its prompt ends in the prefix tree."""
+
     entry: LedgerEntry
+
     context_tokens: float
+    """Its share of the engine's."""
+
     booked_s: float
+
     taken_tokens: float
+    """What was subtracted from the engine's free tokens."""
+
     report_number: int
+    """That of the engine's latest report then."""
+
     prefill: Prefill
     state: BookingState = BookingState.HELD
+
     sent_s: float = inf
+    """When the engine was sent the call."""
+
     first_token_s: float | None = None
+
     iteration_s: float = 0.0
+    """The engine's time of an iteration at the first token."""
+
     computed_s: float = 0.0
+    """What prompts had added to the engine's iterations at the first token."""
+
     prefill_s: float = 0.0
+    """How long the prompt is expected to take."""
+
     late_s: float = inf
+    """From when on the first byte of the answer is late."""
+
     due_s: float = inf
+    """When the first byte has to be there, or the engine hangs."""
+
     byte_s: float = -inf
+    """When the latest piece of the answer came."""
+
     pause_s: float = 0.0
+    """The longest time between two pieces."""
+
     client_is_slow: bool = False
+    """Whether a piece of the answer waits for the client to read."""
+
     overtaken: int = 0
+    """Later calls that were served first although they are about as large."""
+
     give_up: Callable[[], None] | None = None
+    """Ends the wait for the first byte."""
 
     def enter(self, state: BookingState) -> None:
         """Change the state. Raises `BookingTransitionError` if the life cycle has no such step."""

@@ -23,33 +23,51 @@ from plait.policy.types import Call, Placement
 
 @dataclass(slots=True, eq=False)
 class FleetEngine:
-    """One engine. `offer` is what it serves. `cache` is what it holds, as far as that is known.
-
-    A `draining` engine gets no new calls; one that is `stalled` gets them if there is no other. The last report was
-    asked for at `reported_s`, and the last that had all calls which the engine was sent before at `complete_s`. Its
-    health is as it is since `health_since`, in seconds since 1970; `last_error` is what went wrong last. `mismatches`
-    has what is not as the gateway takes it to be: `tokenizer`, `context`, `count` or `cache`, with both values, for
-    people. `contradictions` counts answers in a row whose cached tokens the reports contradict, the last at
-    `contradicted_s`.
-    `counts` are what an engine without reports counts itself; its tokenizer is `compared` if it can be.
-    """
+    """One engine."""
 
     view: EngineView
     health: Health
+
     cache: EngineCache
+    """What it holds, as far as that is known."""
+
     offer: Offer = field(default_factory=Offer)
+    """What it serves."""
+
     progress: Progress = field(default_factory=Progress)
+
     draining: bool = False
+    """It gets no new calls."""
+
     stalled: bool = False
+    """It gets new calls if there is no other engine."""
+
     reported_s: float = -inf
+    """When the last report was asked for."""
+
     complete_s: float = -inf
+    """When the last report was asked for that had all calls which the engine was sent before."""
+
     health_since: float = field(default_factory=time)
+    """Since when its health is as it is, in seconds since 1970."""
+
     last_error: str = ""
+    """What went wrong last."""
+
     mismatches: dict[str, str] = field(default_factory=dict)
+    """What is not as the gateway takes it to be: `tokenizer`, `context`, `count` or `cache`, with both values."""
+
     contradictions: int = 0
+    """Answers in a row whose cached tokens the reports contradict."""
+
     contradicted_s: float = -inf
+    """When the last of them came."""
+
     counts: EngineCounts | None = None
+    """What an engine without reports counts itself."""
+
     compared: bool = False
+    """Whether its tokenizer was compared."""
 
     @property
     def takes_calls(self) -> bool:

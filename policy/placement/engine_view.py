@@ -40,38 +40,57 @@ class Floor(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class EngineView:
-    """One engine's figures. The router owns and updates them; the policies read them.
-
-    `free_tokens` is the part of the KV cache that no block fills: the reported number, less the tokens booked since
-    then. It is None if the engine reports none; no eviction is expected then. `calls` are the `outstanding` ones, those
-    of `others`, and those that failed lately. `context_tokens` are their prompts, with half of the expected answer
-    each. `batch_tokens` is the token budget of an iteration.
-    `slots` is how many calls run at a time (0: not known). `others` are calls there that this gateway has not sent, as
-    far as it knows. `urgent_first` says that its local scheduler serves calls
-    with a TTFT first. `computed_s` is what all prompts so far have added to iterations, by the cost model. `pace`
-    measures how fast the engine is, and `slowness` is its latest figure. `first_bytes` measures how fast prompts end,
-    whatever holds them up. `floor` follows from all of these (None: it
-    was not read since they changed).
-    """
+    """One engine's figures. The router owns and updates them; the policies read them."""
 
     engine_id: str
     cost_model: CostModel
     ledger: LoadLedger
     residency: Residency
+
     free_tokens: float | None = None
+    """The part of the KV cache that no block fills: the reported number, less the tokens booked since then.
+
+    None if the engine reports none. No eviction is expected then.
+    """
+
     outstanding: int = 0
+    """Calls that were placed here and have not ended."""
+
     context_tokens: float = 0.0
+    """Their prompts, with half of the expected answer each."""
+
     queue: PrefillQueue = field(default_factory=PrefillQueue)
+
     batch_tokens: int = DEFAULT_BATCH_TOKENS
+    """The token budget of an iteration."""
+
     slots: int = 0
+    """How many calls run at a time; 0: not known."""
+
     others: int = 0
+    """Calls there that this gateway has not sent, as far as it knows."""
+
     urgent_first: bool = False
+    """Whether its local scheduler serves calls with a TTFT first."""
+
     computed_s: float = 0.0
+    """What all prompts so far have added to iterations, by the cost model."""
+
     pace: EnginePace = field(default_factory=EnginePace)
+    """How fast the engine is."""
+
     slowness: float = 1.0
+    """The latest figure of `pace`."""
+
     first_bytes: FirstBytes = field(default_factory=FirstBytes)
+    """How fast prompts end, whatever holds them up."""
+
     floor: Floor | None = None
+    """Follows from all of these; None: it was not read since they changed."""
+
     calls: int = field(init=False)
+    """The outstanding ones, those of others, and those that failed lately."""
+
     _lost: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,9 +1,29 @@
 """The executor of semantic variables: runs each call of a session as soon as its inputs have values (Parrot, 5.1).
 
-A synchronous core. Each event carries its time (`now_s`, any monotonic clock). The executor updates its state first and
-then calls `CallOwner` and `Getter`. They may call the executor again. In the gateway its asyncio shell is
-`chained_calls`. A simulator can drive it in virtual time. An event of an ended call or an ended session changes
-nothing.
+A synchronous core. Each event carries its time (`now_s`, any monotonic clock). In the gateway its asyncio shell is
+`chained_calls`. A simulator can drive it in virtual time. This is how it works:
+
+Who sends events
+    Clients, through the routes: `Executor.add` (a call), `Variables.set_value`, `set_failed`, `get` and `release`,
+    `prefer` (the session's objective), `leave`, `cancel`, `close` and `delete`.
+    The owner of a call, which runs it: `start`, `generated`, `begin_anew`, `produce`, `finish`, `fail`, `hold`.
+    Time: `expire` (sessions, and what waits for a variable without a producer), and what was asked of `At`.
+
+What an event changes
+    The graph first (`policy/programs/request_graph.py`). It says which variables, calls and getters are affected
+    (`Effects`). Then the session, by its own methods: values, calls, getters, bytes. Then the deduced objectives. An
+    event that the session's limits refuse raises before anything has changed. An event of an ended call or an ended
+    session changes nothing, because an event may be under way when its call ends.
+
+Who is told
+    Only when all state is up to date, and in this order (`Consequences.apply`): getters of a variable that was set or
+    has failed, owners of calls that have ended without their doing (`on_broken`), owners of calls that have become
+    ready (`on_ready`) or whose objectives have changed (`on_refined`). Whoever is told may call the executor again.
+
+What ends
+    A call ends with its last output, when it fails, when an input has failed or its condition does not hold, when
+    nobody wants it any more (no client, no getter, no consumer), or with its session. What needs its outputs ends with
+    it. A variable has one producer for ever, unless it failed.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 import structlog
 
-from plait.backends.tokenization.loading import is_hub_name
+from plait.backends.tokenization.hub import is_hub_name
 from plait.gateway.config.sections import Config, ModelConfig, Section
 from plait.gateway.config.values import shown
 

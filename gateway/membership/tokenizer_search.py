@@ -22,7 +22,7 @@ import structlog
 from plait.backends.protocol.tokenizer_files import MAX_BYTES, PATH, TokenizerFiles
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.file_tokenizer import FileTokenizer, HuggingFaceTokenizer
-from plait.backends.tokenization.loading import hub_folder, is_hub_name, pinned
+from plait.backends.tokenization.hub import hub_folder, is_hub_name, pinned
 from plait.backends.tokenization.offered_tokenizer import cache_folder, content_name, load_offered
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.config.sections import Config

@@ -298,8 +298,10 @@ class ResidentBlocks:
         self._tree.prune(node)
 
     def _keep(self, holding: Holding, blocks: int) -> None:
-        """Have the first `blocks` blocks of a node be the resident ones."""
+        """Have the first `blocks` blocks of a node be the resident ones. Raises ValueError if another ends there."""
         node, hashes, before = holding.node, holding.node.hashes, holding.resident_blocks
+        if blocks and self._ends.get(hashes[blocks - 1], node) is not node:
+            raise _contradiction()
         if before:
             del self._ends[hashes[before - 1]]
         if blocks:

@@ -105,6 +105,15 @@ def test_a_report_that_contradicts_itself_is_refused_and_residency_reset(runs: l
     assert (engine.cache.reports, engine.view.residency.resident.blocks) == (True, 2)
 
 
+def test_a_block_that_an_eviction_shows_to_be_in_two_places_resets_residency() -> None:
+    router = fleet()
+    router.report("a", report(StoredRun(None, [5, 7]), StoredRun(None, [0, 5])), 0.0)
+    with pytest.raises(ValueError, match="two different"):
+        router.report("a", report(removed=(7,), cursor=2), 1.0)
+    assert router.engines["a"].view.residency.resident.blocks == 0
+    router.check()
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -66,11 +66,23 @@ async def _find(gateway: Server, faulty: ScriptedServer, engines: int) -> dict[s
             lambda: len(watch.states) == engines and not any(map(watch.is_out, watch.states)), 30
         )
         assert are_up is not None, "also the engines beside them have to be up"
-        for hangs in (False, True):
-            modes = [mode for mode in MODES.values() if mode.hangs is hangs]
+        for modes, at_once in _in_turns():
             trials = [Trial(mode, faulty.engines[mode.name], client, watch).run for mode in modes]
-            found += await run_all(trials, len(trials) if hangs else AT_ONCE, APART_S)
+            found += await run_all(trials, at_once, APART_S)
     return {finding.mode.name: finding for finding in found}
+
+
+def _in_turns() -> Iterator[tuple[list[Mode], int]]:
+    """The modes that run together, and how many at once.
+
+    One with megabytes to send runs alone: it keeps the process of the faulty engines busy, and where these are slow,
+    calls go to the healthy one.
+    """
+    hanging = [mode for mode in MODES.values() if mode.hangs]
+    heavy = [mode for mode in MODES.values() if mode.heavy and not mode.hangs]
+    yield [mode for mode in MODES.values() if not mode.hangs and not mode.heavy], AT_ONCE
+    yield heavy, 1
+    yield hanging, len(hanging)
 
 
 def _key(mode: Mode) -> dict[str, str]:

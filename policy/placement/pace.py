@@ -1,7 +1,9 @@
 """How fast an engine is: observed times over those that its cost model predicts, against what is usual in its fleet.
 
-A profile that is wrong for every engine alike changes no comparison, so only the difference to the fleet counts. An
-engine of which nothing is known is taken to be like the others.
+A profile that is wrong for every engine alike changes no comparison, so only the difference to the fleet counts.
+
+An engine of which nothing is known is taken to be as fast as the fastest known one. So it gets calls, and soon its pace
+is known. Taken to be like the others, it would get none beside an engine that is faster than they are.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ MEMORY_S = 20.0
 """Observations are forgotten over about so long. A slow engine is seen within seconds and tried again in a minute."""
 
 PRIOR_S = 1.0
-"""The fleet's pace counts as so many seconds of observations. A single short call does not change it much."""
+"""The pace that an engine is taken for counts as so many seconds of observations: one short call changes little."""
 
 MOST = 8.0
 """The largest correction. Beyond it an engine is not slow but broken, which its health shows."""
@@ -61,21 +63,22 @@ class Ratio:
 
 
 class FleetPace:
-    """What is usual in a fleet: the median of its engines' ratios.
+    """What is usual in a fleet, and the fastest: the median and the least of its engines' ratios.
 
     A mean would be that of the engines with most calls, so a fast engine would soon be the measure of itself.
     """
 
     def __init__(self) -> None:
         self.ratios: list[Ratio] = []
-        self._usual = (-inf, 0.0)
+        self._at_s = -inf
+        self._known = (0.0, 0.0)
 
-    def usual(self, now_s: float) -> float:
-        """The median; 0 if nothing is known."""
-        if self._usual[0] != now_s:
+    def known(self, now_s: float) -> tuple[float, float]:
+        """The usual ratio and the least; zeros if nothing is known."""
+        if self._at_s != now_s:
             known = [ratio for one in self.ratios if (ratio := one.known(now_s)) is not None]
-            self._usual = now_s, median(known) if known else 0.0
-        return self._usual[1]
+            self._at_s, self._known = now_s, (median(known), min(known)) if known else (0.0, 0.0)
+        return self._known
 
 
 class EnginePace:
@@ -94,10 +97,10 @@ class EnginePace:
 
     def slowness(self, now_s: float) -> float:
         """How many times slower the engine is than is usual: 1, or at least `TRUSTED`, or the inverse of that."""
-        usual = self._fleet.usual(now_s)
+        usual, fastest = self._fleet.known(now_s)
         if usual == 0.0:
             return 1.0
-        ratio = self._own.at(now_s, usual) / usual
+        ratio = self._own.at(now_s, fastest) / usual
         return 1.0 if 1 / TRUSTED <= ratio <= TRUSTED else min(MOST, max(1 / MOST, ratio))
 
     def leave(self) -> None:

@@ -35,6 +35,14 @@ def test_a_profile_that_is_wrong_for_all_changes_nothing() -> None:
     assert [pace.slowness(20.0) for pace in paces] == [1.0] * 3
 
 
+def test_an_engine_of_which_nothing_is_known_is_taken_for_the_fastest() -> None:
+    paces = fleet(4)
+    run(paces[:3], [0.25, 1.0, 1.0], 20)
+    assert [pace.slowness(20.0) for pace in paces] == [0.25, 1.0, 1.0, 0.25]
+    paces[3].observe(4.0, 4.0, 20.0)
+    assert paces[3].slowness(20.0) == 1.0, "it had calls, and is known"
+
+
 def test_what_load_explains_changes_nothing() -> None:
     paces = fleet(2)
     run(paces, [1.6, 1.0], 100)

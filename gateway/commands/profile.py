@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from plait.backends.profiling.engine_probe import EngineIdentity, EngineProbe
@@ -39,8 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Measure, fit, and write the profile. Progress and report go to stderr.
 
-    Raises ValueError for an engine that cannot be profiled, or an `--out` that cannot be written as a profile.
+    Raises ValueError if scipy is missing, for an engine that cannot be profiled, and for an `--out` that cannot be
+    written as a profile.
     """
+    if find_spec("scipy") is None:
+        raise ValueError("profiles are fitted by scipy; it comes with Plait's extra `profile`")
     out: Path | None = arguments.out
     if out is not None and (out.suffix != ".toml" or not out.parent.is_dir()):
         raise ValueError(f"--out has to be a .toml file in a folder that exists, not {out}")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 OPTIONS = """
-  --scheduler NAME   the local scheduler: slo (default), hit_ratio, longest_prefix or fcfs
+  --scheduler NAME   the local scheduler: slo (default), hit_ratio, longest_prefix, fcfs, or your own, by
+                     package.module:name
   --profile PROFILE  a cost profile's name or .toml file: how long iterations take; by default this is measured
   --name NAME        the engine's name in its reports
 """

@@ -56,7 +56,7 @@ class Driver:
         self._scheduler = scheduler
         self._events = events
         self._release = release
-        self._policy = policy or local_scheduler(settings)
+        self._policy = policy or local_scheduler(settings, VARIABLE)
         self._measuring = measuring(self._policy, cost_model(settings, VARIABLE))
         self._facts = SchedulerFacts(scheduler, observer)
         self._mixes: bool = scheduler.is_mixed_chunk

@@ -134,7 +134,7 @@ class Driver:
         """Picks that vLLM did not schedule as planned, because it found fewer cached tokens or too few blocks."""
         self._scheduler = scheduler
         self._ready, self._preempted = statuses.WAITING, statuses.PREEMPTED
-        self._policy = policy or local_scheduler(settings)
+        self._policy = policy or local_scheduler(settings, WHERE)
         self._measuring = measuring(self._policy, cost_model(settings, WHERE))
         self._work: dict[int, IterationWork] = {}
         self._clock, self._wall_clock = clock, wall_clock

@@ -104,7 +104,7 @@ def reference(
     clashing = clashing_folder(tmp_path_factory.mktemp("clashing"))
     copied = copied_environment(python, clashing / "environment")
     options = ("--scheduler", FORCED_SCHEDULER)
-    forced = kind.plait("forced", copied, model, clashing, levers=FORCED_LEVERS, options=options)
+    forced = kind.plait("forced", copied, model, clashing, scheduler_options=FORCED_LEVERS, options=options)
     with started((stock, forced)):
         return collect_reference(stock, forced, kind.long_tokens)
 

@@ -28,6 +28,8 @@ KV_BLOCKS: Final = 512
 KV_TOKENS: Final = KV_BLOCKS * BLOCK_TOKENS
 BATCH_TOKENS: Final = 512
 MAX_RUNNING_CALLS: Final = 32
+OWN_SCHEDULERS: Final = Path(__file__).parents[1] / "own_schedulers"
+"""On the path of an engine that has options for its scheduler."""
 START_DEADLINE_S: Final = 240.0
 """Several processes that import PyTorch, one after the other: 45 s where nothing else runs."""
 
@@ -182,7 +184,7 @@ def started(engines: Collection[RealEngine]) -> Iterator[None]:
 class PlaitEngine(Protocol):
     """Makes an engine with Plait inside, through Plait's launcher; not started yet.
 
-    `levers` are pulled by force. `options` are Plait's, `flags` the engine's own.
+    `scheduler_options` are those of a scheduler in `OWN_SCHEDULERS`. `options` are Plait's, `flags` the engine's own.
     """
 
     def __call__(
@@ -192,7 +194,7 @@ class PlaitEngine(Protocol):
         model: Path,
         folder: Path,
         *,
-        levers: Mapping[str, int | str] | None = None,
+        scheduler_options: Mapping[str, int | str] | None = None,
         options: Sequence[str] = (),
         flags: Sequence[str] = (),
     ) -> RealEngine: ...

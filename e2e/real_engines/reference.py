@@ -13,14 +13,14 @@ from e2e.servers import eventually
 from plait.backends.protocol.cache_state import IterationState
 
 FORCED_LEVERS: Final[Mapping[str, int | str]] = {
+    "scheduler": "hit_ratio",
     "order": "reverse",
     "budget_tokens": 128,
     "chunk_tokens": 64,
     "preempt_every_iterations": 7,
 }
 """Holding back is not among them: it ends when nothing runs, and with preemption that is soon."""
-FORCED_SCHEDULER: Final = "hit_ratio"
-"""The local scheduler behind the levers, which is not the one that engines have unless they are told."""
+FORCED_SCHEDULER: Final = "forced_levers:over"
 
 
 @dataclass(frozen=True)

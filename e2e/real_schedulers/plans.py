@@ -5,8 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
+
+
+def forced(scheduler: str, **levers: int | str) -> dict[str, Any]:
+    """The plugin's settings that pull levers over this scheduler's plans."""
+    options = {"scheduler": scheduler, **levers}
+    return {"scheduler": "e2e.own_schedulers.forced_levers:over", "scheduler_options": options}
 
 
 def everything(waiting: list[LocalCall], running: list[LocalCall]) -> Plan:

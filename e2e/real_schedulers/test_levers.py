@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.real_schedulers.built_engine import Build, answer
-from e2e.real_schedulers.plans import Scripted, everything
+from e2e.real_schedulers.plans import Scripted, everything, forced
 from e2e.real_schedulers.workloads import prompt
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from plait.policy.types import Objective, Slo
@@ -71,7 +71,7 @@ def test_voluntary_preemption(build: Build) -> None:
 
 @pytest.mark.parametrize("every", [0, 3])
 def test_output_is_the_same_however_often_a_call_is_preempted(build: Build, every: int) -> None:
-    engine = build(plait={"scheduler": "fcfs", "levers": {"preempt_every_iterations": every}})
+    engine = build(plait=forced("fcfs", preempt_every_iterations=every))
     for seed in range(6):
         engine.add(prompt(90 + seed, seed), 10 + seed, name=f"call-{seed}")
     engine.run()
@@ -80,7 +80,7 @@ def test_output_is_the_same_however_often_a_call_is_preempted(build: Build, ever
 
 
 def test_calls_can_be_held_back_by_settings_while_others_run(build: Build) -> None:
-    engine = build(plait={"levers": {"hold_back_iterations": 3}})
+    engine = build(plait=forced("slo", hold_back_iterations=3))
     engine.add(prompt(50, 1), 20, name="a")
     assert engine.step() == {"a": 50}, "nothing else runs"
     engine.add(prompt(50, 2), 20, name="b")

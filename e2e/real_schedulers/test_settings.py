@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.real_schedulers.built_engine import MAX_RUNNING_CALLS, Build
+from e2e.real_schedulers.plans import forced
 from plait.backends.adapter.scheduler_settings import SettingsError
 from plait.backends.profiles import load_profile
 from plait.policy.scheduling.plan import IterationWork
@@ -28,7 +29,7 @@ def test_the_engines_own_limit_of_calls_is_reported(build: Build) -> None:
 def test_a_scheduler_behind_levers_measures(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[IterationWork] = []
     monkeypatch.setattr(SloScheduler, "observe", lambda _self, _duration_s, work: seen.append(work))
-    engine = build(plait={"scheduler": "slo", "levers": {"chunk_tokens": 32}})
+    engine = build(plait=forced("slo", chunk_tokens=32))
     engine.add(list(range(50)), 3, name="a")
     engine.run()
     assert seen[:2] == [IterationWork.of([32], [0]), IterationWork.of([18], [32])]
@@ -39,7 +40,9 @@ def test_a_scheduler_behind_levers_measures(build: Build, monkeypatch: pytest.Mo
     [
         ({"scheduler": "sjf"}, "'sjf' is none of fcfs"),
         ({"schedular": "fcfs"}, "schedular"),
-        ({"levers": 3}, "levers"),
+        ({"scheduler_options": 3}, "scheduler_options"),
+        ({"scheduler": "fcfs", "scheduler_options": {"chunk_tokens": 32}}, "'fcfs' takes none"),
+        ({"scheduler": "nowhere.at_all:mine"}, "nowhere"),
         ({"scheduler": "slo", "profile": "nowhere"}, r"profile: .*nowhere"),
         ({"scheduler": "fcfs", "profile": "nowhere"}, r"profile: .*nowhere"),
     ],

@@ -14,6 +14,7 @@ from e2e.real_engines.engine import (
     KV_TOKENS,
     MAX_RUNNING_CALLS,
     MODEL,
+    OWN_SCHEDULERS,
     DocumentSizes,
     EngineKind,
     RealEngine,
@@ -100,14 +101,17 @@ def plait_engine(
     model: Path,
     folder: Path,
     *,
-    levers: Mapping[str, int | str] | None = None,
+    scheduler_options: Mapping[str, int | str] | None = None,
     options: Sequence[str] = (),
     flags: Sequence[str] = (),
 ) -> SglangServer:
     """SGLang with Plait inside, through Plait's launcher; see `PlaitEngine`."""
     command = [str(python.with_name("plait")), "sglang", "--name", name, *options]
     command += ["--", "--model-path", str(model), *flags]
-    return SglangServer(name, command, folder, {"PLAIT_SGLANG": json.dumps({"levers": levers})} if levers else None)
+    if scheduler_options is None:
+        return SglangServer(name, command, folder)
+    settings = json.dumps({"scheduler_options": scheduler_options})
+    return SglangServer(name, command, folder, {"PLAIT_SGLANG": settings, "PYTHONPATH": str(OWN_SCHEDULERS)})
 
 
 KIND: Final = EngineKind(

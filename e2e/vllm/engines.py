@@ -14,6 +14,7 @@ from e2e.real_engines.engine import (
     KV_BLOCKS,
     MAX_RUNNING_CALLS,
     MODEL,
+    OWN_SCHEDULERS,
     DocumentSizes,
     EngineKind,
     RealEngine,
@@ -99,15 +100,16 @@ def plait_engine(
     model: Path,
     folder: Path,
     *,
-    levers: Mapping[str, int | str] | None = None,
+    scheduler_options: Mapping[str, int | str] | None = None,
     options: Sequence[str] = (),
     flags: Sequence[str] = (),
 ) -> VllmServer:
     """vLLM with Plait inside, through Plait's launcher; see `PlaitEngine`."""
     command = [str(python.with_name("plait")), "vllm", "--name", name, *options, "--", str(model), *flags]
-    if levers:
-        command += ["--additional-config", json.dumps({"plait": {"levers": levers}})]
-    return VllmServer(name, command, folder)
+    if scheduler_options is None:
+        return VllmServer(name, command, folder)
+    command += ["--additional-config", json.dumps({"plait": {"scheduler_options": scheduler_options}})]
+    return VllmServer(name, command, folder, {"PYTHONPATH": str(OWN_SCHEDULERS)})
 
 
 _DOCUMENTS: Final = DocumentSizes(

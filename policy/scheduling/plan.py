@@ -126,6 +126,7 @@ class Plan:
     budget_tokens: int | None = None
 
 
+@runtime_checkable
 class LocalScheduler(Protocol):
     """Plans an engine's iterations. It is deterministic: the same history of arguments gives the same plan.
 

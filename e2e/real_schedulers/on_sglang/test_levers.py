@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.real_schedulers.on_sglang.fixtures import Build
-from e2e.real_schedulers.plans import Scripted
+from e2e.real_schedulers.plans import Scripted, forced
 from e2e.real_schedulers.workloads import prompt
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
@@ -53,7 +53,7 @@ def test_the_prompt_in_chunks_is_held_back(build: Build) -> None:
 def test_levers_can_be_pulled_by_settings(
     build: Build, levers: dict[str, int | str], steps: list[dict[str, int]]
 ) -> None:
-    engine = build(plait={"scheduler": "fcfs", "levers": levers})
+    engine = build(plait=forced("fcfs", **levers))
     for seed, name in enumerate("ab"):
         engine.add(prompt(200, seed), name=name)
     assert [engine.step() for _ in steps] == steps

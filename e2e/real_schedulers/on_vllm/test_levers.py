@@ -6,7 +6,7 @@ import pytest
 from vllm.v1.core.sched.interface import PauseState
 
 from e2e.real_schedulers.on_vllm.fixtures import Build
-from e2e.real_schedulers.plans import Scripted, everything
+from e2e.real_schedulers.plans import Scripted, everything, forced
 from e2e.real_schedulers.workloads import prompt
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
@@ -102,7 +102,7 @@ def test_a_running_call_is_held_back_in_prefill_and_in_decode(build: Build) -> N
 def test_levers_can_be_pulled_by_settings(
     build: Build, levers: dict[str, int | str], steps: list[dict[str, int]]
 ) -> None:
-    engine = build(plait={"scheduler": "fcfs", "levers": levers}, max_batch_tokens=100)
+    engine = build(plait=forced("fcfs", **levers), max_batch_tokens=100)
     for seed, name in enumerate("ab"):
         engine.add(prompt(100, seed), name=name)
     assert [engine.step() for _ in steps] == steps

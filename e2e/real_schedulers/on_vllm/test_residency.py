@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from e2e.own_schedulers.forced_levers import ForcedLevers, LeverSettings
 from e2e.real_schedulers.following import Follower, follow_a_workload
 from e2e.real_schedulers.on_vllm.engine import Engine
 from e2e.real_schedulers.on_vllm.fixtures import Build
-from plait.backends.adapter.scheduler_settings import ForcedLevers, LeverSettings
 from plait.backends.protocol.cache_state import CacheState
 from plait.policy.scheduling.in_order import HitRatio
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan

@@ -31,14 +31,17 @@ def test_serve_may_be_said() -> None:
 @pytest.mark.parametrize("own", [["--scheduler", "fcfs", "--name=one"], ["--scheduler=fcfs", "--name", "one"]])
 @pytest.mark.parametrize(
     "given",
-    [["--additional-config", '{"a": 1, "plait": {"name": "x", "levers": {}}}'], ['--additional_config={"a":1}']],
+    [
+        ["--additional-config", '{"a": 1, "plait": {"name": "x", "profile": "a100"}}'],
+        ['--additional_config={"a":1}'],
+    ],
 )
 def test_our_settings_are_merged_into_vllms(own: list[str], given: list[str]) -> None:
     arguments = served(*own, "--", "model", *given, "--port", "1")
     assert arguments[:3] == ["model", "--port", "1"]
     config = json.loads(arguments[arguments.index("--additional-config") + 1])
     assert config["a"] == 1
-    assert config["plait"] | {"levers": {}} == {"scheduler": "fcfs", "name": "one", "levers": {}}
+    assert config["plait"] | {"profile": "a100"} == {"scheduler": "fcfs", "name": "one", "profile": "a100"}
     assert sum(argument.startswith("--additional") for argument in arguments) == 1
 
 

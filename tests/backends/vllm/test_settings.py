@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.adapter.scheduler_settings import LeverSettings, SettingsError
+from plait.backends.adapter.scheduler_settings import SettingsError
 from plait.backends.vllm.settings import Settings, parse_settings
 
 
@@ -18,7 +18,10 @@ from plait.backends.vllm.settings import Settings, parse_settings
         (object(), Settings()),
         ({"plait": {"scheduler": "fcfs", "name": "one"}}, Settings("fcfs", "one")),
         ({"plait": {"profile": "mine.toml"}}, Settings(profile="mine.toml")),
-        ({"plait": {"levers": {"chunk_tokens": 8}}}, Settings(levers=LeverSettings(chunk_tokens=8))),
+        (
+            {"plait": {"scheduler": "a.b:C", "scheduler_options": {"d": 8}}},
+            Settings("a.b:C", scheduler_options={"d": 8}),
+        ),
     ],
 )
 def test_what_is_not_given_has_a_default(given: Any, expected: Settings) -> None:
@@ -31,7 +34,7 @@ def test_what_is_not_given_has_a_default(given: Any, expected: Settings) -> None
         ({"scheduler": "lifo"}, "plait.scheduler: 'lifo' is none of fcfs, hit_ratio"),
         ({"scheduler": 1}, r"\$\.scheduler"),
         ({"schedular": "fcfs"}, "schedular"),
-        ({"levers": {"order": "random"}}, "order"),
+        ({"scheduler": "slo", "scheduler_options": {"d": 8}}, "'slo' takes none"),
         (3, "plait"),
     ],
 )

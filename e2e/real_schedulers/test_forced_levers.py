@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from plait.backends.adapter.scheduler_settings import ForcedLevers, LeverSettings
+from e2e.own_schedulers.forced_levers import ForcedLevers, LeverSettings
 from plait.backends.profiles import load_profile
 from plait.policy.cost_model import CostModel
 from plait.policy.scheduling.in_order import Fcfs
 from plait.policy.scheduling.plan import IterationWork, LocalCall, MeasuringScheduler, Plan
-from tests.policy.scheduling.unshared_blocks import UnsharedBlocks
 
 
-class Facts(UnsharedBlocks):
-    """Nothing is cached and nothing is short."""
+class Facts:
+    """Nothing is cached, shared or short."""
 
     max_batch_tokens, max_running_calls, free_blocks = 100, 10, 1000
+    shares_in_iteration = True
+
+    def stored_tokens(self, call: LocalCall) -> int:
+        return call.computed_tokens
+
+    def block_key(self, call: LocalCall, tokens: int) -> None:
+        del call, tokens
+
+    def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
+        del call, other
+        return 0
 
     def cached_tokens(self, call: LocalCall) -> int:
         del call

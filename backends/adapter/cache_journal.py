@@ -31,7 +31,7 @@ class CacheJournal:
         """`block` is now resident, behind `parent`. No change if it is stored already."""
         if block in self._stored:
             return
-        self.cursor += 1
+        self.advance()
         self._removed.pop(block, None)
         self._stored[block] = (self.cursor, parent)
 
@@ -39,10 +39,18 @@ class CacheJournal:
         """`block` was evicted. No change if it is not stored."""
         if self._stored.pop(block, None) is None:
             return
-        self.cursor += 1
-        self._removed[block] = self.cursor
+        self._removed[block] = self.advance()
         if len(self._removed) > self._max_tombstones:
-            _, self._forgotten_until = self._removed.popitem(last=False)
+            self.forget_until(self._removed.popitem(last=False)[1])
+
+    def advance(self) -> int:
+        """Something has changed. Returns the new cursor."""
+        self.cursor += 1
+        return self.cursor
+
+    def forget_until(self, cursor: int) -> None:
+        """What was removed at this cursor and before is not known any more."""
+        self._forgotten_until = max(self._forgotten_until, cursor)
 
     def since(self, cursor: int | None) -> tuple[bool, list[StoredRun], list[int]]:
         """(snapshot?, stored, removed) since `cursor`. A snapshot if it is None, forgotten or in the future."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.calls_journal import CallsJournal
 from plait.backends.protocol.cache_state import (
     CacheState,
     EngineKind,
@@ -263,6 +264,7 @@ class StateReporter:
     iterations: Iterations = field(default_factory=Iterations)
     attainment: Attainment = field(default_factory=Attainment)
     refinable: RefinableCalls = field(default_factory=RefinableCalls)
+    calls: CallsJournal | None = None
 
     def report(
         self,
@@ -274,12 +276,15 @@ class StateReporter:
         running: int,
         budget_tokens: int,
         preemptions: int,
+        gateway: str | None = None,
     ) -> CacheState:
         """The cache-state report since a cursor of `epoch` (None: the current one). Another epoch gets a snapshot.
 
-        `waiting_prompts` are the lengths of the waiting calls' prompts, in tokens.
+        `waiting_prompts` are the lengths of the waiting calls' prompts, in tokens. The calls of the `gateway` that asks
+        are left out.
         """
         snapshot, stored, removed = self.journal.since(since if epoch in {None, self.epoch} else None)
+        calls, ended = (None, []) if self.calls is None else self.calls.since(None if snapshot else since, gateway)
         return CacheState(
             engine=self.engine,
             kind=self.kind,
@@ -292,15 +297,13 @@ class StateReporter:
             stored=stored,
             removed=removed,
             kv=kv,
-            queue=QueueState(
-                waiting=len(waiting_prompts),
-                running=running,
-                waiting_tokens=sum(waiting_prompts),
-                mean_queue_s=self.iterations.mean_queue_s,
-            ),
+            queue=QueueState(len(waiting_prompts), running, sum(waiting_prompts), self.iterations.mean_queue_s),
             iteration=self.iterations.state(budget_tokens),
-            scheduler=SchedulerState(
-                self.policy, self.attainment.share, preemptions, self.takes_objectives, self.slots
-            ),
+            scheduler=self._scheduler_state(preemptions),
             tokenizer=self.tokenizer,
+            calls=calls,
+            ended=ended,
         )
+
+    def _scheduler_state(self, preemptions: int) -> SchedulerState:
+        return SchedulerState(self.policy, self.attainment.share, preemptions, self.takes_objectives, self.slots)

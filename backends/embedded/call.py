@@ -16,7 +16,8 @@ class EmbeddedCall(LocalCall):
 
     `cached_tokens` are the tokens that the first admission found in the cache, as in vLLM's `usage`. `received_s` is
     when the engine received the call, which can be after its zero. `matched_blocks` is how many of its leading blocks
-    were cached at the last look-up. `handle` is the gateway's name for a call whose objectives may change.
+    were cached at the last look-up. `handle` is the gateway's name for a call whose objectives may change,
+    `gateway` that of the gateway.
     """
 
     chain: HashChain = field(kw_only=True)
@@ -29,6 +30,7 @@ class EmbeddedCall(LocalCall):
     received_s: float | None = field(default=None, kw_only=True)
     matched_blocks: int = field(default=0, kw_only=True)
     handle: str | None = field(default=None, kw_only=True)
+    gateway: str = field(default="", kw_only=True)
 
     @property
     def queued_since_s(self) -> float:

@@ -44,19 +44,27 @@ class EngineClock:
         self._listeners[call] = on_output
         self.engine.add(call)
         self._added.set()
+        self._tell()
 
     def end(self, call: EmbeddedCall) -> None:
         """End a call at a stop string. Its blocks are free at once."""
         if self._listeners.pop(call, None) is not None:
             self.engine.remove(call)
+            self._tell()
 
     def abort(self, call: EmbeddedCall) -> None:
         """Abort a call whose client has gone. No effect on a call that has ended."""
         if self._listeners.pop(call, None) is not None:
             self.engine.abort(call)
+            self._tell()
 
-    async def cache_state(self, since: int | None, epoch: str | None, wait_s: float) -> CacheState:
-        """The report since a cursor of `epoch`. Waits up to `wait_s` real seconds for a change."""
+    async def cache_state(
+        self, since: int | None, epoch: str | None, wait_s: float, gateway: str | None = None
+    ) -> CacheState:
+        """The report since a cursor of `epoch`. Waits up to `wait_s` real seconds for a change.
+
+        The calls of the `gateway` that asks are left out.
+        """
         if epoch is not None and epoch != self.engine.epoch:
             since = None
         if since is not None and since == self.engine.journal.cursor and wait_s > 0:
@@ -65,7 +73,7 @@ class EngineClock:
                     await self._changed.wait()
             except TimeoutError:
                 pass
-        return self.engine.cache_state(since)
+        return self.engine.cache_state(since, gateway)
 
     async def close(self) -> None:
         """Stop the emulated accelerator."""
@@ -90,7 +98,11 @@ class EngineClock:
                     if output.finished:
                         del self._listeners[output.call]
                     listener(output)
-            if self.engine.journal.cursor != self._cursor:
-                self._cursor = self.engine.journal.cursor
-                self._changed.set()
-                self._changed = asyncio.Event()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Wake those who wait for a report if there is news."""
+        if self.engine.journal.cursor != self._cursor:
+            self._cursor = self.engine.journal.cursor
+            self._changed.set()
+            self._changed = asyncio.Event()

@@ -12,6 +12,7 @@ from bisect import insort
 from dataclasses import dataclass
 from operator import attrgetter
 
+from plait.backends.adapter.calls_journal import CallsJournal
 from plait.backends.adapter.prefix_search import shared_blocks
 from plait.backends.adapter.scheduler_settings import measuring
 from plait.backends.adapter.state_reporter import StateReporter
@@ -154,10 +155,12 @@ class Engine:
         self._in_flight: list[EmbeddedCall] = []
         self._ends_s: float | None = None
         self._work = IterationWork()
+        self._calls = CallsJournal(self.journal, self.granularity_tokens)
         self._reporter = StateReporter(
             engine=settings.name, kind="embedded", epoch=epoch, model=settings.model, tokenizer=tokenizer,
             block_tokens=settings.block_tokens, granularity_tokens=self.granularity_tokens,
             policy=settings.scheduler, journal=self.journal, takes_objectives=True, slots=settings.max_running_calls,
+            calls=self._calls,
         )  # fmt: skip
         self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
         self.refinable = self._reporter.refinable
@@ -181,6 +184,9 @@ class Engine:
         insort(self.waiting, call, key=attrgetter("arrived_s"))
         self._attainment.received(call, call)
         self.refinable.received(call, call, call.handle)
+        is_urgent = call.slo is not None and call.slo.ttft_s is not None
+        hashes = call.tree_chain.hashes
+        self._calls.arrived(call, call.gateway, call.prompt_tokens, lambda: hashes, is_urgent=is_urgent)
 
     def abort(self, call: EmbeddedCall) -> None:
         """Abort a call whose client has gone. Its blocks are free at once."""
@@ -213,8 +219,8 @@ class Engine:
         self._ends_s = self._begin(now_s)
         return Step(outputs, self._ends_s)
 
-    def cache_state(self, since: int | None = None) -> CacheState:
-        """The cache-state report (docs/design/residency.md)."""
+    def cache_state(self, since: int | None = None, gateway: str | None = None) -> CacheState:
+        """The cache-state report (docs/design/residency.md), without the calls of the `gateway` that asks."""
         return self._reporter.report(
             since,
             self.epoch,
@@ -223,6 +229,7 @@ class Engine:
             running=len(self.running),
             budget_tokens=self.settings.max_batch_tokens,
             preemptions=self.counters.preemptions,
+            gateway=gateway,
         )
 
     def _begin(self, now_s: float) -> float | None:
@@ -276,6 +283,8 @@ class Engine:
             call.tree_chain.extend((token,))
         self.counters.output_tokens += 1
         self._attainment.produced(call, 1, self._stepped_s)
+        if call.output_tokens == 1:
+            self._calls.computed(call)
         finished = call.output_tokens >= call.max_output_tokens
         if finished:
             self._ended(call)
@@ -286,6 +295,7 @@ class Engine:
     def _ended(self, call: EmbeddedCall) -> None:
         self._attainment.ended(call, self._stepped_s)
         self.refinable.ended(call)
+        self._calls.ended(call)
 
     def _preempt(self, call: EmbeddedCall) -> None:
         """Put a call back at the head of the queue. Its blocks stay cached until they are evicted, as in vLLM."""

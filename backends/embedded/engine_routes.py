@@ -118,7 +118,8 @@ class EngineRoutes:
     async def _cache_state(self, request: Request) -> Response:
         since, wait_ms = _integer(request, "since"), _integer(request, "wait_ms") or 0
         wait_s = min(wait_ms, MAX_WAIT_MS) / 1e3
-        state = await self._serving.clock.cache_state(since, request.query_params.get("epoch"), wait_s)
+        asked = request.query_params
+        state = await self._serving.clock.cache_state(since, asked.get("epoch"), wait_s, asked.get("gateway"))
         if "msgpack" in request.headers.get("accept", ""):
             return Response(msgspec.msgpack.encode(state), media_type="application/msgpack")
         return json_response(state)

@@ -170,6 +170,7 @@ class Generation:
             max_output_tokens=limit,
             output=self,
             handle=annotations.handle,
+            gateway=annotations.gateway or "",
         )
 
     def _on_output(self, output: Output) -> None:

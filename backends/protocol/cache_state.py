@@ -30,6 +30,12 @@ MAX_NAME = 1_024
 MAX_BLOCKS = 2**31
 """More blocks than any KV cache has."""
 
+MAX_CALLS = 2**16
+"""More calls than any engine has had since the last report."""
+
+MAX_TOKENS = 2**28
+"""A longer prompt than any."""
+
 MAX_COUNT = 2**53
 MAX_TIME_S = 1e9
 ROUNDING_S = 1e-3
@@ -43,6 +49,22 @@ class StoredRun(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive stored blocks. The first follows `parent`; None: it starts a prompt."""
 
     parent: BlockHash | None
+    hashes: list[BlockHash]
+
+
+class OutstandingCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call in the engine, sent by the gateway of this id. `number` names it within the engine's epoch.
+
+    `missed_tokens` are those of its prompt that are not cached; 0 once it `is_computed`. It `is_urgent` if it has a
+    TTFT. `hashes` are the tree blocks of its prompt, from the first on; none if it is computed: then they are stored.
+    """
+
+    number: int
+    gateway: str
+    prompt_tokens: int
+    missed_tokens: int
+    is_urgent: bool
+    is_computed: bool
     hashes: list[BlockHash]
 
 
@@ -90,6 +112,9 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     """One report. `block_tokens` is the size of an engine block, `granularity_tokens` the size of a tree block.
 
     `tokenizer` is the fingerprint of the engine's tokenizer; None if the engine does not know it.
+
+    `calls` came or were computed since the cursor. `ended` are the numbers of those that ended. A snapshot has all
+    calls. None: the engine does not say.
     """
 
     engine: str
@@ -107,6 +132,8 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     iteration: IterationState = IterationState()
     scheduler: SchedulerState = SchedulerState()
     tokenizer: TokenizerFingerprint | None = None
+    calls: list[OutstandingCall] | None = None
+    ended: list[int] = []
 
     def check(self) -> None:
         """Raise ValueError if the report cannot be true: sizes, counts and times are within what an engine can have."""
@@ -127,11 +154,23 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
                 blocks * self.granularity_tokens > SLACK * kv.total_blocks * self.block_tokens
             ),
             "a count is negative or too large": not all(0 <= count <= MAX_COUNT for count in counts),
+            "its calls cannot be": not self._calls_can_be_true,
             "a time is negative or not finite": not all(-ROUNDING_S <= time_s < MAX_TIME_S for time_s in times_s),
         }
         found = [problem for problem, holds in problems.items() if holds]
         if found:
             raise ValueError(f"engine {self.engine[:MAX_NAME]}'s report cannot be true: {'; '.join(found)}")
+
+    @property
+    def _calls_can_be_true(self) -> bool:
+        calls = self.calls or ()
+        return len(calls) + len(self.ended) <= MAX_CALLS and all(
+            0 <= call.missed_tokens <= call.prompt_tokens <= MAX_TOKENS
+            and len(call.hashes) * self.granularity_tokens <= call.prompt_tokens
+            and len(set(call.hashes)) == len(call.hashes)
+            and len(call.gateway) <= MAX_NAME
+            for call in calls
+        )
 
     @property
     def _names(self) -> tuple[str, ...]:

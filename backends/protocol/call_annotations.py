@@ -26,6 +26,7 @@ _TTFT, _TPOT, _JCT = "plait_ttft_ms", "plait_tpot_ms", "plait_jct_ms"
 _OBJECTIVE = "plait_objective"
 _PRIORITY = "plait_priority"
 _HANDLE = "plait_handle"
+_GATEWAY = "plait_gateway"
 
 MAX_HANDLE = 128
 """The longest handle, in characters."""
@@ -35,7 +36,8 @@ MAX_HANDLE = 128
 class EngineAnnotations:
     """`age_s` is the call's age when it was sent. `cached_tokens` is how many the gateway expects to be cached.
 
-    `handle` names the call in later messages to the engine: its objectives may change (`call_objectives`).
+    `handle` names the call in later messages to the engine: its objectives may change (`call_objectives`). `gateway` is
+    the id of the gateway that sent it: in its reports the engine says whose its calls are.
     """
 
     age_s: float = 0.0
@@ -44,6 +46,7 @@ class EngineAnnotations:
     priority: int = 0
     cached_tokens: int | None = None
     handle: str | None = None
+    gateway: str | None = None
 
 
 UNANNOTATED = EngineAnnotations()
@@ -67,6 +70,7 @@ def to_parameters(annotations: EngineAnnotations) -> dict[str, str | float]:
         _OBJECTIVE: annotations.objective.value if annotations.objective else None,
         _PRIORITY: annotations.priority or None,
         _HANDLE: annotations.handle,
+        _GATEWAY: annotations.gateway,
     }
     return {name: value for name, value in told.items() if value is not None}
 
@@ -94,6 +98,7 @@ class AnnotationReader:
             priority=self._value(arguments, _PRIORITY, _integer) or 0,
             cached_tokens=self._value(arguments, _CACHED_TOKENS, _tokens),
             handle=self._value(arguments, _HANDLE, _handle),
+            gateway=self._value(arguments, _GATEWAY, _handle),
         )
 
     def _value(self, arguments: Mapping[str, Any], key: str, parse: Callable[[Any], T]) -> T | None:

@@ -94,7 +94,7 @@ class CallReader:
             call,
             incoming.path,
             incoming.headers,
-            OutgoingBody(incoming.body, request, ids, salt, renames=asked != model),
+            OutgoingBody(incoming.body, request, ids, salt, asked != model, self.router.gateway_id),
             incoming.arrived_s,
             annotations.session,
             tenant=incoming.tenant,

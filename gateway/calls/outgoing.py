@@ -131,7 +131,8 @@ class OutgoingBody(msgspec.Struct, frozen=True):
     """A request's body, and the changes to it that do not depend on the engine.
 
     `prompt_ids` are the prompts' token ids if an engine may compute those. `cache_salt` separates the tenants' caches.
-    With `renames`, the engine gets the request's model instead of the name in the body, such as an alias.
+    With `renames`, the engine gets the request's model instead of the name in the body, such as an alias. `gateway` is
+    the gateway's id.
     """
 
     original: bytes
@@ -139,6 +140,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
     prompt_ids: Sequence[Sequence[int]] | None = None
     cache_salt: str | None = None
     renames: bool = False
+    gateway: str | None = None
 
     @property
     def withholds_usage(self) -> bool:
@@ -176,9 +178,9 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         if salted:
             fields["cache_salt"] = _raw(self.cache_salt)
         if kind is not None:
-            annotations = to_parameters(engine_annotations(call, placement, age_s, handle, agreement))
+            told = engine_annotations(call, placement, age_s, handle, agreement, gateway=self.gateway)
             parameters = _PARAMETERS[kind]
-            fields[parameters] = _merged(fields.get(parameters), annotations)
+            fields[parameters] = _merged(fields.get(parameters), to_parameters(told))
             fields |= self._ids(kind, fields, agreement)
             if kind == "vllm" and request.stream_interval is not None:
                 fields["stream_interval"] = _raw(request.stream_interval)
@@ -207,7 +209,13 @@ class OutgoingBody(msgspec.Struct, frozen=True):
 
 
 def engine_annotations(
-    call: Call, placement: Placement, age_s: float, handle: str | None = None, agreement: Agreement = AGREED
+    call: Call,
+    placement: Placement,
+    age_s: float,
+    handle: str | None = None,
+    agreement: Agreement = AGREED,
+    *,
+    gateway: str | None = None,
 ) -> EngineAnnotations:
     """The annotations for an engine's scheduler. The call arrived `age_s` seconds ago.
 
@@ -222,6 +230,7 @@ def engine_annotations(
         priority=call.priority,
         cached_tokens=placement.cached_tokens if agreement.problem is None else None,
         handle=handle,
+        gateway=gateway,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.situation import NOTHING_COMES, NOTHING_PASSED, Arrivals, Passed, Situation, Traffic
@@ -43,6 +43,11 @@ class Demand:
         arrivals.came(call.prompt_tokens, now_s)
         if call.group is not None:
             self._groups[call.group.group_id] += 1
+
+    def others_came(self, models: Iterable[str], prompt_tokens: int, now_s: float) -> None:
+        """A call came to an engine of these models from elsewhere. It may be of any that is called here."""
+        for model in self._arrivals.keys() & models:
+            self._arrivals[model].came(prompt_tokens, now_s)
 
     def refined(self, before: Call, after: Call) -> None:
         """The objectives of a call on an engine have changed: it may be in another task group."""

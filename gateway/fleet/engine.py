@@ -185,9 +185,9 @@ class FleetEngine:
 
     # Reports.
 
-    def report(self, state: CacheState, requested_s: float, agreement: Agreement) -> None:
+    def report(self, state: CacheState, requested_s: float, agreement: Agreement, now_s: float) -> None:
         """Apply a cache-state report that was requested at `requested_s`; raises ValueError as the cache does."""
-        if self.cache.report(state, requested_s, agreement):
+        if self.cache.report(state, requested_s, agreement, now_s):
             self.progress.byte(requested_s)
         self.reported_s = requested_s
         if state.queue.waiting + state.queue.running >= self.progress.sent_by(requested_s):
@@ -203,8 +203,9 @@ class FleetEngine:
         """Assert the invariants; for tests."""
         self.view.residency.check()
         self.view.ledger.check()
-        assert self.view.calls >= self.view.outstanding + self.view.others
-        assert self.view.outstanding >= len(self.view.queue)
+        assert self.view.calls >= self.view.outstanding + self.view.others + self.view.reported
+        assert self.view.outstanding + self.view.reported >= len(self.view.queue)
+        self.cache.others.check()
         self.progress.check(sent_calls(self.view))
         self.view.queue.check()
 

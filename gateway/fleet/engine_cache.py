@@ -14,6 +14,7 @@ import msgspec
 
 from plait.backends.protocol.cache_state import CacheState, EngineKind
 from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.others_calls import OthersCalls
 from plait.gateway.fleet.tokenizer_agreement import UNKNOWN, Agreement
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.prefix.answered_prompts import AnsweredPrompts
@@ -33,12 +34,14 @@ class EngineCache:
     `agreement` says what is wrong with its tokenizer. `epoch` and `cursor` are those of the report that changes are
     asked for since. `last_report` is the latest. `problem` says why an engine that has our plugin has no usable report,
     or gets no token ids. `unconfirmed` holds the end time and the prefix of each ended call, until a report that was
-    requested after that time confirms the prefix. `evictions` are expected for the prompts still to be computed.
+    requested after that time confirms the prefix. `others` has the engine's calls that are not ours. `evictions` are
+    expected for the prompts still to be computed.
     """
 
     view: EngineView
     block_tokens: int
     kv_tokens: int | None
+    others: OthersCalls
     epoch: str | None = None
     cursor: int | None = None
     reports: bool | None = None
@@ -59,8 +62,10 @@ class EngineCache:
         report = self.last_report
         return self.kv_tokens if report is None else report.kv.total_blocks * report.block_tokens
 
-    def report(self, state: CacheState, requested_s: float, agreement: Agreement) -> bool:
-        """Apply a report that was requested at `requested_s`. Returns whether the engine has worked since the last one.
+    def report(self, state: CacheState, requested_s: float, agreement: Agreement, now_s: float) -> bool:
+        """Apply a report that was requested at `requested_s` and has come at `now_s`.
+
+        Returns whether the engine has worked since the last one.
 
         Where the tokenizer is not agreed on, the report's blocks are not those of the gateway's prompts: the cache is
         estimated. So it is after a report that raises ValueError: it cannot be true, or its blocks have another size
@@ -68,7 +73,7 @@ class EngineCache:
         """
         try:
             state.check()
-            return self._apply(state, requested_s, agreement)
+            return self._apply(state, requested_s, agreement, now_s)
         except ValueError:
             self.view.residency.resident.clear()
             self.no_reports()
@@ -77,6 +82,7 @@ class EngineCache:
     def no_reports(self, problem: str | None = None) -> None:
         """The engine has no usable report. Its cache is estimated from the calls placed there."""
         self.problem = problem
+        self.others.clear()
         if self.reports is not False:
             self.view.use_report()
         self.reports, self.cursor, self.epoch, self.kind = False, None, None, None
@@ -104,13 +110,15 @@ class EngineCache:
         else:
             self.assume_stored(leaf, is_booked=True)
 
-    def _apply(self, state: CacheState, requested_s: float, agreement: Agreement) -> bool:
+    def _apply(self, state: CacheState, requested_s: float, agreement: Agreement, now_s: float) -> bool:
         if state.granularity_tokens != self.block_tokens:
             raise ValueError(
                 f"engine {self.view.engine_id} reports its cache in blocks of {state.granularity_tokens} tokens, "
                 f"but the prefix tree has blocks of {self.block_tokens}; its cache is estimated instead"
             )
         last, was_estimated = self.last_report, self.kind is not None and not self.reports
+        if state.epoch != self.epoch:
+            self.others.clear()
         if agreement.problem is not None:
             self._estimate(state)
         elif was_estimated and not state.snapshot:
@@ -122,9 +130,12 @@ class EngineCache:
         self.view.use_report(
             state.iteration.budget_tokens, urgent_first=scheduler.policy == SLO_SCHEDULER, slots=scheduler.slots
         )
-        self.last_report = msgspec.structs.replace(state, stored=[], removed=[])
+        if state.calls is not None:
+            snapshot, blocks = state.snapshot, agreement.problem is None
+            self.others.apply(state.calls, state.ended, now_s, snapshot=snapshot, blocks=blocks)
+        self.last_report = msgspec.structs.replace(state, stored=[], removed=[], calls=None, ended=[])
         self.report_number += 1
-        return last is None or (state.cursor, state.iteration) != (last.cursor, last.iteration)
+        return last is None or bool(state.stored or state.removed) or state.iteration != last.iteration
 
     def _take_blocks(self, state: CacheState, requested_s: float) -> None:
         """Take over what the engine has stored and removed."""

@@ -50,6 +50,10 @@ ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
         lambda engine: degradation(engine) is not None,
     ),
     "outstanding_calls": ("Calls on the engine", lambda engine: engine.view.outstanding),
+    "other_calls": (
+        "Calls on the engine that this gateway has not sent, as it reports or counts",
+        lambda engine: engine.view.reported + engine.view.others,
+    ),
     "window_seconds": (
         "Engine time of the calls placed within the window",
         lambda engine: engine.view.ledger.window_cost_s(),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 from math import inf
+from uuid import uuid4
 
 from plait.backends.errors import ConflictError
 from plait.backends.protocol.cache_state import CacheState
@@ -19,6 +20,7 @@ from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.engine_cache import EngineCache, EstimatedAnswers
 from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
 from plait.gateway.fleet.health import Health, HealthChange, HealthState
+from plait.gateway.fleet.others_calls import OthersCalls
 from plait.gateway.fleet.served_models import ModelNames, ServedModels
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.cost_model import CostModel
@@ -67,7 +69,9 @@ class Router:
         prior_output_tokens: float = DEFAULT_PRIOR_OUTPUT_TOKENS,
         names: ModelNames = _NO_NAMES,
         jitter: Jitter = lambda: 0.0,
+        gateway_id: str = "",
     ) -> None:
+        self.gateway_id = gateway_id or uuid4().hex
         self.block_tokens = block_tokens
         self.tree = PrefixTree()
         self.engines: dict[str, FleetEngine] = {}
@@ -190,9 +194,9 @@ class Router:
         cost_model = self._cost_models.setdefault(cost_model, cost_model)  # equal ones are recognised by identity
         residency, pace = Residency(engine_id, self.tree), EnginePace(self._fleet_pace)
         view = EngineView(engine_id, cost_model, self._new_ledger(cost_model), residency, pace=pace)
-        self.engines[engine_id] = FleetEngine(
-            view, health or Health(), EngineCache(view, self.block_tokens, kv_tokens), progress=Progress(hang_s)
-        )
+        others = OthersCalls(view, self.tree, self.gateway_id, partial(self._others_came, engine_id))
+        cache = EngineCache(view, self.block_tokens, kv_tokens, others)
+        self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress=Progress(hang_s))
 
     def remove_engine(self, engine_id: str) -> None:
         """Forget an engine, with its part of the prefix tree.
@@ -210,9 +214,20 @@ class Router:
         del self.engines[engine_id], self.tree.ends[engine_id]
         self.models.refresh()
 
-    def report(self, engine_id: str, state: CacheState, requested_s: float, agreement: Agreement = AGREED) -> None:
-        """Apply a report that was requested at `requested_s`. Raises ValueError; then the cache is estimated."""
-        self.engines[engine_id].report(state, requested_s, agreement)
+    def report(
+        self,
+        engine_id: str,
+        state: CacheState,
+        requested_s: float,
+        agreement: Agreement = AGREED,
+        *,
+        now_s: float | None = None,
+    ) -> None:
+        """Apply a report that was requested at `requested_s` and came at `now_s` (None: at once).
+
+        Raises ValueError; then the cache is estimated.
+        """
+        self.engines[engine_id].report(state, requested_s, agreement, requested_s if now_s is None else now_s)
         self.on_room(engine_id)
 
     def no_reports(self, engine_id: str, problem: str | None = None, *, is_new: bool = False) -> None:
@@ -240,6 +255,10 @@ class Router:
         outstanding = sum(engine.view.outstanding for engine in self.engines.values())
         self.retries.check(outstanding)
         self.demand.check(outstanding)
+
+    def _others_came(self, engine_id: str, prompt_tokens: int, now_s: float) -> None:
+        """An engine got a call that this gateway has not sent."""
+        self.demand.others_came(self.engines[engine_id].offer.models, prompt_tokens, now_s)
 
     def _left(self, booking: Booking) -> None:
         """The call is on no engine any more."""

@@ -292,7 +292,7 @@ class Monitor:
         known = self._router.engines[engine.name].cache
         told, known_problem = (known.reports, known.problem), known.problem
         requested_s = loop_time_s()
-        query: dict[str, str | int] = {"wait_ms": self._upstream.report_wait_ms}
+        query: dict[str, str | int] = {"wait_ms": self._upstream.report_wait_ms, "gateway": self._router.gateway_id}
         if known.cursor is not None and known.epoch is not None:
             query |= {"since": known.cursor, "epoch": known.epoch}
         timeout = self._upstream.report_wait_ms / 1e3 + self._upstream.probe_timeout_s
@@ -301,7 +301,7 @@ class Monitor:
             response = await got(http, "/cache_state", params=query, headers=headers, timeout=timeout)
             report = msgspec.msgpack.decode(response.content, type=CacheState)
             agreement = self._agreements.of(engine.name, self._offers[engine.name], report.tokenizer)
-            self._router.report(engine.name, report, requested_s, agreement)
+            self._router.report(engine.name, report, requested_s, agreement, now_s=loop_time_s())
         except httpx.TimeoutException:
             raise
         except (httpx.HTTPError, msgspec.DecodeError, ValueError) as error:

@@ -28,7 +28,7 @@ from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.rivals import KNOWN, RIVALS, TITLES
 from plait.gateway.simulation.shared_prefixes import Kind, load_prefixes
-from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
+from plait.gateway.simulation.simulate import REPORT_INTERVAL_S, CallRecord, Prompt, SimulatedCall, Simulation
 from plait.gateway.simulation.workload import (
     WorkloadCall,
     generate_calls,
@@ -62,6 +62,9 @@ class Experiment:
     `kinds` of prompts are asked, in sessions of so many `turns` on average, or else in single calls. Without
     `admission`, calls are sent as they arrive. `scheduler` names the engines' local scheduler. `window_s` is the
     router's.
+
+    Calls go to so many `gateways` in turn. They ask the engines each `report_interval_s`, and hear what these say
+    `report_delay_s` later. If they are `blind`, they do not hear of each other's calls.
     """
 
     traces: Path | None = None
@@ -80,6 +83,10 @@ class Experiment:
     scheduler: str = "slo"
     window_s: float = DEFAULT_WINDOW_S
     admission: bool = True
+    gateways: int = 1
+    report_interval_s: float = REPORT_INTERVAL_S
+    report_delay_s: float = 0.0
+    blind: bool = False
 
     def __post_init__(self) -> None:
         unknown = [policy for policy in self.policies if policy not in KNOWN]
@@ -166,11 +173,15 @@ def simulate(
     """
     name = TITLES.get(policy, policy) if isinstance(policy, str) else "policy"
     label = f"{name}, {rate_per_s:.1f} calls/s" if rate_per_s else f"{name}, all at once"
-    router, engines = _fleet(experiment, workload, RIVALS.get(policy, policy) if isinstance(policy, str) else policy)
+    fleet = _Fleet(experiment, workload, RIVALS.get(policy, policy) if isinstance(policy, str) else policy)
+    router, *more = (fleet.router(number) for number in range(experiment.gateways))
     simulation = Simulation(
         router,
-        engines,
+        fleet.engines(),
         MODEL,
+        more=more,
+        report_interval_s=experiment.report_interval_s,
+        report_delay_s=experiment.report_delay_s,
         ahead_s=AHEAD_S if experiment.admission else inf,
         progress=lambda finished: progress(label, finished, len(workload.calls)),
     )
@@ -234,23 +245,40 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(1, math.ceil(round(len(ordered) * share, 6))) - 1]
 
 
-def _fleet(experiment: Experiment, workload: Workload, policy: str | Policy) -> tuple[Router, dict[str, Engine]]:
-    """A router, and its engines by id."""
-    profile = load_profile(experiment.profile)
-    router = Router(policy, block_tokens=tree_block_tokens(experiment.block_tokens), window_s=experiment.window_s)
-    engines = {}
-    for number in range(experiment.engines):
-        engine_id = f"engine-{number}"
-        router.add_engine(engine_id, profile.cost_model(), kv_tokens=workload.kv_tokens)
-        settings = EngineSettings(
-            name=engine_id,
-            model=MODEL,
-            kv_tokens=workload.kv_tokens,
-            block_tokens=experiment.block_tokens,
-            scheduler=experiment.scheduler,
-        )
-        engines[engine_id] = Engine(settings, profile.cost_model())
-    return router, engines
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """Makes the gateways' routers and the engines."""
+
+    experiment: Experiment
+    workload: Workload
+    policy: str | Policy
+
+    def router(self, number: int) -> Router:
+        """That of a gateway. Blind gateways take all calls for their own."""
+        experiment, cost_model = self.experiment, load_profile(self.experiment.profile).cost_model()
+        gateway_id = "gateway" if experiment.blind else f"gateway-{number}"
+        block_tokens = tree_block_tokens(experiment.block_tokens)
+        router = Router(self.policy, block_tokens=block_tokens, window_s=experiment.window_s, gateway_id=gateway_id)
+        for engine_id in self._names():
+            router.add_engine(engine_id, cost_model, kv_tokens=self.workload.kv_tokens)
+        return router
+
+    def engines(self) -> dict[str, Engine]:
+        """By id."""
+        experiment, engines = self.experiment, {}
+        for engine_id in self._names():
+            settings = EngineSettings(
+                name=engine_id,
+                model=MODEL,
+                kv_tokens=self.workload.kv_tokens,
+                block_tokens=experiment.block_tokens,
+                scheduler=experiment.scheduler,
+            )
+            engines[engine_id] = Engine(settings, load_profile(experiment.profile).cost_model())
+        return engines
+
+    def _names(self) -> list[str]:
+        return [f"engine-{number}" for number in range(self.experiment.engines)]
 
 
 class _Encoder:

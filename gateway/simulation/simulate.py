@@ -17,6 +17,7 @@ from math import inf
 
 from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.engine import Engine
+from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.lines import Waiting
 from plait.gateway.admission.room import AHEAD_S
@@ -106,10 +107,19 @@ Ended = Callable[[CallRecord], None]
 """Called with the record of a call that has ended, at its `finished_s`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Gateway:
+    """A router, and the admission before it."""
+
+    router: Router
+    admission: Admission
+
+
 @dataclass(slots=True)
 class _Sent:
-    """A call in an engine."""
+    """A call in an engine, or on its way there through a gateway."""
 
+    gateway: _Gateway
     waiting: Waiting
     record: CallRecord
     on_ended: Ended
@@ -118,6 +128,9 @@ class _Sent:
 
 class Simulation:
     """A fleet in virtual time. `engines` are by id; the router must have exactly these engines.
+
+    `more` routers have the same engines: each is another gateway, and calls go to the gateways in turn. What an engine
+    reports comes to them `report_delay_s` late.
 
     `ahead_s`, `max_wait_s` and `chat_tokens` are those of `Admission`: without an `ahead_s` (infinite), no call waits
     for its engine. If no `chat_tokens` are given, sessions are held where the placement is ours, as in the gateway.
@@ -130,7 +143,9 @@ class Simulation:
         engines: Mapping[str, Engine],
         model: str,
         *,
+        more: Sequence[Router] = (),
         report_interval_s: float = REPORT_INTERVAL_S,
+        report_delay_s: float = 0.0,
         ahead_s: float = AHEAD_S,
         max_wait_s: float = inf,
         chat_tokens: float | None = None,
@@ -141,13 +156,15 @@ class Simulation:
         self.refused: list[CallRecord] = []
         if chat_tokens is None:
             chat_tokens = CHAT_TOKENS if router.is_ours else inf
-        self.admission = Admission(
-            router, self._later, lambda _: UNLIMITED, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens
-        )
-        self._router = router
+        new_admission = partial(Admission, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens)
+        self._gateways = [
+            _Gateway(one, new_admission(one, self._later, lambda _: UNLIMITED)) for one in (router, *more)
+        ]
+        self.admission = self._gateways[0].admission
         self._engines = engines
         self._model = model
         self._report_interval_s = report_interval_s
+        self._report_delay_s = report_delay_s
         self._progress = progress or (lambda _finished: None)
         self._events: list[tuple[float, int, Event]] = []
         self._order = count()
@@ -156,16 +173,18 @@ class Simulation:
         self._not_admitted: dict[Engine, list[EmbeddedCall]] = {engine: [] for engine in engines.values()}
         self._finished = 0
         self._to_come = 0  # events that must happen before the run ends
-        for engine_id in engines:
-            router.health.answered(engine_id, {model: None})
+        for gateway in self._gateways:
+            for engine_id in engines:
+                gateway.router.health.answered(engine_id, {model: None})
 
     def run(self, calls: Sequence[SimulatedCall] = ()) -> list[CallRecord]:
         """Send `calls` and run until no events are left; returns the records of all calls, in the order of sending."""
         for call in calls:
             self.at(call.arrives_s, partial(self._arrive, call))
-        for engine_id in self._engines:
-            self._schedule(0.0, partial(self._poll, engine_id))
-        self._schedule(0.0, self._age)
+        for gateway in self._gateways:
+            for engine_id in self._engines:
+                self._schedule(0.0, partial(self._poll, gateway.router, engine_id))
+            self._schedule(0.0, partial(self._age, gateway.router))
         while self._to_come or self._in_engine or self._waiting:
             self.now_s, _, event = heapq.heappop(self._events)
             event(self.now_s)
@@ -178,7 +197,9 @@ class Simulation:
 
     def send(self, simulated: SimulatedCall, on_ended: Ended, on_refused: Ended | None = None) -> CallRecord:
         """A call arrives now. It goes to its engine once that has room. The record is complete when it has ended."""
-        prompt, router, number, now_s = simulated.prompt, self._router, len(self.records), simulated.arrives_s
+        prompt, number, now_s = simulated.prompt, len(self.records), simulated.arrives_s
+        gateway = self._gateways[number % len(self._gateways)]
+        router = gateway.router
         call = Call(
             f"call-{number}",
             self._model,
@@ -201,10 +222,11 @@ class Simulation:
             session=simulated.session,
             passes=simulated.group is not None,
         )
-        embedded_call = _embedded_call(call, simulated, number)
-        waiting.tell = partial(self._told, embedded_call, _Sent(waiting, record, on_ended, on_refused or _nobody))
+        embedded_call = _embedded_call(call, simulated, number, router.gateway_id)
+        sent = _Sent(gateway, waiting, record, on_ended, on_refused or _nobody)
+        waiting.tell = partial(self._told, embedded_call, sent)
         self._waiting += 1
-        self.admission.enter(waiting, now_s)
+        gateway.admission.enter(waiting, now_s)
         if waiting.is_sent:
             waiting.tell()
         return record
@@ -266,26 +288,34 @@ class Simulation:
         record = sent.record
         if output.call.output_tokens == 1:
             record.first_token_s = now_s
-            self._router.first_token(_booking(sent), now_s)
+            sent.gateway.router.first_token(_booking(sent), now_s)
         if output.finished:
             record.finished_s = now_s
             record.cached_tokens = output.call.cached_tokens or 0
             usage = CallUsage(record.prompt_tokens, record.output_tokens, record.cached_tokens)
-            self._router.settle(_booking(sent), usage, now_s)
-            self.admission.left(sent.waiting, record.prompt_tokens + record.output_tokens, now_s)
+            sent.gateway.router.settle(_booking(sent), usage, now_s)
+            sent.gateway.admission.left(sent.waiting, record.prompt_tokens + record.output_tokens, now_s)
             del self._in_engine[output.call]
             self._finished += 1
             self._progress(self._finished)
             sent.on_ended(record)
 
-    def _poll(self, engine_id: str, now_s: float) -> None:
-        cursor = self._router.engines[engine_id].cache.cursor
-        self._router.report(engine_id, self._engines[engine_id].cache_state(cursor), requested_s=now_s)
-        self._schedule(now_s + self._report_interval_s, partial(self._poll, engine_id))
+    def _poll(self, router: Router, engine_id: str, now_s: float) -> None:
+        cursor = router.engines[engine_id].cache.cursor
+        state = self._engines[engine_id].cache_state(cursor, router.gateway_id)
+        if self._report_delay_s:
+            self._schedule(now_s + self._report_delay_s, partial(self._report, router, engine_id, state, now_s))
+        else:
+            self._report(router, engine_id, state, now_s, now_s)
 
-    def _age(self, now_s: float) -> None:
-        self._router.age(now_s)
-        self._schedule(now_s + AGE_INTERVAL_S, self._age)
+    def _report(self, router: Router, engine_id: str, state: CacheState, requested_s: float, now_s: float) -> None:
+        router.report(engine_id, state, requested_s, now_s=now_s)
+        next_s = max(now_s, requested_s + self._report_interval_s)
+        self._schedule(next_s, partial(self._poll, router, engine_id))
+
+    def _age(self, router: Router, now_s: float) -> None:
+        router.age(now_s)
+        self._schedule(now_s + AGE_INTERVAL_S, partial(self._age, router))
 
 
 def _booking(sent: _Sent) -> Booking:
@@ -297,7 +327,7 @@ def _nobody(_record: CallRecord) -> None:
     """The `on_ended` of a call that `run` was given: only its record is needed."""
 
 
-def _embedded_call(call: Call, simulated: SimulatedCall, number: int) -> EmbeddedCall:
+def _embedded_call(call: Call, simulated: SimulatedCall, number: int, gateway: str) -> EmbeddedCall:
     prompt = simulated.prompt
     chain = prompt.chain.copy()
     first_id = number << 12 if simulated.first_output_id is None else simulated.first_output_id
@@ -311,4 +341,5 @@ def _embedded_call(call: Call, simulated: SimulatedCall, number: int) -> Embedde
         tree_chain=chain if prompt.tree_chain is prompt.chain else prompt.tree_chain.copy(),
         max_output_tokens=simulated.output_tokens,
         output=count(first_id),
+        gateway=gateway,
     )

@@ -68,7 +68,10 @@ class EngineView:
     """How many calls run at a time; 0: not known."""
 
     others: int = 0
-    """Calls there that this gateway has not sent, as far as it knows."""
+    """Calls there that this gateway has not sent, by the engine's counts."""
+
+    reported: int = 0
+    """Calls there that this gateway has not sent, which the engine reports one by one."""
 
     urgent_first: bool = False
     """Whether its local scheduler serves calls with a TTFT first."""
@@ -89,7 +92,7 @@ class EngineView:
     """Follows from all of these; None: it was not read since they changed."""
 
     calls: int = field(init=False)
-    """The outstanding ones, those of others, and those that failed lately."""
+    """The outstanding ones, those of others, counted or reported, and those that failed lately."""
 
     _lost: list[tuple[float, float]] = field(default_factory=list)
 
@@ -138,6 +141,24 @@ class EngineView:
         self.queue.leave(prefill, now_s)
         until_s = prefill.sent_s + prefill.time_s + self.ledger.mean_output_tokens * self.iteration_s
         heappush(self._lost, (max(now_s, until_s), context_tokens))
+        self.floor = None
+
+    def begin_reported(self, context_tokens: float, prefill: Prefill | None, now_s: float) -> None:
+        """The engine has a call that this gateway has not sent. Without a `prefill`, its prompt is computed already."""
+        self.reported += 1
+        self.calls += 1
+        self.context_tokens += context_tokens
+        if prefill is not None:
+            self.queue.send(prefill, now_s)
+        self.floor = None
+
+    def end_reported(self, context_tokens: float, prefill: Prefill | None, now_s: float) -> None:
+        """Such a call has ended."""
+        self.reported -= 1
+        self.calls -= 1
+        self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
+        if prefill is not None:
+            self.queue.leave(prefill, now_s)
         self.floor = None
 
     def use_report(self, batch_tokens: int = 0, *, urgent_first: bool = False, slots: int = 0, others: int = 0) -> None:

@@ -200,10 +200,11 @@ async def test_reports_are_polled_from_where_the_last_one_ended(monkeypatch: pyt
     async with watching(monkeypatch, fake) as router:
         await until(lambda: len(fake.polls) == 3)
         assert router.engines["a"].view.residency.resident.blocks == 3
+        asked = {"wait_ms": "7", "gateway": router.gateway_id}
         assert fake.polls == [
-            {"wait_ms": "7"},
-            {"wait_ms": "7", "since": "1", "epoch": "1"},
-            {"wait_ms": "7", "since": "9", "epoch": "1"},
+            asked,
+            {**asked, "since": "1", "epoch": "1"},
+            {**asked, "since": "9", "epoch": "1"},
         ]
         assert fake.requests[-1].headers["accept"] == "application/msgpack"
 

@@ -1,0 +1,109 @@
+"""The calls on one engine that this gateway has not sent, as the engine reports them.
+
+Several gateways before one fleet would be blind to each other's calls. They do not tell each other: an engine knows all
+of its calls (docs/design/residency.md). Such a call waits in the engine's queue, decodes, and its prefix is expected,
+like a call that was booked here. It ends when the engine says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from plait.backends.protocol.cache_state import OutstandingCall
+from plait.policy.placement.engine_view import EngineView
+from plait.policy.placement.prefill_queue import Prefill
+from plait.policy.prefix.prefix_tree import Node, PrefixTree
+
+
+@dataclass(slots=True)
+class _Other:
+    """One of them. `prefill` is None once its prompt is computed, and `leaf` where its blocks are not expected."""
+
+    context_tokens: float
+    prefill: Prefill | None
+    leaf: Node | None
+
+
+class OthersCalls:
+    """The calls on the engine of `view` that the gateway `own` has not sent.
+
+    `came` is told the length of each new one's prompt, and when it came.
+    """
+
+    def __init__(self, view: EngineView, tree: PrefixTree, own: str, came: Callable[[int, float], None]) -> None:
+        self._view = view
+        self._tree = tree
+        self._own = own
+        self._came = came
+        self._calls: dict[int, _Other] = {}
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._calls)
+
+    def apply(
+        self, calls: Collection[OutstandingCall], ended: Iterable[int], now_s: float, *, snapshot: bool, blocks: bool
+    ) -> None:
+        """A report has come. A `snapshot` has all calls.
+
+        `blocks` says whether the engine's blocks are those of the gateway's prompts.
+        """
+        if snapshot:
+            named = {call.number for call in calls}
+            ended = [number for number in self._calls if number not in named]
+        for number in ended:
+            self._end(number, now_s)
+        for call in calls:
+            if call.gateway == self._own:
+                continue
+            known = self._calls.get(call.number)
+            if known is None:
+                self._begin(call, now_s, call.hashes if blocks else ())
+                self._came(call.prompt_tokens, now_s)
+            elif call.is_computed:
+                self._compute(known, now_s)
+
+    def clear(self) -> None:
+        """The engine does not say any more which calls it has, or is another process."""
+        for number in list(self._calls):
+            self._end(number, self._view.queue.head_s)
+
+    def check(self) -> None:
+        """Assert that the engine's view counts them; for tests."""
+        assert self._view.reported == len(self._calls)
+
+    def _begin(self, call: OutstandingCall, now_s: float, hashes: Sequence[int]) -> None:
+        view, costs, missed_tokens = self._view, self._view.cost_model, call.missed_tokens
+        context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
+        prefill = leaf = None
+        if not call.is_computed:
+            cached_tokens = call.prompt_tokens - missed_tokens
+            attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
+            time_s = costs.prefill_time_s(missed_tokens, cached_tokens)
+            prefill = Prefill(missed_tokens, time_s, attention_s, now_s, is_urgent=call.is_urgent)
+            if hashes:
+                leaf = self._tree.insert(hashes)
+                leaf.use(now_s)
+                view.residency.book(leaf)
+        view.begin_reported(context_tokens, prefill, now_s)
+        self._calls[call.number] = _Other(context_tokens, prefill, leaf)
+
+    def _compute(self, known: _Other, now_s: float) -> None:
+        """Its prompt is computed, and the report has its blocks."""
+        if known.prefill is not None:
+            self._view.compute(known.prefill, now_s)
+            known.prefill = None
+        self._unbook(known)
+
+    def _end(self, number: int, now_s: float) -> None:
+        known = self._calls.pop(number, None)
+        if known is not None:
+            self._view.end_reported(known.context_tokens, known.prefill, now_s)
+            self._unbook(known)
+
+    def _unbook(self, known: _Other) -> None:
+        if known.leaf is not None:
+            self._view.residency.unshare(known.leaf)
+            self._view.residency.unbook(known.leaf)
+            known.leaf = None

@@ -59,6 +59,12 @@ class CacheJournal:
         stored = [(block, parent) for block, (_, parent) in self._stored_since(cursor)]
         return False, _runs(stored[::-1]), [block for block, _ in self._removed_since(cursor)]
 
+    def has_news(self, cursor: int) -> bool:
+        """Whether a tree block was stored or removed since a cursor, or the cursor is forgotten or in the future."""
+        if not self._remembers(cursor):
+            return True
+        return any(True for _ in chain(self._stored_since(cursor), self._removed_since(cursor)))
+
     def changed(self, cursor: int) -> list[int] | None:
         """The tree blocks stored or removed since a cursor; None if it is forgotten or in the future."""
         if not self._remembers(cursor):

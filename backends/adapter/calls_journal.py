@@ -81,6 +81,11 @@ class CallsJournal:
         if len(self._ended) > MAX_ENDED:
             self._cache.forget_until(self._ended.popitem(last=False)[1][0])
 
+    def has_news(self, cursor: int, asking: str | None) -> bool:
+        """Whether a call of another gateway came, was computed or ended since a cursor."""
+        changed = takewhile(lambda call: call.cursor > cursor, reversed(self._here.values()))
+        return any(call.gateway != asking for call in changed) or any(True for _ in self._ended_since(cursor, asking))
+
     def since(self, cursor: int | None, asking: str | None) -> tuple[list[OutstandingCall], list[int]]:
         """The calls that came or were computed since a cursor that is remembered, and the numbers of those that ended.
 

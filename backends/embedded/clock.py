@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.engine import Engine
@@ -61,18 +62,16 @@ class EngineClock:
     async def cache_state(
         self, since: int | None, epoch: str | None, wait_s: float, gateway: str | None = None
     ) -> CacheState:
-        """The report since a cursor of `epoch`. Waits up to `wait_s` real seconds for a change.
+        """The report since a cursor of `epoch`. Waits up to `wait_s` real seconds for news.
 
         The calls of the `gateway` that asks are left out.
         """
         if epoch is not None and epoch != self.engine.epoch:
             since = None
-        if since is not None and since == self.engine.journal.cursor and wait_s > 0:
-            try:
-                async with asyncio.timeout(wait_s):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while since is not None and not self.engine.has_news(since, gateway):
                     await self._changed.wait()
-            except TimeoutError:
-                pass
         return self.engine.cache_state(since, gateway)
 
     async def close(self) -> None:

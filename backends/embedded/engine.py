@@ -219,6 +219,10 @@ class Engine:
         self._ends_s = self._begin(now_s)
         return Step(outputs, self._ends_s)
 
+    def has_news(self, since: int, gateway: str | None = None) -> bool:
+        """Whether a report since a cursor would say anything to the `gateway` that asks."""
+        return self.journal.has_news(since) or self._calls.has_news(since, gateway)
+
     def cache_state(self, since: int | None = None, gateway: str | None = None) -> CacheState:
         """The cache-state report (docs/design/residency.md), without the calls of the `gateway` that asks."""
         return self._reporter.report(

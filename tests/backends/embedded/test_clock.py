@@ -92,6 +92,20 @@ async def test_a_report_waits_for_a_change(clock: EngineClock) -> None:
     assert (state.cursor, len(state.stored), state.snapshot) == (1, 1, False)
 
 
+async def test_calls_are_news_for_other_gateways(clock: EngineClock) -> None:
+    """Not for the gateway that has sent them: it knows them."""
+    waiting = asyncio.create_task(clock.cache_state(0, "now", FOREVER_S, "other"))
+    await asyncio.sleep(0.002)
+    call = new_call(clock, tokens=32, output=1_000)
+    call.gateway = "own"
+    clock.add(call, lambda _: None)
+    assert not clock.engine.has_news(0, "own")
+    state = await waiting
+    assert [one.gateway for one in state.calls or ()] == ["own"]
+    clock.abort(call)
+    assert (await clock.cache_state(state.cursor, "now", FOREVER_S, "other")).ended == [1]
+
+
 async def test_a_report_waits_no_longer_than_asked(clock: EngineClock) -> None:
     state = await clock.cache_state(0, "now", 0.002)
     assert (state.cursor, state.stored, state.snapshot) == (0, [], False)

@@ -148,7 +148,7 @@ class ForwardingApi:
         await self.completions.relay.deliver(delivery, receive, send)
 
     def _conversation(self, incoming: Incoming, given: Fields, send: Send) -> tuple[Fields, Send]:
-        """The fields of a response with what was said before it, and a `send` that stores it."""
+        """The fields of a response, with the conversation that it continues, and a `send` that stores the response."""
         if incoming.path != RESPONSES_PATH:
             return given, send
         fields = continued(self.stored, incoming.tenant, given)

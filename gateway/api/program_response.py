@@ -120,7 +120,7 @@ class ProgramResponse(Response):
                 self._leave(session)
 
     def _entry(self, now_s: float) -> Pieces[Session]:
-        """Make the session with the program in it. One that was made for a program that is refused is gone again."""
+        """Make the session and enter the program. If the program is refused, a new session is removed again."""
         sessions, asked, is_whole = self._executor.sessions, self._asked, False
         known = sessions.label(asked.tenant, asked.session_id, now_s)
         session = sessions.open(asked.tenant, asked.session_id, now_s, asked.ttl_s)
@@ -190,7 +190,7 @@ class ProgramResponse(Response):
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, events: ProgramEvents, send: Send) -> None:
-        """Send what is new until all is told. A client that reads slowly gets all that has come meanwhile at once."""
+        """Send new events until every getter has ended. A slow client gets the events of the meantime at once."""
         while not events.is_over:
             news = events.news()
             if news:

@@ -1,4 +1,4 @@
-"""What a client is told whose stream waits for an engine, so that neither it nor a proxy gives up.
+"""The comments in a stream that waits for an engine. They keep the client and proxies from giving up.
 
 After some seconds the status goes out, and with it a comment that says how long the wait is. Comments follow until the
 answer comes. The headers that are known only then come as one more comment, and an error comes as an event.

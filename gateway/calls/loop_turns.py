@@ -99,7 +99,7 @@ class LoopTurns:
         self._begun.append(tenant)
 
     def _passed(self) -> None:
-        """A pass is over: those that began in it have done their first part."""
+        """A pass is over: the requests that began in this pass have done their first part."""
         now_s = time.monotonic()
         for tenant in self._begun:
             self._turns.done(tenant)

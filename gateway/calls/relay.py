@@ -224,7 +224,7 @@ class Relay:
         delivery.status, delivery.engine_id, delivery.problem = error.status, engine_id, error
 
     def _finish(self, delivery: Delivery) -> None:
-        """The call has ended: it leaves the books, what it was promised is counted, and it gets its line in the log."""
+        """The call has ended: it leaves the books, its objectives are counted, and the log gets its line."""
         now_s = loop_time_s()
         self._gate.left(delivery, now_s)
         if delivery.charged:
@@ -236,7 +236,7 @@ class Relay:
 
 
 _USEFULNESS = {"status_429": 0, "status_503": 0, "status_500": 1, "unreachable": 4, "connect_timeout": 4, "lost": 3}
-"""The order of errors for a client that gets one of several: first what the engine said, last what it did not."""
+"""Of several errors, a client gets the one with the lowest number: engines' answers come before broken connections."""
 
 
 def _tell_of_failure(delivery: Delivery, error: EngineError) -> None:

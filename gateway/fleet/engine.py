@@ -116,7 +116,7 @@ class FleetEngine:
         self.progress.book(booking, booking.prefill.time_s, answer_s)
 
     def ready_tokens(self, booking: Booking) -> int:
-        """How much of a waiting call's prompt it would find here now, with what the calls sent before it compute."""
+        """How many tokens of a waiting call's prompt are cached here once the calls before the call are computed."""
         call = booking.call
         return min(call.cacheable_blocks, self.view.residency.ready_blocks(booking.leaf)) * call.block_tokens
 

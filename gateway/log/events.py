@@ -212,7 +212,7 @@ def _set_standard_levels(level: int) -> None:
 
 
 class LogCollector(Collector):
-    """The lines that the log has dropped. An error of writing is the reason for those that it has cost."""
+    """The number of lines that the log has dropped, by reason: its queue was full, or a write failed."""
 
     def collect(self) -> Iterator[Metric]:
         """One counter."""

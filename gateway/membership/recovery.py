@@ -111,7 +111,7 @@ class Recovery:
             self._on_trial.discard(engine_id)
 
     async def _try(self, engine_id: str) -> Failure | None:
-        """Ask for one token. Returns the failure; None if it was answered, be it that the request was refused."""
+        """Ask for one token. Returns the failure; None if the engine answered. A refusal is an answer too."""
         try:
             async with asyncio.timeout(self._trial_timeout_s):
                 await self._one_token(engine_id)

@@ -221,7 +221,7 @@ class RecordedAnswer:
             self._wake()
 
     async def _begins(self, follower: Follower, within_s: float | None) -> bool:
-        """Wait for the first message; False if it does not come in time. Raises the error that it failed with."""
+        """Wait for the first message; False if none comes in time. Raises the error with which the answer failed."""
         if within_s is None:
             await self._next(follower)
             return True

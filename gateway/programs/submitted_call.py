@@ -124,7 +124,7 @@ def new_call(runner: CallRunner, session: Session, asked: HeldSubmission) -> Hel
 
 
 def _check_whole(submission: Submission) -> None:
-    """Raise for what would have no effect: a field that Plait sets itself, a placeholder that is not declared."""
+    """Raise for fields that Plait sets itself and for placeholders that are not declared: neither has an effect."""
     useless = sorted(SET_FOR_EACH_STEP.intersection(submission.fields))
     if useless:
         raise CallerError(f"A submitted call takes no '{useless[0]}'; leave it out.", param=useless[0])

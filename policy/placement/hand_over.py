@@ -60,7 +60,7 @@ class HandOver:
         return situation._replace(engines=takers or keepers)
 
     def placed(self, call: Call, tree: PrefixTree, placement: Placement, now_s: float) -> None:
-        """The call goes to an engine. Count what that computes of what others hand over."""
+        """The call goes to an engine. Count the prefixes that this engine computes and draining engines hand over."""
         if placement.engine_id in self.leaving:
             self._latest_s[placement.engine_id] = now_s
             return

@@ -92,7 +92,7 @@ class LiveSessions:
     # What may go.
 
     def youngest_idle(self, spares: Spares) -> Session | None:
-        """Of those without a call, the one that was born last; one that this `spares` only if there is no other."""
+        """The youngest live session without a call. One that `spares` names is taken only if there is no other."""
         idle = [session for session in self._sessions if not session.calls]
         return max(idle, key=lambda one: (not spares(one.tenant), one.born_s)) if idle else None
 

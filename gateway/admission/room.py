@@ -81,11 +81,21 @@ class Room:
         return min(now_s + max(0.0, over_s) / view.slowness if over_s < left_s else inf, queue.expires_s)
 
     def _has_slot(self, view: EngineView, tenant: str | None, now_s: float, *, is_shared: bool) -> bool:
-        free = view.slots - sent_calls(view)
+        free = _free_slots(view)
         if tenant is None or not is_shared or free > view.slots // SLOTS_A_RESERVED:
             return free > 0
         sent = self._sent[view.engine_id][tenant] if view.engine_id in self._sent else 0
         return free > 0 and sent < view.slots * self.active.share(tenant, now_s)
+
+
+def _free_slots(view: EngineView) -> int:
+    """The slots that this gateway may fill. Those that others have filled are not free, but each may fill its share.
+
+    Without that, whoever has calls there would be the first to learn of each slot that gets free, and keep all of them.
+    """
+    sent = sent_calls(view)
+    free = view.slots - sent - view.reported
+    return free if free > 0 or not view.reported else view.slots // view.gateways - sent
 
 
 def backlog_s(view: EngineView, now_s: float) -> float:

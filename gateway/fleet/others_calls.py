@@ -7,6 +7,7 @@ like a call that was booked here. It ends when the engine says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from plait.policy.prefix.prefix_tree import Node, PrefixTree
 class _Other:
     """One of them. `prefill` is None once its prompt is computed, and `leaf` where its blocks are not expected."""
 
+    gateway: str
     context_tokens: float
     prefill: Prefill | None
     leaf: Node | None
@@ -37,6 +39,7 @@ class OthersCalls:
         self._own = own
         self._came = came
         self._calls: dict[int, _Other] = {}
+        self._gateways: Counter[str] = Counter()
 
     def __len__(self) -> int:
         """How many there are."""
@@ -72,6 +75,8 @@ class OthersCalls:
     def check(self) -> None:
         """Assert that the engine's view counts them; for tests."""
         assert self._view.reported == len(self._calls)
+        assert self._gateways == Counter(other.gateway for other in self._calls.values())
+        assert self._view.gateways == 1 + len(self._gateways)
 
     def _begin(self, call: OutstandingCall, now_s: float, hashes: Sequence[int]) -> None:
         view, costs, missed_tokens = self._view, self._view.cost_model, call.missed_tokens
@@ -87,7 +92,9 @@ class OthersCalls:
                 leaf.use(now_s)
                 view.residency.book(leaf)
         view.begin_reported(context_tokens, prefill, now_s)
-        self._calls[call.number] = _Other(context_tokens, prefill, leaf)
+        self._calls[call.number] = _Other(call.gateway, context_tokens, prefill, leaf)
+        self._gateways[call.gateway] += 1
+        view.gateways = 1 + len(self._gateways)
 
     def _compute(self, known: _Other, now_s: float) -> None:
         """Its prompt is computed, and the report has its blocks."""
@@ -99,6 +106,10 @@ class OthersCalls:
     def _end(self, number: int, now_s: float) -> None:
         known = self._calls.pop(number, None)
         if known is not None:
+            self._gateways[known.gateway] -= 1
+            if not self._gateways[known.gateway]:
+                del self._gateways[known.gateway]
+            self._view.gateways = 1 + len(self._gateways)
             self._view.end_reported(known.context_tokens, known.prefill, now_s)
             self._unbook(known)
 

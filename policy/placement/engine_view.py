@@ -73,6 +73,9 @@ class EngineView:
     reported: int = 0
     """Calls there that this gateway has not sent, which the engine reports one by one."""
 
+    gateways: int = 1
+    """This one, and those that have sent these."""
+
     urgent_first: bool = False
     """Whether its local scheduler serves calls with a TTFT first."""
 

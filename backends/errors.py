@@ -209,6 +209,13 @@ class AnswerTooLargeError(PlaitError):
     default_code = "answer_too_large"
 
 
+class PeerUnavailableError(PlaitError):
+    """The gateway that has the request's session does not answer. It may be back soon."""
+
+    status = 503
+    default_code = "gateway_unavailable"
+
+
 class GatewayStoppingError(PlaitError):
     """The gateway stops before the request has its answer. Another gateway, or the next one here, can give it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import ssl
@@ -29,6 +30,9 @@ STOPPED_BY_SIGTERM = {0, -signal.SIGTERM}
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of plain HTTP: loading the system's certificates would take them 20 ms each."""
 
+WORKERS = int(os.environ.get("PLAIT_TEST_WORKERS", "1"))
+"""Processes of each gateway that has a configuration: all must look as one to clients."""
+
 STARTED: list[Server] = []
 """Every server of this test run, so that its end can check that none is left."""
 
@@ -53,6 +57,12 @@ class Server:
     def running(self) -> bool:
         """Whether the process exists."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def resident_bytes(self) -> int:
@@ -179,7 +189,7 @@ class Launcher:
         port = free_port()
         path = self._folder / f"{name}.toml"
         config: dict[str, Any] = {
-            "server": {"port": port, "drain_delay_s": 0},
+            "server": {"port": port, "drain_delay_s": 0, "workers": WORKERS},
             "upstream": {"report_wait_ms": 100, "probe_interval_s": 0.05, "probe_max_interval_s": 0.1},
             "models": [{"name": model, "tokenizer": "embedded"} for model in models],
             "engines": [
@@ -215,7 +225,7 @@ class Fleet:
             server.start()
         for server in (*self.engines.values(), self.gateway):
             server.wait_until_ready()
-        eventually(lambda: self.gateway.metric("plait_engine_up") == len(self.engines))
+        eventually(lambda: self.gateway.metric("plait_engine_up") == WORKERS * len(self.engines))
 
 
 def eventually(holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -50,6 +51,9 @@ from plait.gateway.membership.recovery import Recovery
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.metrics import new_registry
 from plait.gateway.open_requests import OpenRequests
+from plait.gateway.peers.forwarding import Forwarding
+from plait.gateway.peers.peers import ALONE, Peers
+from plait.gateway.peers.session_routes import PeerFront, SessionRoutes
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
@@ -59,21 +63,28 @@ from plait.gateway.timer import at_loop_time
 from plait.policy.placement.rebalancing import rebalanced_e2
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 
+FIRST_LOOK_S: Final = 2.0
+"""One of several gateways takes no requests before an engine has answered it, or this time is over."""
+
 
 class Gateway:
     """The ASGI application. Calls go straight to the data path, all other requests through Starlette.
 
     Tenants are the same as in another process if the `secret` is. What is found of the engines is written to the file
-    `save_to`. Raises ValueError for tokenizers or profiles that cannot be loaded.
+    `save_to`. `peers` are the gateways that serve the same clients. Raises ValueError for tokenizers or profiles that
+    cannot be loaded.
     """
 
-    def __init__(self, config: Config, secret: bytes | None = None, save_to: Path | None = None) -> None:
+    def __init__(
+        self, config: Config, secret: bytes | None = None, save_to: Path | None = None, peers: Peers = ALONE
+    ) -> None:
         self.config = config
+        self._forwarding = Forwarding(peers)
         self._save_to = save_to
         self.router = build_router(config)
         self._tenants = TenantIds(secret)
         self._keys = KeyRing(config.server.api_keys, config.tenants, self._tenants)
-        self._terms = TenantTerms(config.admission, self._tenants, config.tenants)
+        self._terms = self._new_terms()
         self._admin_keys = KeyRing(filter(None, [config.server.admin_key]))
         self._links = {engine.name: new_link(config, engine) for engine in config.engines}
         self._prompts = PromptReader(config, self.router.block_tokens, self.router.models.base)
@@ -82,14 +93,13 @@ class Gateway:
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry, self._tenants.label)
         executor = Executor(config.sessions, reader.predicted_s, at_loop_time, programs.job_ended)
+        executor.sessions.is_own = peers.is_own
         for collector in (LogCollector(), FleetCollector(self.router), SessionCollector(executor)):
             self._registry.register(collector)
         self._supervisor = Supervisor(self._registry)
         self._recovery = self._new_recovery()
         self._monitor = self._new_monitor()
-        self.engines = EngineSet(
-            config, self.router, self._links, self._monitor, self._recovery, supervisor=self._supervisor
-        )
+        self.engines = self._new_engines()
         self._discovery = Discovery(config.services, self.engines, self._supervisor)
         self._reloading = Reloading(
             config, self.engines, self._keys, self._admin_keys, self._terms, registry=self._registry
@@ -100,11 +110,27 @@ class Gateway:
         keep_alive_s = config.sessions.keep_alive_s
         self._chained = ChainedCalls(executor, reader, relay, programs, bodies, keep_alive_s=keep_alive_s)
         self.refusals = RefusalMetrics(self._registry)
-        completions = CompletionApi(reader, relay, self._chained)
+        completions = CompletionApi(reader, relay, self._chained, self._forwarding)
         self._calls = CallApi(completions, ForwardingApi(completions, self._stored), self._keys, bodies, self.refusals)
         self._rest: ASGIApp = self._new_rest(bodies)
-        self._requests = OpenRequests(self._route)
+        self._requests = OpenRequests(self._route if peers.count == 1 else self._route_among_peers())
         self._front = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
+
+    def _new_engines(self) -> EngineSet:
+        return EngineSet(
+            self.config, self.router, self._links, self._monitor, self._recovery, supervisor=self._supervisor
+        )
+
+    def _new_terms(self) -> TenantTerms:
+        """What tenants may use here: several gateways share it."""
+        config, peers = self.config, self._forwarding.peers
+        return TenantTerms(config.admission, self._tenants, config.tenants, gateways=peers.count, index=peers.index)
+
+    def _route_among_peers(self) -> ASGIApp:
+        """The routes of one of several gateways, which answer as one."""
+        has_response, most_bytes = self._stored.has, self.config.server.max_body_bytes
+        self._rest = SessionRoutes(self._rest, self._forwarding, self._keys.check, has_response, most_bytes)
+        return PeerFront(self._route, self._forwarding)
 
     def _new_rest(self, bodies: OpenBodies) -> Starlette:
         admin = AdminAccess(self._admin_keys, self.config.server.admin_port)
@@ -162,6 +188,7 @@ class Gateway:
             weights=self._terms.weights,
             ahead_s=config.ahead_s,
             chat_tokens=config.chat_tokens if config.sessions and self.router.is_ours else inf,
+            gateways=self._forwarding.peers.count,
         )
         self._registry.register(AdmissionCollector(admission, self._tenants.label))
         return admission
@@ -214,6 +241,13 @@ class Gateway:
         is_call = scope["type"] == "http" and scope["path"] in ROUTES
         return (self._calls if is_call else self._rest)(scope, receive, send)
 
+    async def _until_an_engine_answers(self) -> None:
+        """Let the other gateways' clients not wait for this one's first look at the engines."""
+        for _ in range(100):
+            if self.router.models.names:
+                break
+            await asyncio.sleep(FIRST_LOOK_S / 100)
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Look after the engines, and all else that goes on beside requests."""
@@ -225,8 +259,11 @@ class Gateway:
         if self._save_to is not None:
             found = FoundConfig(self.config, self.router, self._prompts.tokenizers.specifications)
             self._supervisor.start("save", partial(found.save, self._save_to))
+        if self._forwarding.peers.count > 1:
+            await self._until_an_engine_answers()
         yield
         await self._chained.close()
+        await self._forwarding.aclose()
         await self._supervisor.close()
         self._prompts.tokenizers.close()
         await self.engines.aclose()

@@ -32,7 +32,7 @@ ROOMS = {
         {"api"},
         {"programs"},
         {"calls"},
-        {"admission", "membership"},
+        {"admission", "membership", "peers"},
         {"answers"},
         {"fleet", "transforms"},
         {"asgi", "log", "metrics", "supervision", "timer"},

@@ -1,4 +1,4 @@
-"""The data path's HTTP/1.1 client: posts calls to one engine over a pool of keep-alive connections.
+"""The data path's HTTP/1.1 client: sends requests to one engine over a pool of keep-alive connections.
 
 Control traffic (probes, polling) uses httpx, which takes half a millisecond a request. On the data path that would be
 most of the gateway's cost.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -23,7 +23,7 @@ IDLE_TTL_S = 4.0
 
 
 class HttpClient:
-    """Posts to the engine at `url` (`http://host:port`, or https, with an optional base path).
+    """Sends requests to the engine at `url` (`http://host:port`, or https, with an optional base path).
 
     At most `max_idle` connections are kept between calls, each for `idle_ttl_s`. The number of busy connections is not
     limited. `tls` replaces the system's trust for an https engine. Errors call the engine by its `name` (default: its
@@ -64,7 +64,13 @@ class HttpClient:
         state = " closed" if self._closed else ""
         return f"<HttpClient {self._url} open={len(self._open)} idle={len(self._idle)}{state}>"
 
-    async def post(self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Response:
+    def post(self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Coroutine[None, None, Response]:
+        """`request` with the method POST."""
+        return self.request("POST", path, headers, body)
+
+    async def request(
+        self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes = b""
+    ) -> Response:
         """Sends `body` to `path` (under the base path) and returns the response once its head has arrived.
 
         Host and Content-Length are added. Other headers are sent as given, so the caller leaves out hop-by-hop headers.
@@ -74,7 +80,7 @@ class HttpClient:
         """
         if self._closed:
             raise EngineUnreachableError(f"engine {self._name}: the gateway has closed its connections to this engine")
-        head = self._head(path, headers, len(body))
+        head = self._head(method, path, headers, len(body))
         while self._idle:
             kept, _ = self._idle.popitem()
             if kept.usable:  # a closing connection may still be in the pool
@@ -130,8 +136,8 @@ class HttpClient:
         if self._closed and not self._open:
             self._all_lost.set()
 
-    def _head(self, path: str, headers: Sequence[tuple[bytes, bytes]], body_bytes: int) -> bytes:
-        start = f"POST {self._base_path}{path} HTTP/1.1\r\nhost: {self._host_header}\r\n"
+    def _head(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body_bytes: int) -> bytes:
+        start = f"{method} {self._base_path}{path} HTTP/1.1\r\nhost: {self._host_header}\r\n"
         parts = [start.encode("ascii"), b"content-length: %d\r\n" % body_bytes]
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")

@@ -28,7 +28,8 @@ class SessionGates:
     """The session gates, by base model. `on_free` is called with each call that was held, when it is to be placed.
 
     `weight` returns a tenant's weight. Prompts of fewer than `chat_tokens` that extend no other are chat (infinite:
-    nothing is held). `at` schedules what comes later. `caches` finds what the engines of a model have.
+    nothing is held). `at` schedules what comes later. `caches` finds what the engines of a model have. So many
+    `gateways` share it.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class SessionGates:
         weight: Callable[[str], float],
         on_free: Callable[[Waiting, float], None],
         chat_tokens: float = CHAT_TOKENS,
+        *,
+        gateways: int = 1,
     ) -> None:
         self.gates: dict[str, SessionGate] = {}
-        self.caches: Callable[[Router, str], Caches | None] = caches
+        self.caches: Callable[[Router, str], Caches | None] = partial(caches, gateways=gateways)
         self._router = router
         self._at = at
         self._weight = weight
@@ -163,11 +166,14 @@ class SessionGates:
             self._look_soon(now_s)
 
 
-def caches(router: Router, model: str) -> Caches | None:
-    """The KV of the engines that take calls for a model; None if one of them does not say how much it has."""
+def caches(router: Router, model: str, gateways: int = 1) -> Caches | None:
+    """What one of so many gateways may fill of the KV of the engines that take calls for a model.
+
+    None if one of the engines does not say how much it has.
+    """
     views = router.models.able(model)
     sizes = [router.engines[view.engine_id].cache.estimated_tokens for view in views]
     if not views or not all(sizes):
         return None
     slowness = sum(view.slowness for view in views) / len(views)
-    return Caches(len(views), sum(filter(None, sizes)), views[0].cost_model, slowness)
+    return Caches(len(views), sum(filter(None, sizes)) // gateways, views[0].cost_model, slowness)

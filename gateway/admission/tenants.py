@@ -115,23 +115,31 @@ def _drained(used: float, rate: float, elapsed_s: float) -> float:
 
 
 class TenantTerms:
-    """The terms in force. `weights` has the tenants that have a section; all others weigh 1."""
+    """The terms in force. `weights` has the tenants that have a section; all others weigh 1.
 
-    def __init__(self, admission: AdmissionConfig, ids: TenantIds, tenants: Sequence[TenantConfig] = ()) -> None:
+    The limits are divided among so many `gateways`, of which this one is number `index` from 0 on.
+    """
+
+    def __init__(
+        self,
+        admission: AdmissionConfig,
+        ids: TenantIds,
+        tenants: Sequence[TenantConfig] = (),
+        *,
+        gateways: int = 1,
+        index: int = 0,
+    ) -> None:
         self._ids = ids
+        self._gateways = gateways
+        self._index = index
         self.weights: dict[str, float] = {}
         self.replace(admission, tenants)
 
     def replace(self, admission: AdmissionConfig, tenants: Sequence[TenantConfig]) -> None:
         """Take over another configuration. What tenants have used so far still counts."""
-        self._common = TenantLimits(
-            admission.calls_per_s or inf,
-            admission.tokens_per_s or inf,
-            admission.max_running or inf,
-            admission.max_waiting or inf,
-        )
+        self._common = self._limits(None, admission)
         named = {self._ids.of_name(tenant.name): tenant for tenant in tenants}
-        self._own = {identity: _limits(tenant, admission) for identity, tenant in named.items()}
+        self._own = {identity: self._limits(tenant, admission) for identity, tenant in named.items()}
         self.weights.clear()
         self.weights.update({identity: tenant.weight for identity, tenant in named.items()})
 
@@ -139,14 +147,23 @@ class TenantTerms:
         """What a tenant may use."""
         return self._own.get(tenant, self._common)
 
+    def _limits(self, tenant: TenantConfig | None, admission: AdmissionConfig) -> TenantLimits:
+        """The limits of a tenant here; None: of those that have none of their own."""
 
-def _limits(tenant: TenantConfig, admission: AdmissionConfig) -> TenantLimits:
-    def limit(own: float | None, common: float) -> float:
-        return (common if own is None else own) or inf
+        def limit(name: str) -> float:
+            own = None if tenant is None else getattr(tenant, name)
+            return (getattr(admission, name) if own is None else own) or inf
 
-    return TenantLimits(
-        limit(tenant.calls_per_s, admission.calls_per_s),
-        limit(tenant.tokens_per_s, admission.tokens_per_s),
-        limit(tenant.max_running, admission.max_running),
-        limit(tenant.max_waiting, admission.max_waiting),
-    )
+        return TenantLimits(
+            limit("calls_per_s") / self._gateways,
+            limit("tokens_per_s") / self._gateways,
+            self._part(limit("max_running")),
+            self._part(limit("max_waiting")),
+        )
+
+    def _part(self, calls: float) -> float:
+        """The part of a number of calls that this gateway may have. It is at least one, or none could run here."""
+        if calls == inf:
+            return inf
+        whole, rest = divmod(int(calls), self._gateways)
+        return max(1, whole + (self._index < rest))

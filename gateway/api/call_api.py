@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -29,6 +30,7 @@ from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
 from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.peers.forwarding import Forwarded, Forwarding
 from plait.gateway.programs.chained_calls import ChainedCalls, HeldRequest
 from plait.gateway.timer import loop_time_s
 
@@ -43,11 +45,15 @@ _FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
 
 @dataclass(frozen=True, slots=True)
 class CompletionApi:
-    """Serves completions. A call alone goes to an engine at once, one of a program waits for its inputs."""
+    """Serves completions. A call alone goes to an engine at once, one of a program waits for its inputs.
+
+    A call of a session that another gateway has goes there.
+    """
 
     calls: CallReader
     relay: Relay
     chained: ChainedCalls
+    forwarding: Forwarding
 
     async def serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
         """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
@@ -56,6 +62,10 @@ class CompletionApi:
             request = parse_request(incoming.body, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait)
             if annotations is not NO_ANNOTATIONS:
+                elsewhere = self.forwarding.elsewhere(incoming.tenant, annotations.session)
+                if elsewhere is not None:
+                    await self.forwarding.forward(elsewhere, _forwarded(incoming), receive, send)
+                    return
                 self.calls.prompts.check(request)
                 await self.chained.runner.entrance.whole(incoming.tenant, annotations.session)
                 if self.chained.takes(incoming, annotations):
@@ -137,6 +147,10 @@ class ForwardingApi:
         is_plain, chat = annotations == Annotations(session=annotations.session), None
         if route.translation is not None:
             given = decode_body(incoming.body, _FIELDS)
+            holder = await self._holder(incoming, given.get("previous_response_id"))
+            if holder is not None:
+                await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, send)
+                return
             fields, send = self._conversation(incoming, given, send)
             if fields is not given or not is_plain or not self._may_forward(route, request, fields):
                 await self._translate(incoming, route.translation, fields, receive, send)
@@ -146,6 +160,15 @@ class ForwardingApi:
             raise CallerError(f"{route.path} takes no annotations but 'plait-session'.", param="plait")
         delivery = await self.completions.calls.forwarded(incoming, request, route, annotations.session, chat)
         await self.completions.relay.deliver(delivery, receive, send)
+
+    async def _holder(self, incoming: Incoming, previous: object) -> str | None:
+        """The other gateway that has stored the response which a request continues; None if none has."""
+        forwarding = self.completions.forwarding
+        if incoming.path != RESPONSES_PATH or not isinstance(previous, str) or forwarding.peers.count == 1:
+            return None
+        if self.stored.has(incoming.tenant, previous):
+            return None
+        return await forwarding.holder(f"{RESPONSES_PATH}/{quote(previous, safe='')}", incoming.headers)
 
     def _conversation(self, incoming: Incoming, given: Fields, send: Send) -> tuple[Fields, Send]:
         """The fields of a response, with the conversation that it continues, and a `send` that stores the response."""
@@ -183,6 +206,10 @@ class ForwardingApi:
         answer = _MESSAGES.counted(await self.completions.calls.count(incoming, chat))
         headers = [(b"content-type", b"application/json"), (b"x-request-id", incoming.request_id.encode("latin-1"))]
         await send_whole(send, 200, headers, answer)
+
+
+def _forwarded(incoming: Incoming) -> Forwarded:
+    return Forwarded("POST", incoming.path, incoming.headers, incoming.body)
 
 
 def _chat(translation: Translation, fields: Mapping[str, Any]) -> ChatRequest | None:

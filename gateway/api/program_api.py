@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Annotated, Any
 
 import msgspec
@@ -78,7 +77,7 @@ class ProgramApi:
             asked = AskedProgram(
                 incoming.request_id,
                 tenant,
-                body.session or f"s-{uuid.uuid4().hex}",
+                body.session or self._chained.executor.sessions.new_id(tenant),
                 body.texts(),
                 [await self._read_call(index, call, incoming, body.session) for index, call in enumerate(body.calls)],
                 body.natives,

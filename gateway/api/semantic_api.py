@@ -111,7 +111,7 @@ class SemanticApi:
 
     async def _open(self, request: Request) -> Response:
         tenant, body = await self._read(request, SessionBody)
-        session_id = body.session_id or f"s-{uuid.uuid4().hex}"
+        session_id = body.session_id or self._executor.sessions.new_id(tenant)
         await self._entrance.whole(tenant, session_id)
         session = self._executor.sessions.open(tenant, session_id, loop_time_s(), body.ttl_s)
         self._executor.prefer(session, body.objective, loop_time_s())

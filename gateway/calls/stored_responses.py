@@ -67,6 +67,10 @@ class StoredResponses:
             kept.size_bytes += stored.size_bytes
         self._trim(tenant, now_s)
 
+    def has(self, tenant: str, response_id: str) -> bool:
+        """Whether a response is stored here."""
+        return tenant in self._tenants and response_id in self._tenants[tenant].responses
+
     def get(self, tenant: str, response_id: str, now_s: float) -> StoredResponse:
         """A response, which is used thereby. Raises `NotFoundError`."""
         self._trim(tenant, now_s)

@@ -5,18 +5,29 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
+from socket import socket
 
 from plait.gateway.app import Gateway
 from plait.gateway.commands import given_engines, positive
+from plait.gateway.commands.given_engines import GivenEngines
 from plait.gateway.commands.server_secret import server_secret
+from plait.gateway.config.sections import Config
 from plait.gateway.log.background_stderr import write_stderr_in_background
 from plait.gateway.log.events import configure_logging
+from plait.gateway.peers.peers import Peers
 from plait.gateway.server.draining_server import Stops
 from plait.gateway.server.http_protocol import ClientBounds, SlowClients
 from plait.gateway.server.http_server import run_draining_server
+from plait.gateway.server.listening import bound_sockets, shared_sockets, url_of
 from plait.gateway.server.request_bounds import RequestLimits
+from plait.gateway.server.workers import Worker, WorkerProcesses
+
+LOOPBACK = "127.0.0.1"
+"""Where the workers of one machine reach each other."""
 
 SWITCH_INTERVAL_S = 0.0005
 """A thread gives the interpreter's lock back after this time, if the event loop waits for it. Python's default is 5 ms,
@@ -32,22 +43,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", help="listen on this host instead of server.host")
     parser.add_argument("--port", type=positive, help="listen on this port instead of server.port")
+    parser.add_argument("--workers", type=positive, metavar="N", help="processes that serve, instead of server.workers")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until stopped; SIGHUP re-reads the file. Raises ValueError for a configuration that cannot be used."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    write_stderr_in_background()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server listens: its default would end the process
     configure_logging("info", "auto")  # the file may have something to warn of
     given = given_engines.given_engines(arguments)
     config = given.load()
     configure_logging(config.log.level, config.log.format)
-    server = config.server
-    host, port = arguments.host or server.host, arguments.port or server.port
     if arguments.save is not None and arguments.save.exists():
         raise ValueError(f"{arguments.save} is there already: give --save the name of a new file")
-    gateway = Gateway(config, server_secret(config, given.path), arguments.save)
+    secret, ports = server_secret(config, given.path), _ports(arguments, config)
+    workers = arguments.workers or config.server.workers
+    if workers > 1:
+        _run_workers(arguments, given, ports, secret, workers)
+        return
+    write_stderr_in_background()
+    gateway = Gateway(config, secret, arguments.save)
+    _serve(gateway, [one for host, port in ports for one in bound_sockets(host, port)], given)
+
+
+def _ports(arguments: argparse.Namespace, config: Config) -> list[tuple[str, int]]:
+    """Host and port of each listener: for clients, then for the admin API if it has its own."""
+    host, port = arguments.host or config.server.host, arguments.port or config.server.port
+    admin_port = config.server.admin_port
+    return [(host, port)] if admin_port is None else [(host, port), (host, admin_port)]
+
+
+def _run_workers(
+    arguments: argparse.Namespace,
+    given: GivenEngines,
+    ports: Sequence[tuple[str, int]],
+    secret: bytes | None,
+    workers: int,
+) -> None:
+    """Serve in so many processes, while this one looks after them. It has no thread: it forks.
+
+    Raises SystemExit with the status of a worker that could not begin.
+    """
+    private = [bound_sockets(LOOPBACK, 0) for _ in range(workers)]
+    listeners = [shared_sockets(host, port, workers) for host, port in ports]
+    urls, key = {str(number): url_of(sockets[0]) for number, sockets in enumerate(private)}, token_hex(32)
+
+    def serve(worker: Worker) -> None:
+        write_stderr_in_background()
+        config, name = given.load(), str(worker.number)
+        configure_logging(config.log.level, config.log.format, worker=name)
+        save_to = arguments.save if worker.number == 0 else None
+        _serve(Gateway(config, secret, save_to, Peers(urls, name, key)), worker.sockets, given, worker.parent)
+
+    groups = [[one for sockets in each for one in sockets] for each in zip(*listeners, private, strict=True)]
+    status = WorkerProcesses(groups, serve).run()
+    if status:
+        raise SystemExit(status)
+
+
+def _serve(gateway: Gateway, sockets: Sequence[socket], given: GivenEngines, parent: int | None = None) -> None:
+    """Serve on these sockets, until a signal comes or the process that can be read from `parent` has ended."""
+    server = gateway.config.server
     limits = RequestLimits(
         max_headers=server.max_headers,
         max_header_bytes=server.max_header_bytes,
@@ -57,8 +113,5 @@ def run(arguments: argparse.Namespace) -> None:
     slow_clients = SlowClients(server.slow_client_timeout_s, gateway.on_slow_client)
     bounds = ClientBounds(limits, gateway.refusals.count, slow_clients)
     on_hangup = partial(gateway.reload, given.load)
-    stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup)
-    run_draining_server(
-        gateway, host, port, stops,
-        admin_port=server.admin_port, max_connections=server.max_connections, bounds=bounds,
-    )  # fmt: skip
+    stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup, parent)
+    run_draining_server(gateway, sockets, stops, max_connections=server.max_connections, bounds=bounds)

@@ -25,15 +25,19 @@ _UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 _CHATTY = ("httpx", "httpcore")
 _HANDLER_NAME = "plait"
 _threshold = {"level": logging.INFO}
+_of_all_lines: dict[str, str] = {}
+"""Fields of each line: the worker, where there are several."""
+
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 _OfAnyLevel: Any = structlog.make_filtering_bound_logger(logging.DEBUG)  # the level can change later
 
 
-def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the configuration's own word
+def configure_logging(level: str, format: str, *, worker: str | None = None) -> None:  # noqa: A002 - a key's name
     """Send events of at least `level` (debug, info, warning, error) to stderr, including those of standard `logging`.
 
-    `format`: `json` is one object a line, `console` is for people, `auto` is console when stderr is a terminal. Raises
-    `ValueError` for others. Start uvicorn with `log_config=None`, or it installs its own handlers again.
+    `format`: `json` is one object a line, `console` is for people, `auto` is console when stderr is a terminal. Each
+    line names the `worker`, if there is one. Raises `ValueError` for other levels and formats. Start uvicorn with
+    `log_config=None`, or it installs its own handlers again.
     It may be called again; loggers that are already in use keep their format.
     """
     if level not in _LEVELS or format not in _FORMATS:
@@ -43,7 +47,10 @@ def configure_logging(level: str, format: str) -> None:  # noqa: A002 - the conf
         )
     console = format == "console" or (format == "auto" and _is_terminal())
     _threshold["level"] = _LEVELS[level]
+    _of_all_lines.clear()
+    _of_all_lines.update({} if worker is None else {"worker": worker})
     shared: list[Processor] = [
+        _name_worker,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True) if console else _stamp,
@@ -88,6 +95,11 @@ class _Logger(_OfAnyLevel):  # type: ignore[misc]
 def _drop_below_threshold(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     if _LEVELS.get(method, logging.CRITICAL) < _threshold["level"]:
         raise structlog.DropEvent
+    return event
+
+
+def _name_worker(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    event.update(_of_all_lines)
     return event
 
 
@@ -157,6 +169,7 @@ def _json_line(logger: WrappedLogger, method: str, event: EventDict) -> bytes:
         raise structlog.DropEvent
     event = structlog.contextvars.merge_contextvars(logger, method, event)
     event = structlog.processors.add_log_level(logger, method, event)
+    event.update(_of_all_lines)
     event["timestamp"] = datetime.now(UTC)
     if "exc_info" in event:
         event = structlog.processors.format_exc_info(logger, method, event)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from uuid import uuid4
 
 from plait.backends.errors import NotFoundError, PlaitError, SessionEndedError, ValueTooLargeError
 from plait.gateway.config.sections import SessionsConfig
@@ -84,6 +85,14 @@ class Sessions:
         self._due: list[tuple[float, int, Session]] = []  # a heap; some entries are outdated
         self._order = count()
         self._count = 0
+        self.is_own: Callable[[str, str], bool] = lambda _tenant, _session_id: True  # other gateways may have some
+
+    def new_id(self, tenant: str) -> str:
+        """An id for a session that has none, which belongs to this gateway."""
+        while True:
+            session_id = f"s-{uuid4().hex}"
+            if self.is_own(tenant, session_id):
+                return session_id
 
     def open(self, tenant: str, session_id: str, now_s: float, ttl_s: float | None = None) -> Session:
         """The tenant's session of this id; created if there is none. `ttl_s` replaces its time to live.

@@ -38,12 +38,16 @@ class Stoppable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """How the server stops `app`, and what SIGHUP does."""
+    """How the server stops `app`, and what SIGHUP does.
+
+    It stops as by SIGTERM, too, once the file descriptor `parent` can be read: the process that started it has ended.
+    """
 
     app: Stoppable
     drain_delay_s: float
     grace_s: float
     on_hangup: Callable[[], None]
+    parent: int | None = None
 
 
 class DrainingServer(ListeningServer):
@@ -64,6 +68,8 @@ class DrainingServer(ListeningServer):
         self._loop = asyncio.get_running_loop()
         FullCollections(self._loop).start()
         self._loop.add_signal_handler(signal.SIGHUP, self._stops.on_hangup)
+        if self._stops.parent is not None:
+            self._loop.add_reader(self._stops.parent, self._on_parent_gone, self._stops.parent)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal asks to stop."""
@@ -76,6 +82,12 @@ class DrainingServer(ListeningServer):
             super().handle_exit(sig, frame)
         else:
             self._loop.call_soon_threadsafe(self._begin_stop, sig)
+
+    def _on_parent_gone(self, parent: int) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(parent)
+        if not self._is_stopping:
+            self.handle_exit(signal.SIGTERM, None)
 
     def _begin_stop(self, sig: int) -> None:
         assert self._loop is not None

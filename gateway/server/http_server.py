@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -35,26 +36,17 @@ def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
 
 
 def run_draining_server(
-    app: ASGIApp,
-    host: str,
-    port: int,
-    stops: Stops,
-    *,
-    admin_port: int | None = None,
-    max_connections: int,
-    bounds: ClientBounds,
+    app: ASGIApp, sockets: Sequence[socket], stops: Stops, *, max_connections: int, bounds: ClientBounds
 ) -> None:
-    """Serve until SIGINT or SIGTERM, which end as `stops` says. With an `admin_port`, listen there too.
+    """Serve on bound sockets until SIGINT or SIGTERM, which end as `stops` says.
 
     Clients may have `max_connections`, if the system gives the process enough file descriptors. `app` has its own
-    `OpenRequests`. Raises ValueError for a port in use.
+    `OpenRequests`.
     """
-    sockets = bound_sockets(host, port)
-    if admin_port is not None:
-        sockets += bound_sockets(host, admin_port)
+    host, port = sockets[0].getsockname()[:2]
     bounds = replace(bounds, connections=bounds_by_descriptors(max_connections))
     config = _config(app, host, port, ceil(stops.grace_s) + AFTER_CUT_S, bounds)
-    _run(DrainingServer(config, stops), sockets)
+    _run(DrainingServer(config, stops), list(sockets))
 
 
 def _run(server: uvicorn.Server, sockets: list[socket]) -> None:

@@ -25,10 +25,10 @@ _REASONS = {
 }
 
 
-def bound_sockets(host: str, port: int) -> list[socket.socket]:
+def bound_sockets(host: str, port: int, *, is_shared: bool = False) -> list[socket.socket]:
     """A socket for each address of `host`, bound to `port` (0: any free one) and not listening yet.
 
-    Raises ValueError, which says why it cannot be.
+    Further sockets can be bound to the same port if each `is_shared`. Raises ValueError, which says why it cannot be.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -37,7 +37,7 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in dict.fromkeys(found):
-            sockets.append(_bound(family, kind, protocol, address))
+            sockets.append(_bound(family, kind, protocol, address, is_shared=is_shared))
     except OSError as error:
         for opened in sockets:
             opened.close()
@@ -70,10 +70,23 @@ class ListeningServer(uvicorn.Server):
             wait_until_written()
 
 
-def _bound(family: int, kind: int, protocol: int, address: object) -> socket.socket:
+def shared_sockets(host: str, port: int, shares: int) -> list[list[socket.socket]]:
+    """So many groups of sockets that share a port. Each connection goes to one of them, as the system chooses.
+
+    Raises ValueError if the port cannot be used, also if another program would share it.
+    """
+    for alone in bound_sockets(host, port):  # which fails where somebody listens, sharing or not
+        port = alone.getsockname()[1]
+        alone.close()
+    return [bound_sockets(host, port, is_shared=True) for _ in range(shares)]
+
+
+def _bound(family: int, kind: int, protocol: int, address: object, *, is_shared: bool) -> socket.socket:
     opened = socket.socket(family, kind, protocol)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
         opened.bind(address)  # type: ignore[arg-type]

@@ -29,3 +29,12 @@ def test_another_configuration_is_seen_through_the_same_weights() -> None:
     weights = terms.weights
     terms.replace(COMMON, [TenantConfig(name="green", api_keys=("k",), weight=3.0)])
     assert weights == {GREEN: 3.0}
+
+
+def test_several_gateways_share_the_limits_and_each_may_run_a_call() -> None:
+    parts = [TenantTerms(COMMON, IDS, gateways=3, index=index).limits("any") for index in range(3)]
+    assert [part.max_running for part in parts] == [3, 3, 2]
+    assert abs(sum(part.calls_per_s for part in parts) - 5.0) < 1e-9
+    assert {part.tokens_per_s for part in parts} == {inf}
+    one = AdmissionConfig(max_running=1)
+    assert [TenantTerms(one, IDS, gateways=3, index=index).limits("any").max_running for index in range(3)] == [1] * 3

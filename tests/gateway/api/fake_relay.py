@@ -22,6 +22,8 @@ from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.served_models import ModelNames
 from plait.gateway.metrics import new_registry
+from plait.gateway.peers.forwarding import Forwarding
+from plait.gateway.peers.peers import ALONE
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.metrics import ProgramMetrics
@@ -63,7 +65,7 @@ class Api:
         self.executor = Executor(SessionsConfig(), reader.predicted_s, at_loop_time)
         bodies, metrics = OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES), ProgramMetrics(new_registry())
         chained = ChainedCalls(self.executor, reader, relay, metrics, bodies, keep_alive_s=5.0)
-        completions = CompletionApi(reader, relay, chained)
+        completions = CompletionApi(reader, relay, chained, Forwarding(ALONE))
         self.stored = StoredResponses(10_000, 60.0)
         forwarding = ForwardingApi(completions, self.stored)
         app = CallApi(completions, forwarding, ring, bodies, RefusalMetrics(new_registry()))

@@ -1,0 +1,102 @@
+"""Sends a request to the gateway that has its session, and passes the answer on as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final, NamedTuple
+
+from starlette.types import Receive, Send
+
+from plait.backends.errors import EngineError, PeerUnavailableError
+from plait.backends.http.client import HttpClient, Response, Timeouts
+from plait.gateway.asgi import Headers, unless_gone
+from plait.gateway.peers.peers import PEER_HEADER, Peers
+
+WAITS: Final = Timeouts(connect_s=2.0, first_byte_s=86_400.0, idle_s=86_400.0)
+"""A get may wait for a variable for a day. A gateway that has ended closes its connections."""
+
+_OF_A_HOP: Final = frozenset(
+    (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"content-length", b"host",
+     b"expect", PEER_HEADER)
+)  # fmt: skip
+
+
+class Forwarded(NamedTuple):
+    """A request that another gateway gets: its `target` is the path with the query.
+
+    `port` is the one that the client has asked, if that matters.
+    """
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes = b""
+    port: int | None = None
+
+
+class Forwarding:
+    """The way to the other gateways of `peers`."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+        self._clients = {
+            name: HttpClient(peers.urls[name], name=f"gateway {name}", timeouts=WAITS) for name in peers.others
+        }
+
+    def elsewhere(self, tenant: str, session: str | None) -> str | None:
+        """The gateway that has the session, if that is another one."""
+        if session is None or self.peers.is_own(tenant, session):
+            return None
+        return self.peers.owner(tenant, session)
+
+    @asynccontextmanager
+    async def asked(self, name: str, request: Forwarded) -> AsyncIterator[Response]:
+        """Another gateway's answer to a request. Raises `PeerUnavailableError` if there is none, or it breaks off."""
+        headers = [item for item in request.headers if item[0] not in _OF_A_HOP]
+        headers.append(self.peers.sign(request.port))
+        response = None
+        try:
+            response = await self._clients[name].request(request.method, request.target, headers, request.body)
+            yield response
+        except EngineError as error:
+            raise PeerUnavailableError(
+                "The gateway that has this session does not answer now. Try again.", retry_after_s=1.0
+            ) from error
+        finally:
+            if response is not None:
+                response.abort()
+
+    async def forward(self, name: str, request: Forwarded, receive: Receive, send: Send) -> None:
+        """Answer a request by what another gateway answers. Raises `PeerUnavailableError` and `ClientGoneError`."""
+        await unless_gone(receive, self._forward(name, request, send))
+
+    async def _forward(self, name: str, request: Forwarded, send: Send) -> None:
+        async with self.asked(name, request) as response:
+            await pass_on(response, send)
+
+    async def holder(self, path: str, headers: Headers) -> str | None:
+        """The first of the other gateways that has something at a path; None if none has."""
+        for name in self.peers.others:
+            with suppress(PeerUnavailableError):
+                async with self.asked(name, Forwarded("GET", path, headers)) as response:
+                    if response.status == 200:
+                        return name
+        return None
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            await client.aclose()
+
+
+async def pass_on(response: Response, send: Send) -> None:
+    """Send an answer on as it comes, without the headers of its hop."""
+    kept = [item for item in response.headers if item[0] not in _OF_A_HOP or item[0] == b"content-length"]
+    await send({"type": "http.response.start", "status": response.status, "headers": kept})
+    while not response.is_read:
+        piece = await response.read_chunk()
+        if not piece:
+            break
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

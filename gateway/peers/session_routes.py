@@ -1,0 +1,214 @@
+"""Lets several gateways answer as one on all routes that are no calls.
+
+A request for a session goes to the gateway that has it, one for a stored response to the one that has stored it. A
+change of the engines is made in all of them, and `/metrics` has the metrics of all. Calls are forwarded where they are
+read (`gateway/api/call_api.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from plait.backends.errors import AuthenticationError, NotFoundError, PeerUnavailableError, PlaitError
+from plait.gateway.asgi import ClientGoneError, Headers, id_of, read_body, send_error
+from plait.gateway.peers.exposition import merged
+from plait.gateway.peers.forwarding import Forwarded, Forwarding, pass_on
+from plait.gateway.peers.peers import PEER_HEADER
+
+OF_A_SESSION: Final = re.compile(r"/v1/(?:sessions|variables)/([^/]+)")
+OF_A_RESPONSE: Final = re.compile(r"/v1/responses/([^/]+)")
+NAMING_A_SESSION: Final = frozenset(("/v1/sessions", "/v1/variables", "/v1/get", "/v1/submit", "/v1/programs"))
+"""Routes whose body may name a session."""
+
+METRICS: Final = "/metrics"
+ENGINES: Final = "/admin/engines"
+MAX_METRICS_BYTES: Final = 64 * 2**20
+
+log = structlog.get_logger(__name__)
+
+
+class _Named(msgspec.Struct):
+    """What of a body says which session is meant. A session without a name is new, and lives where it is made."""
+
+    session_id: str | None = None
+    session: str | None = None
+
+
+_NAMED: Final = msgspec.json.Decoder(_Named)
+
+
+class SessionRoutes:
+    """ASGI middleware. `tenant_of` checks the key in a request's headers.
+
+    `has_response` says whether a tenant's response is stored here.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        forwarding: Forwarding,
+        tenant_of: Callable[[Headers], str],
+        has_response: Callable[[str, str], bool],
+        max_body_bytes: int,
+    ) -> None:
+        self._app = app
+        self._forwarding = forwarding
+        self._tenant_of = tenant_of
+        self._has_response = has_response
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http" or is_of_peer(scope):
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._answer(scope, receive, send)
+        except ClientGoneError:
+            log.info("client gone", path=scope["path"])
+        except PlaitError as error:
+            request_id = id_of(scope["headers"])
+            log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
+            await send_error(send, error, request_id)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if path == METRICS and method == "GET":
+            await self._metrics(scope, receive, send)
+        elif path.startswith(ENGINES) and method != "GET":
+            await self._everywhere(scope, receive, send)
+        else:
+            await self._by_session(scope, receive, send)
+
+    async def _by_session(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer here or elsewhere. A wrong key is left to the application, which says so."""
+        path, body, session, tenant = scope["path"], b"", None, ""
+        with suppress(AuthenticationError):
+            tenant = self._tenant_of(scope["headers"])
+            if (response := OF_A_RESPONSE.match(path)) is not None:
+                if not self._has_response(tenant, response[1]) and await self._elsewhere(scope, send):
+                    return
+            elif (found := OF_A_SESSION.match(path)) is not None:
+                session = found[1]
+            elif path in NAMING_A_SESSION and scope["method"] == "POST":
+                body = await read_body(receive, scope["headers"], self._max_body_bytes)
+                receive, session = _again(body, receive), _session_in(body)
+        name = self._forwarding.elsewhere(tenant, session)
+        if name is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._forwarding.forward(name, _forwarded(scope, body), receive, send)
+
+    async def _elsewhere(self, scope: Scope, send: Send) -> bool:
+        """Answer with what another gateway says of a response; False if none has it."""
+        for name in self._forwarding.peers.others:
+            with suppress(PeerUnavailableError):
+                async with self._forwarding.asked(name, _forwarded(scope)) as response:
+                    if response.status != NotFoundError.status:
+                        await pass_on(response, send)
+                        return True
+        return False
+
+    async def _everywhere(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Make a change here, and in all others if that was right."""
+        body = await read_body(receive, scope["headers"], self._max_body_bytes)
+        answer = await _whole(self._app, scope, _again(body, receive))
+        if answer[0]["status"] < 300:
+            request = _forwarded(scope, body)
+            for name in self._forwarding.peers.others:
+                try:
+                    async with self._forwarding.asked(name, request) as response:
+                        if response.status >= 300:
+                            log.warning("a gateway refuses a change of engines", gateway=name, status=response.status)
+                except PeerUnavailableError as error:
+                    log.warning("a gateway does not hear of a change of engines", gateway=name, error=error.message)
+        for message in answer:
+            await send(message)
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The metrics of all gateways. A gateway that does not answer is down in them."""
+        start, *rest = await _whole(self._app, scope, receive)
+        if start["status"] == 200:
+            peers = self._forwarding.peers
+            texts: dict[str, bytes | None] = dict.fromkeys(peers.urls)
+            texts[peers.own] = b"".join(message.get("body", b"") for message in rest)
+            for name in peers.others:
+                with suppress(PeerUnavailableError):
+                    async with self._forwarding.asked(name, _forwarded(scope)) as response:
+                        answer = await response.read(MAX_METRICS_BYTES)
+                        texts[name] = answer if response.status == 200 else None
+            body = merged(texts)
+            kept = [item for item in start["headers"] if item[0] != b"content-length"]
+            start = {**start, "headers": [*kept, (b"content-length", str(len(body)).encode())]}
+            rest = [{"type": "http.response.body", "body": body}]
+        for message in (start, *rest):
+            await send(message)
+
+
+class PeerFront:
+    """ASGI middleware in front of everything: notes which requests are of other gateways of `forwarding`."""
+
+    def __init__(self, app: ASGIApp, forwarding: Forwarding) -> None:
+        self._app = app
+        self._forwarding = forwarding
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        signed = next((value for name, value in scope.get("headers", ()) if name == PEER_HEADER), None)
+        port = None if signed is None else self._forwarding.peers.signed_port(signed)
+        if port is not None:
+            headers = [item for item in scope["headers"] if item[0] != PEER_HEADER]
+            server = (scope["server"][0], port) if port else scope["server"]
+            scope = {**scope, "headers": headers, "server": server, "plait.is_of_peer": True}
+        await self._app(scope, receive, send)
+
+
+def _session_in(body: bytes) -> str | None:
+    """The session that a body names; None if it names none, or is no JSON: then the application refuses it."""
+    try:
+        named = _NAMED.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return named.session_id or named.session
+
+
+def is_of_peer(scope: Scope) -> bool:
+    """Whether another gateway has sent the request: it is answered here."""
+    return "plait.is_of_peer" in scope
+
+
+def _forwarded(scope: Scope, body: bytes = b"") -> Forwarded:
+    """A request as another gateway gets it."""
+    target, query = scope.get("raw_path") or scope["path"].encode(), scope.get("query_string", b"")
+    if query:
+        target = b"%b?%b" % (target, query)
+    port = (scope.get("server") or ("", None))[1]
+    return Forwarded(scope["method"], target.decode("latin-1"), scope["headers"], body, port)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """ASGI's receive of a request whose body was read."""
+    parts: list[Message] = [{"type": "http.request", "body": body}]
+
+    async def received() -> Message:
+        return parts.pop() if parts else await receive()
+
+    return received
+
+
+async def _whole(app: ASGIApp, scope: Scope, receive: Receive) -> list[dict[str, Any]]:
+    """All messages of the application's answer."""
+    messages: list[dict[str, Any]] = []
+
+    async def keep(message: Message) -> None:
+        messages.append(dict(message))
+
+    await app(scope, receive, keep)
+    return messages

@@ -1,0 +1,139 @@
+"""Worker processes: several gateways on one port, under a parent that starts, watches, restarts and drains them.
+
+Each worker has listening sockets of its own on the port (SO_REUSEPORT), and the system gives each connection to one of
+them. The parent keeps the sockets, too: what comes to a worker that has died waits there for its successor.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from socket import socket
+from typing import Final, NoReturn
+
+import structlog
+
+EVENTS: Final = frozenset((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+"""What the parent waits for. All but the first are passed on to the workers."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""Before a worker is started again. The pause doubles while workers end soon after their start."""
+
+STEADY_S: Final = 30.0
+"""A worker that has run so long did not end because of its start."""
+
+USER_ERROR: Final = 2
+"""The exit status of a process whose configuration cannot be used."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker: its number from 0 on, and its listening sockets. `parent` is readable once the parent has ended."""
+
+    number: int
+    sockets: Sequence[socket]
+    parent: int
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A worker's place. `due_s` is when it is started, unless it runs (`pid`)."""
+
+    sockets: Sequence[socket]
+    pid: int | None = None
+    started_s: float = 0.0
+    due_s: float = 0.0
+    pause_s: float = FIRST_PAUSE_S
+
+
+class WorkerProcesses:
+    """Runs `serve` in a process for each of the `sockets`' groups. The process that calls `run` has one thread."""
+
+    def __init__(self, sockets: Sequence[Sequence[socket]], serve: Callable[[Worker], None]) -> None:
+        self._slots = [_Slot(group) for group in sockets]
+        self._serve = serve
+        self._is_stopping = False
+        self._has_run = False  # a worker has been steady, so the configuration can be used
+        self._parent, self._alive = os.pipe()  # the second end closes with this process
+
+    def run(self) -> int:
+        """Keep the workers running until a signal ends them; returns the exit status.
+
+        In a worker this does not return: it raises SystemExit, or what `serve` raises.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, EVENTS)
+        status = 0
+        while not self._is_stopping or any(slot.pid is not None for slot in self._slots):
+            self._start_due()
+            came = signal.sigtimedwait(EVENTS, self._pause_s())
+            if came is not None and came.si_signo != signal.SIGCHLD:
+                self._pass_on(came.si_signo)
+            status = self._reap() or status
+        return status
+
+    def _pause_s(self) -> float:
+        """Seconds until the next worker is due; a long time if all run."""
+        due = [slot.due_s for slot in self._slots if slot.pid is None and not self._is_stopping]
+        return max(0.0, min(due) - time.monotonic()) if due else 3600.0
+
+    def _start_due(self) -> None:
+        now_s = time.monotonic()
+        for number, slot in enumerate(self._slots):
+            if slot.pid is None and slot.due_s <= now_s and not self._is_stopping:
+                slot.started_s = now_s
+                slot.pid = os.fork()
+                if not slot.pid:
+                    self._be_worker(number)
+
+    def _be_worker(self, number: int) -> NoReturn:
+        """Serve, in a new process. A signal from a terminal goes to the parent alone."""
+        os.setpgid(0, 0)
+        os.close(self._alive)
+        sockets = self._slots[number].sockets
+        for slot in self._slots:
+            if slot.sockets is not sockets:
+                for other in slot.sockets:
+                    other.close()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server listens: its default would end the process
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, EVENTS)
+        self._serve(Worker(number, sockets, self._parent))
+        raise SystemExit(0)
+
+    def _pass_on(self, signal_number: int) -> None:
+        """Send a signal to all workers. One that asks to stop is the end of restarts; a second ends them at once."""
+        if signal_number != signal.SIGHUP:
+            self._is_stopping = True
+        for slot in self._slots:
+            if slot.pid is not None:
+                os.kill(slot.pid, signal_number)
+
+    def _reap(self) -> int:
+        """Note the workers that have ended; returns the exit status if there is nothing to go on with, else 0."""
+        wrong = 0
+        for number, slot in enumerate(self._slots):
+            if slot.pid is not None:
+                pid, status = os.waitpid(slot.pid, os.WNOHANG)
+                if pid:
+                    wrong = max(wrong, self._ended(number, slot, os.waitstatus_to_exitcode(status)))
+        if wrong:
+            self._pass_on(signal.SIGTERM)
+        return wrong
+
+    def _ended(self, number: int, slot: _Slot, status: int) -> int:
+        """A worker has ended: it will be started again, unless its configuration cannot be used."""
+        now_s, pid, slot.pid = time.monotonic(), slot.pid, None
+        if self._is_stopping:
+            return 0
+        if now_s - slot.started_s >= STEADY_S:
+            self._has_run, slot.pause_s = True, FIRST_PAUSE_S
+        if status == USER_ERROR and not self._has_run:
+            return status
+        slot.due_s = now_s + slot.pause_s
+        log.error("a worker has ended", worker=number, pid=pid, status=status, started_again_in_s=slot.pause_s)
+        slot.pause_s = min(LONGEST_PAUSE_S, 2 * slot.pause_s)
+        return 0

@@ -52,9 +52,11 @@ documents = st.recursive(
 )
 
 
-@given(documents, st.integers(0, 8), st.booleans(), st.integers(1, 12))
-def test_the_depth_is_that_of_the_decoded_document(document: object, levels: int, as_ascii: bool, part: int) -> None:
-    raw = json.dumps(document, ensure_ascii=as_ascii).encode()
+@given(documents, st.integers(0, 8), st.booleans(), st.integers(1, 12), st.sampled_from([None, 0, 3]))
+def test_the_depth_is_that_of_the_decoded_document(
+    document: object, levels: int, as_ascii: bool, part: int, indent: int | None
+) -> None:
+    raw = json.dumps(document, ensure_ascii=as_ascii, indent=indent).encode()
     assert (excess_of(raw, levels, part) is Excess.LEVELS) == (depth(document) > levels)
 
 

@@ -151,15 +151,16 @@ class PromptEncoder:
 
     def steps(
         self, text: str, scope: Hashable, root: int, *, add_special_tokens: bool, salt: Hashable = None
-    ) -> Generator[None, None, EncodedPrompt]:
+    ) -> Generator[int, None, EncodedPrompt]:
         """The prompt, with the ids of `Tokenizer.encode`, in turns. Raises what that raises.
 
+        Before each turn it yields how many characters are not encoded yet. The first is the number that is not known.
         Prompts of one `scope` share parts, so they need the same `root`, the hash before the first block. Those of one
         `salt` share words. Raises `CallerError` if more than MAX_PART_CHARACTERS have no cut.
         """
         cuts = self.tokenizer.cuts
         if cuts is None or len(text) < self.part_characters:
-            yield
+            yield len(text)
             return EncodedPrompt(self.encode(text, salt, add_special_tokens=add_special_tokens))
         before, after = self.tokenizer.ids_around if add_special_tokens else ((), ())
         parts = _Parts(self, text, cuts, root, (scope, add_special_tokens), EncodedPrompt(array("I", before)), salt)
@@ -167,7 +168,7 @@ class PromptEncoder:
         if keeps:
             parts.take_known()
         while parts.begin < len(text):
-            yield
+            yield len(text) - parts.begin
             parts.encode_turn(keeps=keeps)
         self.cache.used(parts.path)
         parts.prompt.ids.extend(after)

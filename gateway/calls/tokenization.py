@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
 import msgspec
@@ -14,7 +14,6 @@ from plait.backends.tokenization.offered_tokenizer import BoundedTemplates
 from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.model_tokenizers import ModelTokenizers
-from plait.gateway.calls.turns import Steps
 from plait.gateway.config.sections import Config
 from plait.policy.prefix.block_hash import extend_chain, root_hash
 
@@ -93,9 +92,10 @@ class PromptReader:
 
     def steps(
         self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None
-    ) -> Steps[TokenizedPrompt]:
+    ) -> Generator[int, None, TokenizedPrompt]:
         """Tokenize a request's prompts in turns. `context_tokens` is the model's context, None if it is not known.
 
+        Before each turn it yields how many characters of a prompt are not encoded yet.
         Raises `CallerError` for messages that the chat template refuses, and before it tokenizes a prompt whose bytes
         cannot fit. A prompt with content that is not text is not tokenized. It is served, but no cached prefix is
         matched.
@@ -114,7 +114,7 @@ class PromptReader:
                     size_bytes = len(prompt.encode(errors="replace"))
                     self.check_size(request.model, size_bytes, context_tokens, request.prompt_field)
                 if len(prompt) < encoder.part_characters:
-                    yield
+                    yield len(prompt)
                     prompts.append(encoder.encode(prompt, salt, add_special_tokens=adds_tokens))
                     continue
                 encoded = yield from encoder.steps(
@@ -126,7 +126,7 @@ class PromptReader:
             return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
         if not prompts:
             return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
-        yield
+        yield 0
         extend_chain(hashes, prompts[0], self._block_tokens, root)
         turn_ends = tokenizer.special_ids if isinstance(request, ChatRequest) else None
         return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts, root, turn_ends)

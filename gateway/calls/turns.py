@@ -23,8 +23,8 @@ chat and the ids."""
 JobT = TypeVar("JobT")
 T = TypeVar("T")
 
-Steps = Generator[None, None, T]
-"""Work that yields after each turn, and returns its result."""
+Steps = Generator[object, None, T]
+"""Work that yields after each turn, and returns its result. What it yields is for others."""
 
 
 class Turns(Generic[JobT]):

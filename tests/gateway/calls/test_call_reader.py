@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from plait.backends.protocol.openai import ChatRequest, parse_request
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.calls.annotations import Annotations
-from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.call_reader import MOSTLY_KNOWN_MESSAGES, CallReader, Incoming
 from plait.gateway.calls.routes import CHAT_PATH
 from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
@@ -72,3 +74,38 @@ async def test_a_call_with_several_answers_is_not_continued() -> None:
     assert (await Chat().ask("How?", n=2)).prompt_hash is None
     assert (await Chat().ask("How?", truncate_prompt_tokens=100)).prompt_hash is None
     assert (await Chat().ask("How?")).prompt_hash is not None
+
+
+class Counted(ThreadPoolExecutor):
+    """Threads that count what they are given."""
+
+    turns = 0
+
+    def submit(self, *arguments: Any, **options: Any) -> Any:
+        self.turns += 1
+        return super().submit(*arguments, **options)
+
+
+async def test_a_long_prompt_is_tokenized_at_once_if_little_of_it_is_new() -> None:
+    chat, counted = Chat(), Counted(1)
+    threads = TurnThreads(1, "tokenize", counted)
+    chat.reader = CallReader(chat.router, chat.reader.prompts, threads=threads)
+    long = "".join(f"Line {number} of a long document. " for number in range(1_500))
+    first = await chat.ask(long)
+    assert counted.turns > 0, "all of it was new"
+    counted.turns = 0
+    second = await chat.ask("And then?")
+    assert counted.turns == 0
+    assert second.prompt_tokens > first.prompt_tokens
+    await chat.ask(long[::-1])
+    assert counted.turns > 0, "much of it was new"
+
+
+async def test_a_chat_of_many_messages_is_rendered_in_a_thread() -> None:
+    chat, counted = Chat(), Counted(1)
+    chat.reader = CallReader(chat.router, chat.reader.prompts, threads=TurnThreads(1, "tokenize", counted))
+    chat.messages = [{"role": "user", "content": "word " * 100} for _ in range(MOSTLY_KNOWN_MESSAGES)]
+    for _ in range(2):
+        counted.turns = 0
+        await chat.ask("And then?")
+        assert counted.turns > 0

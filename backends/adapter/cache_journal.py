@@ -20,6 +20,8 @@ class CacheJournal:
 
     def __init__(self, max_tombstones: int = MAX_TOMBSTONES) -> None:
         self.cursor = 0
+        self.changed_at = 0
+        """The cursor of the latest change of a block. Other changes are counted, too."""
         self._max_tombstones = max_tombstones
         self._stored: OrderedDict[int, tuple[int, int | None]] = OrderedDict()
         self._removed: OrderedDict[int, int] = OrderedDict()
@@ -31,15 +33,15 @@ class CacheJournal:
         """`block` is now resident, behind `parent`. No change if it is stored already."""
         if block in self._stored:
             return
-        self.advance()
+        self.changed_at = self.advance()
         self._removed.pop(block, None)
-        self._stored[block] = (self.cursor, parent)
+        self._stored[block] = (self.changed_at, parent)
 
     def remove(self, block: int) -> None:
         """`block` was evicted. No change if it is not stored."""
         if self._stored.pop(block, None) is None:
             return
-        self._removed[block] = self.advance()
+        self._removed[block] = self.changed_at = self.advance()
         if len(self._removed) > self._max_tombstones:
             self.forget_until(self._removed.popitem(last=False)[1])
 
@@ -52,27 +54,26 @@ class CacheJournal:
         """What was removed at this cursor and before is not known any more."""
         self._forgotten_until = max(self._forgotten_until, cursor)
 
+    def remembers(self, cursor: int) -> bool:
+        """Whether the changes since a cursor are known: it is not forgotten, and not in the future."""
+        return self._forgotten_until <= cursor <= self.cursor
+
     def since(self, cursor: int | None) -> tuple[bool, list[StoredRun], list[int]]:
         """(snapshot?, stored, removed) since `cursor`. A snapshot if it is None, forgotten or in the future."""
-        if cursor is None or not self._remembers(cursor):
+        if cursor is None or not self.remembers(cursor):
             return True, _runs([(block, parent) for block, (_, parent) in self._stored.items()]), []
         stored = [(block, parent) for block, (_, parent) in self._stored_since(cursor)]
         return False, _runs(stored[::-1]), [block for block, _ in self._removed_since(cursor)]
 
     def has_news(self, cursor: int) -> bool:
         """Whether a tree block was stored or removed since a cursor, or the cursor is forgotten or in the future."""
-        if not self._remembers(cursor):
-            return True
-        return any(True for _ in chain(self._stored_since(cursor), self._removed_since(cursor)))
+        return not self.remembers(cursor) or self.changed_at > cursor
 
     def changed(self, cursor: int) -> list[int] | None:
         """The tree blocks stored or removed since a cursor; None if it is forgotten or in the future."""
-        if not self._remembers(cursor):
+        if not self.remembers(cursor):
             return None
         return [block for block, _ in chain(self._stored_since(cursor), self._removed_since(cursor))]
-
-    def _remembers(self, cursor: int) -> bool:
-        return self._forgotten_until <= cursor <= self.cursor
 
     def _stored_since(self, cursor: int) -> Iterator[tuple[int, tuple[int, int | None]]]:
         """The latest first."""

@@ -4,6 +4,7 @@
 
     since, epoch   cursor and epoch of the latest known report; without `since` the answer is a snapshot
     wait_ms        how long the answer may be held back while nothing changes (at most a minute)
+    gateway        the id of the gateway that asks: its own calls are left out
 
 The answer is msgpack if `Accept` names it, else JSON.
 
@@ -67,11 +68,12 @@ a waiting request would keep the API server from stopping.
 
 @dataclass(frozen=True, slots=True)
 class ReportQuery:
-    """A request's query: cursor, epoch, and how long the answer may be held back."""
+    """A request's query: cursor, epoch, how long the answer may be held back, and the id of the gateway that asks."""
 
     since: int | None
     epoch: str | None
     wait_s: float
+    gateway: str | None = None
 
 
 Report = Callable[[Scope, ReportQuery], Awaitable[bytes]]
@@ -93,7 +95,8 @@ async def _answered(scope: Scope, report: Report, tokenizer: bytes) -> tuple[byt
         raise CallerError(f"{CACHE_STATE} takes GET requests only")
     query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
     since, wait_ms = _integer(query, "since"), _integer(query, "wait_ms") or 0
-    encoded = await report(scope, ReportQuery(since, query.get("epoch"), min(wait_ms, MAX_WAIT_MS) / 1e3))
+    wait_s = min(wait_ms, MAX_WAIT_MS) / 1e3
+    encoded = await report(scope, ReportQuery(since, query.get("epoch"), wait_s, query.get("gateway")))
     encoded = with_tokenizer(encoded, tokenizer)
     if b"msgpack" in dict(scope["headers"]).get(b"accept", b""):
         return encoded, b"application/msgpack"

@@ -6,7 +6,7 @@ See docs/design/clocks.md.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -145,15 +145,17 @@ class Attainment:
         """A call has arrived. Its `arrived_s` is its zero."""
         self._open[key] = _Progress(call, call.arrived_s)
 
-    def produced(self, key: Hashable, tokens: int, now_s: float) -> None:
-        """A call has `tokens` more output tokens."""
+    def produced(self, key: Hashable, tokens: int, now_s: float) -> bool:
+        """A call has `tokens` more output tokens. Returns whether its first is among them."""
         progress = self._open.get(key)
         if progress is None or not tokens:
-            return
-        if not progress.tokens:
+            return False
+        are_first = not progress.tokens
+        if are_first:
             progress.first_s = now_s
         progress.tokens += tokens
         progress.last_s = now_s
+        return are_first
 
     def ended(self, key: Hashable, now_s: float) -> None:
         """A call has finished or was aborted. No effect if it had ended before."""
@@ -241,12 +243,12 @@ def _refine(call: LocalCall, change: EngineAnnotations) -> None:
     call.slo, call.objective = change.slo, change.objective
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StateReporter:
     """Reports on one engine. Each start of the engine has a new `epoch`.
 
     `engine` is the engine's name, `policy` the name of its local scheduler. `takes_objectives` says whether the
-    engine's driver feeds `refinable`, whose objectives may change. It feeds `iterations` and `attainment` in any case.
+    objectives of its calls may change. The engine's driver tells of its `iterations` there, and of its calls here.
     `tokenizer` is for an engine whose API server does not add it. The other fields are as in the report.
     """
 
@@ -264,7 +266,49 @@ class StateReporter:
     iterations: Iterations = field(default_factory=Iterations)
     attainment: Attainment = field(default_factory=Attainment)
     refinable: RefinableCalls = field(default_factory=RefinableCalls)
-    calls: CallsJournal | None = None
+    calls: CallsJournal = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.calls = CallsJournal(self.journal, self.granularity_tokens)
+
+    # The engine's calls. `key` is its name for one.
+
+    def received(
+        self,
+        key: Hashable,
+        call: LocalCall,
+        handle: str | None,
+        gateway: str | None,
+        tree_blocks: Callable[[], Sequence[int]],
+    ) -> None:
+        """A call has arrived, from a `gateway` (None: not known). `tree_blocks` finds the hashes of its prompt's."""
+        self.attainment.received(key, call)
+        self.refinable.received(key, call, handle)
+        is_urgent = call.slo is not None and call.slo.ttft_s is not None
+        self.calls.arrived(key, gateway, call.prompt_tokens, tree_blocks, is_urgent=is_urgent)
+
+    def produced(self, key: Hashable, tokens: int, now_s: float) -> None:
+        """A call has `tokens` more output tokens."""
+        if self.attainment.produced(key, tokens, now_s):
+            self.calls.computed(key)
+
+    def ended(self, key: Hashable, now_s: float) -> None:
+        """A call has finished or was aborted. No effect if it had ended before."""
+        self.attainment.ended(key, now_s)
+        self.refinable.ended(key)
+        self.calls.ended(key)
+
+    def retain(self, present: Container[Hashable], now_s: float) -> None:
+        """All calls have ended except those whose keys are in `present`."""
+        self.attainment.retain(present, now_s)
+        self.refinable.retain(present)
+        self.calls.retain(present)
+
+    # Reports.
+
+    def has_news(self, since: int, epoch: str | None, gateway: str | None) -> bool:
+        """Whether a report since a cursor of `epoch` would say anything to the `gateway` that asks."""
+        return epoch not in {None, self.epoch} or self.calls.has_news(since, gateway)
 
     def report(
         self,
@@ -284,7 +328,7 @@ class StateReporter:
         are left out.
         """
         snapshot, stored, removed = self.journal.since(since if epoch in {None, self.epoch} else None)
-        calls, ended = (None, []) if self.calls is None else self.calls.since(None if snapshot else since, gateway)
+        calls, ended = self.calls.since(None if snapshot else since, gateway)
         return CacheState(
             engine=self.engine,
             kind=self.kind,

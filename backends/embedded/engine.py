@@ -12,7 +12,6 @@ from bisect import insort
 from dataclasses import dataclass
 from operator import attrgetter
 
-from plait.backends.adapter.calls_journal import CallsJournal
 from plait.backends.adapter.prefix_search import shared_blocks
 from plait.backends.adapter.scheduler_settings import measuring
 from plait.backends.adapter.state_reporter import StateReporter
@@ -155,14 +154,12 @@ class Engine:
         self._in_flight: list[EmbeddedCall] = []
         self._ends_s: float | None = None
         self._work = IterationWork()
-        self._calls = CallsJournal(self.journal, self.granularity_tokens)
         self._reporter = StateReporter(
             engine=settings.name, kind="embedded", epoch=epoch, model=settings.model, tokenizer=tokenizer,
             block_tokens=settings.block_tokens, granularity_tokens=self.granularity_tokens,
             policy=settings.scheduler, journal=self.journal, takes_objectives=True, slots=settings.max_running_calls,
-            calls=self._calls,
         )  # fmt: skip
-        self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
+        self._iterations = self._reporter.iterations
         self.refinable = self._reporter.refinable
         self._stepped_s = 0.0
         """When the last iteration ended and its tokens came."""
@@ -182,11 +179,8 @@ class Engine:
         assert call.max_output_tokens > 0
         self.counters.calls += 1
         insort(self.waiting, call, key=attrgetter("arrived_s"))
-        self._attainment.received(call, call)
-        self.refinable.received(call, call, call.handle)
-        is_urgent = call.slo is not None and call.slo.ttft_s is not None
-        hashes = call.tree_chain.hashes
-        self._calls.arrived(call, call.gateway, call.prompt_tokens, lambda: hashes, is_urgent=is_urgent)
+        tree_chain = call.tree_chain
+        self._reporter.received(call, call, call.handle, call.gateway, lambda: tree_chain.hashes)
 
     def abort(self, call: EmbeddedCall) -> None:
         """Abort a call whose client has gone. Its blocks are free at once."""
@@ -204,7 +198,7 @@ class Engine:
             return False
         if call in self._in_flight:
             self._in_flight.remove(call)
-        self._ended(call)
+        self._reporter.ended(call, self._stepped_s)
         return True
 
     def step(self, now_s: float) -> Step:
@@ -221,7 +215,7 @@ class Engine:
 
     def has_news(self, since: int, gateway: str | None = None) -> bool:
         """Whether a report since a cursor would say anything to the `gateway` that asks."""
-        return self.journal.has_news(since) or self._calls.has_news(since, gateway)
+        return self._reporter.has_news(since, None, gateway)
 
     def cache_state(self, since: int | None = None, gateway: str | None = None) -> CacheState:
         """The cache-state report (docs/design/residency.md), without the calls of the `gateway` that asks."""
@@ -286,20 +280,13 @@ class Engine:
         if call.tree_chain is not call.chain:
             call.tree_chain.extend((token,))
         self.counters.output_tokens += 1
-        self._attainment.produced(call, 1, self._stepped_s)
-        if call.output_tokens == 1:
-            self._calls.computed(call)
+        self._reporter.produced(call, 1, self._stepped_s)
         finished = call.output_tokens >= call.max_output_tokens
         if finished:
-            self._ended(call)
+            self._reporter.ended(call, self._stepped_s)
             self.running.remove(call)
             self._blocks.release(call)
         return Output(call, token, finished)
-
-    def _ended(self, call: EmbeddedCall) -> None:
-        self._attainment.ended(call, self._stepped_s)
-        self.refinable.ended(call)
-        self._calls.ended(call)
 
     def _preempt(self, call: EmbeddedCall) -> None:
         """Put a call back at the head of the queue. Its blocks stay cached until they are evicted, as in vLLM."""

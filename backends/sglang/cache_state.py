@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.calls_journal import CallsJournal
 from plait.backends.sglang.channel import NewsSender, Report
 from plait.policy.prefix.block_hash import chain, root_hash, tree_block_tokens
 
@@ -154,17 +155,20 @@ class EventTap:
             if self._published:
                 self._kept += events
 
-    def tell(self, report: Report) -> None:
-        """Tell the API server what `report` says, if blocks have changed. Called on the leading rank between steps."""
+    def tell(self, report: Report, calls: CallsJournal) -> None:
+        """Tell the API server what `report` says, if blocks or `calls` have changed.
+
+        Called on the leading rank between steps.
+        """
         self._leads = True
         self.drain()
         if self._news is not None:
-            self._news.tell(self._observer.journal.cursor, report)
+            self._news.tell(self._observer.journal.cursor, report, calls.latest)
 
-    def tell_again(self, report: Report) -> None:
+    def tell_again(self, report: Report, calls: CallsJournal) -> None:
         """Tell it amid a step. Called on every rank: the others tell nothing."""
         if self._leads:
-            self.tell(report)
+            self.tell(report, calls)
 
     def _take_kept(self) -> list[Any]:
         self.drain()

@@ -5,15 +5,16 @@ scheduler without the plugin answers with its internal state as usual. With the 
 asked for, under `STATE_KEY`. So the answer also proves that the plugin is active. All tensor-parallel ranks get the
 request.
 
-News is a change of the scheduler's cache. A busy scheduler answers a question only after the next step. By then, the
-client of an answer that has ended may have sent its next call, which would be placed by an old report. So when its
-journal has changed, the scheduler sends its report: between steps, and before a batch runs, whose prompts may have
-evicted blocks. The message is a datagram, so the scheduler never waits. It may be lost, so the API server also asks
-when there has been no news for a while. The API server makes the socket and puts its name in the environment, before it
-starts the schedulers.
+News is a change of the scheduler's cache or of its calls. A busy scheduler answers a question only after the next step.
+By then, the client of an answer that has ended may have sent its next call, which would be placed by an old report. So
+when its journals have changed, the scheduler sends its report: between steps, and before a batch runs, whose prompts
+may have evicted blocks. The message is a datagram, so the scheduler never waits. It may be lost, so the API server also
+asks when there has been no news for a while. The API server makes the socket and puts its name in the environment,
+before it starts the schedulers.
 
 A report sent covers the last steps, not only the last one: it has news for everyone who knows one of them. Applied
-again, changes change nothing.
+again, changes change nothing. It is for all gateways. The API server leaves out a gateway's own calls, and keeps it
+waiting while only these change.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ from typing import Final
 
 import msgspec
 
-from plait.backends.protocol.cache_state import CacheState
+from plait.backends.adapter.calls_journal import LatestChanges
+from plait.backends.protocol.cache_state import CacheState, OutstandingCall
 
 PREFIX: Final = "plait "
 STATE_KEY: Final = "plait"
 
 
 class ReportSince(msgspec.Struct, frozen=True, tag="report"):
-    """Asks for the cache-state report as msgpack, since the cursor and epoch of the latest known one."""
+    """Asks for the cache-state report as msgpack, since the cursor and epoch of the latest known one, for a gateway."""
 
     since: int | None = None
     epoch: str | None = None
+    gateway: str | None = None
 
 
 class ChangeObjectives(msgspec.Struct, frozen=True, tag="objectives"):
@@ -80,14 +83,26 @@ Report = Callable[[int, str | None], CacheState]
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
-    """The report at one time, as msgpack, with the changes after the cursor `since` up to `cursor`."""
+    """The report at one time, as msgpack, with the changes after the cursor `since` up to `cursor`.
+
+    Its calls are apart: they are not for everyone. `latest` says whose calls have changed.
+    """
 
     since: int
     cursor: int
     epoch: str
     report: bytes
+    calls: list[OutstandingCall]
+    latest: LatestChanges
+
+    def for_gateway(self, gateway: str | None) -> bytes:
+        """The report, as msgpack, without this gateway's calls."""
+        calls = [call for call in self.calls if call.gateway != gateway]
+        fields = _FIELDS.decode(self.report)
+        return msgspec.msgpack.encode(fields | {"calls": msgspec.Raw(msgspec.msgpack.encode(calls))})
 
 
+_FIELDS = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _DECODER = msgspec.msgpack.Decoder(News)
 
 
@@ -119,10 +134,12 @@ class NewsReceiver:
         latest = self._latest
         return latest is not None and latest.epoch == epoch and latest.since <= cursor <= latest.cursor
 
-    def report_after(self, cursor: int, epoch: str | None) -> bytes | None:
-        """The latest report, as msgpack, if it has news for one who knows the report with this cursor."""
+    def report_after(self, cursor: int, epoch: str | None, gateway: str | None = None) -> bytes | None:
+        """The latest report, as msgpack, if it has news for the gateway that knows the report with this cursor."""
         latest = self._latest
-        return latest.report if latest and self.follows(cursor, epoch) and cursor != latest.cursor else None
+        if latest is None or not self.follows(cursor, epoch) or not latest.latest.are_news(cursor, gateway):
+            return None
+        return latest.for_gateway(gateway)
 
     def close(self) -> None:
         """Close the socket. News is lost from now on."""
@@ -152,12 +169,13 @@ class NewsSender:
             self._address = f"\0{environment[VARIABLE]}"
         self._told = deque([0], maxlen=COVERED)
 
-    def tell(self, cursor: int, report: Report) -> None:
-        """Tell what `report` says since a cursor, if the journal's `cursor` has changed."""
+    def tell(self, cursor: int, report: Report, latest: LatestChanges) -> None:
+        """Tell what `report` says since a cursor, if the `cursor` of the journals has changed; `latest`: by what."""
         if self._socket is None or cursor == self._told[-1]:
             return
         state = report(self._told[0], None)
-        news = News(self._told[0], state.cursor, state.epoch, msgspec.msgpack.encode(state))
+        encoded = msgspec.msgpack.encode(msgspec.structs.replace(state, calls=None))
+        news = News(self._told[0], state.cursor, state.epoch, encoded, state.calls or [], latest)
         self._told.append(state.cursor)
         with suppress(OSError):  # the receiver has much unread news or has gone, or the message is too long
             self._socket.sendto(msgspec.msgpack.encode(news), self._address)

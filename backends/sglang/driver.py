@@ -65,8 +65,7 @@ class Driver:
         self._begun: deque[tuple[int, IterationWork]] = deque()
         self._unmeasured: deque[IterationWork] = deque()
         self._reporter = _reporter(settings, observer, self.epoch, self._facts.max_running_calls)
-        self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
-        self._refinable = self._reporter.refinable
+        self._iterations = self._reporter.iterations
         self._hits = WaitingHits(observer)
         self._requests = Requests(scheduler, self._hits)
         self._batches, self._sequence = count(), count()
@@ -76,7 +75,7 @@ class Driver:
 
     def tick(self) -> Tick | None:
         """The tick that the leading rank sends with the next step's requests; None while idle."""
-        self._events.tell(self.report)
+        self._events.tell(self.report, self._reporter.calls)
         scheduler = self._scheduler
         busy = scheduler.waiting_queue or scheduler.running_batch.reqs or scheduler.last_batch or scheduler.chunked_req
         return self.clock.tick(idle=not busy)
@@ -104,12 +103,12 @@ class Driver:
         annotations = self.annotations.read(request.sampling_params.custom_params)
         call = sglang_call(request, annotations, self.clock.received_s, next(self._sequence), self.observer)
         request.plait_call = call
-        self._attainment.received(call.call_id, call)
-        self._refinable.received(call.call_id, call, annotations.handle)
+        tree_blocks = call.tree_blocks
+        self._reporter.received(call.call_id, call, annotations.handle, annotations.gateway, lambda: tree_blocks)
 
     def change_objectives(self, body: bytes) -> int:
         """The objectives of calls have changed. Returns how many of them are known. Raises `CallerError`."""
-        return self._refinable.refine(read_changes(body, self.annotations))
+        return self._reporter.refinable.refine(read_changes(body, self.annotations))
 
     def step(self, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
         """Schedule a prefill pass by a plan. SGLang's own `schedule` takes the batch of running decodes."""
@@ -133,7 +132,7 @@ class Driver:
 
     def begins(self, batch: Any) -> None:
         """A batch begins to run. Evictions that made room for it are told before its forward pass."""
-        self._events.tell_again(partial(self.report, beginning=batch.reqs))
+        self._events.tell_again(partial(self.report, beginning=batch.reqs), self._reporter.calls)
         work, number = _work(batch), next(self._batches)
         self._begun.append((number, work))
         self._iterations.begin(number, self.clock.present_s)
@@ -142,17 +141,16 @@ class Driver:
     def ended(self, batch: Any) -> None:
         """A batch's result has been processed. Results come in the order of batches."""
         number, work = self._begun.popleft()
-        now_s, produced = self.clock.present_s, self._attainment.produced
+        now_s, reporter = self.clock.present_s, self._reporter
         self._unmeasured.append(work)
         self.clock.measured(self._iterations.end(number, now_s) or 0.0)
         for request in batch.reqs:
             call: SglangCall = request.plait_call
             tokens = len(request.output_ids)
-            produced(call.call_id, tokens - call.seen_tokens, now_s)
+            reporter.produced(call.call_id, tokens - call.seen_tokens, now_s)
             call.seen_tokens = tokens
             if request.finished():
-                self._attainment.ended(call.call_id, now_s)
-                self._refinable.ended(call.call_id)
+                reporter.ended(call.call_id, now_s)
 
     def given_up(self) -> None:
         """Requests were ended from outside. SGLang reports no end for requests that had not begun."""
@@ -160,13 +158,17 @@ class Driver:
         begun = self._requests.running(scheduler.running_batch)
         present = {request.rid for request in (*scheduler.waiting_queue, *begun)}
         present.update(request.rid for batch in (scheduler.last_batch,) if batch for request in batch.reqs)
-        self._attainment.retain(present, self.clock.present_s)
-        self._refinable.retain(present)
+        self._reporter.retain(present, self.clock.present_s)
 
     # Called for reports.
 
-    def report(self, since: int | None, epoch: str | None, beginning: Iterable[Any] = ()) -> CacheState:
-        """The cache-state report since a cursor of `epoch`. Requests `beginning` are of a batch about to run."""
+    def report(
+        self, since: int | None, epoch: str | None, gateway: str | None = None, *, beginning: Iterable[Any] = ()
+    ) -> CacheState:
+        """The cache-state report since a cursor of `epoch`, without the calls of the `gateway` that asks.
+
+        Requests `beginning` are of a batch about to run.
+        """
         self._events.drain()
         waiting = self._scheduler.waiting_queue
         return self._reporter.report(
@@ -177,6 +179,7 @@ class Driver:
             running=len(self._requests.running(self._scheduler.running_batch, beginning)),
             budget_tokens=self._budget_tokens,
             preemptions=self.preemptions,
+            gateway=gateway,
         )
 
     # From a plan to SGLang's state, and back.

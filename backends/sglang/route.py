@@ -100,7 +100,7 @@ class CacheStateRoute:
         asks = not self._news.follows(query.since, query.epoch)
         while True:
             news = self._news.next()
-            told = self._news.report_after(query.since, query.epoch)
+            told = self._news.report_after(query.since, query.epoch, query.gateway)
             if told is not None:
                 return told
             if asks:
@@ -111,7 +111,7 @@ class CacheStateRoute:
             asks = not came or not self._news.follows(query.since, query.epoch)
 
     async def _asked(self, query: ReportQuery) -> bytes:
-        return bytes(await self._scheduler.ask(ReportSince(query.since, query.epoch)))
+        return bytes(await self._scheduler.ask(ReportSince(query.since, query.epoch, query.gateway)))
 
 
 class CallObjectivesRoute:

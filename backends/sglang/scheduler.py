@@ -105,7 +105,7 @@ class PlannedScheduler(_SglangScheduler):
             return super().get_internal_state(recv_req)
         answer: bytes | int
         if isinstance(query, ReportSince):
-            answer = msgspec.msgpack.encode(self.plait.report(query.since, query.epoch))
+            answer = msgspec.msgpack.encode(self.plait.report(query.since, query.epoch, query.gateway))
         else:
             answer = self.plait.change_objectives(query.body.encode())
         return load("sglang.srt.managers.io_struct.GetInternalStateReqOutput")(internal_state={STATE_KEY: answer})

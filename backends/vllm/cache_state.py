@@ -167,6 +167,11 @@ class PoolObserver:
         cached = len(self._idle)
         return KvState(self._pool.num_gpu_blocks - 1, self._pool.get_num_free_blocks() - cached, cached)
 
+    def prompt_blocks(self, request: Any) -> Sequence[int]:
+        """The hashes of the tree blocks of a request's prompt, as far as its tokens determine them."""
+        end = min(request.num_prompt_tokens, _hashable_tokens(request))
+        return chain(request.all_token_ids[:end], self.granularity_tokens, self._root(request))
+
     def key(self, block_hash: bytes) -> bytes:
         """The name of the block with this hash in the observed group."""
         return block_hash + self.group_suffix
@@ -225,13 +230,18 @@ class PoolObserver:
 
     def _hash_before(self, request: Any, blocks: list[Any], index: int) -> int:
         """The chain's hash before a request's tree block. It is known if the request found the blocks before cached."""
-        granularity, lora = self.granularity_tokens, request.lora_request
+        granularity = self.granularity_tokens
         last = blocks[index * granularity // self.block_tokens - 1].block_hash if index else None
         known = self.blocks.tree_block(last) if last is not None else None
         if known is not None:
             return known
-        root = _root_hash(lora.lora_name if lora is not None else self._model, request.cache_salt or "")
+        root = self._root(request)
         return chain(request.all_token_ids[: index * granularity], granularity, root)[-1] if index else root
+
+    def _root(self, request: Any) -> int:
+        """The hash before a request's first block."""
+        lora = request.lora_request
+        return _root_hash(lora.lora_name if lora is not None else self._model, request.cache_salt or "")
 
     def _touch(self, touch: Callable[..., None], blocks: Iterable[Any]) -> None:
         touch(blocks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count, takewhile
 from operator import attrgetter
 from typing import Any, cast
@@ -152,8 +153,7 @@ class Driver:
             takes_objectives=True,
             slots=scheduler.max_num_active_reqs,  # --max-num-seqs, unless --max-num-active-seqs sets fewer
         )
-        self._iterations, self._attainment = self._reporter.iterations, self._reporter.attainment
-        self._refinable = self._reporter.refinable
+        self._iterations = self._reporter.iterations
         self._sequence = count()
 
     # Called by vLLM's scheduler.
@@ -164,12 +164,12 @@ class Driver:
         annotations = self.annotations.read(arguments)
         received_s = self._clock() - self._waited_s(request)
         call = request.plait_call = vllm_call(request, annotations, received_s, next(self._sequence))
-        self._attainment.received(call.call_id, call)
-        self._refinable.received(call.call_id, call, annotations.handle)
+        tree_blocks = partial(self.observer.prompt_blocks, request)
+        self._reporter.received(call.call_id, call, annotations.handle, annotations.gateway, tree_blocks)
 
     def change_objectives(self, body: bytes) -> int:
         """The objectives of calls have changed. Returns how many of them are known. Raises `CallerError`."""
-        return self._refinable.refine(read_changes(body, self.annotations))
+        return self._reporter.refinable.refine(read_changes(body, self.annotations))
 
     def step(self, schedule: Callable[[], Any]) -> Any:
         """Schedule an iteration by a plan. `schedule` is vLLM's own method."""
@@ -192,32 +192,34 @@ class Driver:
 
     def ended(self, output: Any, results: Any) -> None:
         """An iteration's output has been processed. `results` are its EngineCoreOutputs in vLLM, by client."""
-        now_s, attainment = self._clock(), self._attainment
+        now_s, reporter = self._clock(), self._reporter
         duration_s = self._iterations.end(id(output), now_s)
         work = self._work.pop(id(output), None)
         if self._measuring is not None and duration_s is not None and work is not None:
             self._measuring.observe(duration_s, work)
         for of_client in results.values():
             for one in of_client.outputs:
-                attainment.produced(one.request_id, len(one.new_token_ids), now_s)
+                reporter.produced(one.request_id, len(one.new_token_ids), now_s)
                 if one.finished:
-                    attainment.ended(one.request_id, now_s)
-                    self._refinable.ended(one.request_id)
+                    reporter.ended(one.request_id, now_s)
 
     def given_up(self) -> None:
         """Requests were ended from outside, because their clients have gone or they have enough output."""
-        self._attainment.retain(self._scheduler.requests, self._clock())
-        self._refinable.retain(self._scheduler.requests)
+        self._reporter.retain(self._scheduler.requests, self._clock())
 
     # Called for reports.
 
     @property
     def cursor(self) -> int:
-        """Changes with the cache's content."""
+        """Changes with the cache's content and with the calls."""
         return self.observer.journal.cursor
 
-    def report(self, since: int | None, epoch: str | None) -> CacheState:
-        """The cache-state report since a cursor of `epoch`."""
+    def has_news(self, since: int, epoch: str | None, gateway: str | None) -> bool:
+        """Whether a report since a cursor of `epoch` would say anything to the `gateway` that asks."""
+        return self._reporter.has_news(since, epoch, gateway)
+
+    def report(self, since: int | None, epoch: str | None, gateway: str | None = None) -> CacheState:
+        """The cache-state report since a cursor of `epoch`, without the calls of the `gateway` that asks."""
         scheduler = self._scheduler
         waiting = [*scheduler.waiting, *scheduler.kv_holding_waiting]
         return self._reporter.report(
@@ -228,6 +230,7 @@ class Driver:
             running=len(scheduler.running),
             budget_tokens=self.levers.budget_tokens,
             preemptions=self.preemptions,
+            gateway=gateway,
         )
 
     # From vLLM's state to a plan, and back.

@@ -62,11 +62,11 @@ async def _report(scope: Scope, query: ReportQuery) -> bytes:
     if query.wait_s > 0 and query.since is not None:
         try:
             async with asyncio.timeout(query.wait_s):
-                report = await core.call_utility_async(METHOD, query.since, query.epoch, True)
+                report = await core.call_utility_async(METHOD, query.since, query.epoch, query.gateway, True)
                 return report
         except TimeoutError:
             pass
-    report = await _answered(core, METHOD, query.since, query.epoch, False)
+    report = await _answered(core, METHOD, query.since, query.epoch, query.gateway, False)
     return report
 
 

@@ -6,7 +6,8 @@ them when it is built, in the engine core's process. Nothing is registered in ad
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
+from collections.abc import Hashable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,47 +22,55 @@ METHOD = "plait_cache_state"
 CHANGE_METHOD = "plait_call_objectives"
 """The methods' names in EngineCore."""
 
-MAX_WAITING = 16
+MAX_WAITING = 64
 """At most this many reports wait at once, because an API server stops waiting without notice."""
 
 
 class _Waiting(NamedTuple):
     since: int
     epoch: str | None
+    gateway: str | None
     result: Future[bytes]
 
 
 class CacheReports:
-    """Reports of one engine's cache as msgpack, at once or after the next change."""
+    """Reports of one engine's cache and calls as msgpack, at once or after the next change.
+
+    A gateway waits for one report at a time. If it asks again, it does not wait for the earlier one any more.
+    """
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: OrderedDict[Hashable, _Waiting] = OrderedDict()
         self._published = driver.cursor
 
-    def report(self, since: int | None, epoch: str | None, wait: bool) -> bytes | Future[bytes]:
-        """The report since a cursor of `epoch`. With `wait` it is a future as long as nothing has changed."""
-        driver = self._driver
-        if not wait or since is None or since != driver.cursor or epoch not in {None, driver.epoch}:
-            return self._encoded(since, epoch)
-        if len(self._waiting) == MAX_WAITING:
-            self._answer(self._waiting.popleft())
-        waiting = _Waiting(since, epoch, Future())
-        self._waiting.append(waiting)
+    def report(self, since: int | None, epoch: str | None, gateway: str | None, wait: bool) -> bytes | Future[bytes]:
+        """The report since a cursor of `epoch` for a gateway. With `wait` it is a future as long as it has no news."""
+        if not wait or since is None or self._driver.has_news(since, epoch, gateway):
+            return self._encoded(since, epoch, gateway)
+        waiting = _Waiting(since, epoch, gateway, Future())
+        earlier = self._waiting.pop(gateway, None) if gateway else None
+        if earlier is None and len(self._waiting) == MAX_WAITING:
+            earlier = self._waiting.popitem(last=False)[1]
+        if earlier is not None:
+            self._answer(earlier)
+        self._waiting[gateway or waiting.result] = waiting
         return waiting.result
 
     def publish(self) -> None:
-        """Answer the waiting requests if the cache has changed."""
-        if self._waiting and self._driver.cursor != self._published:
-            while self._waiting:
-                self._answer(self._waiting.popleft())
-        self._published = self._driver.cursor
+        """Answer the waiting requests for which there is news."""
+        if not self._waiting or self._driver.cursor == self._published:
+            return
+        self._published, has_news = self._driver.cursor, self._driver.has_news
+        told = [key for key, one in self._waiting.items() if has_news(one.since, one.epoch, one.gateway)]
+        for key in told:
+            self._answer(self._waiting.pop(key))
 
     def _answer(self, waiting: _Waiting) -> None:
-        waiting.result.set_result(self._encoded(waiting.since, waiting.epoch))
+        waiting.result.set_result(self._encoded(waiting.since, waiting.epoch, waiting.gateway))
 
-    def _encoded(self, since: int | None, epoch: str | None) -> bytes:
-        return msgspec.msgpack.encode(self._driver.report(since, epoch))
+    def _encoded(self, since: int | None, epoch: str | None, gateway: str | None) -> bytes:
+        return msgspec.msgpack.encode(self._driver.report(since, epoch, gateway))
 
 
 def install() -> None:
@@ -72,9 +81,11 @@ def install() -> None:
             setattr(engine_core, name, method)
 
 
-def _cache_state(core: Any, since: int | None, epoch: str | None, wait: bool) -> bytes | Future[bytes]:
+def _cache_state(
+    core: Any, since: int | None, epoch: str | None, gateway: str | None, wait: bool
+) -> bytes | Future[bytes]:
     reports: CacheReports = core.scheduler.cache_reports
-    return reports.report(since, epoch, wait)
+    return reports.report(since, epoch, gateway, wait)
 
 
 def _call_objectives(core: Any, body: str) -> int:

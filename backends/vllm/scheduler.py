@@ -123,6 +123,7 @@ class PlannedScheduler(_VllmScheduler):
         """End requests from outside, for example after a client has gone."""
         ended = super().finish_requests(*args, **kwargs)
         self.plait.given_up()
+        self.cache_reports.publish()  # there may be no iteration for long
         return ended
 
     def get_request_counts(self) -> tuple[int, int]:
@@ -148,6 +149,7 @@ def create_scheduler(*args: Any, **kwargs: Any) -> Any:
     vllm_config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
     if getattr(vllm_config, "diffusion_config", None) is not None:
         raise UnsupportedEngineError("Plait does not schedule diffusion models; start vLLM without Plait")
+    _check_ranks(vllm_config.parallel_config)
     plugin.install()
     return scheduler_class(asynchronous=vllm_config.scheduler_config.async_scheduling)(*args, **kwargs)
 
@@ -157,6 +159,19 @@ def scheduler_class(*, asynchronous: bool) -> Any:
     """The scheduler class of the installed vLLM, with our hooks."""
     base = load(f"vllm.v1.core.sched.{'async_scheduler.Async' if asynchronous else 'scheduler.'}Scheduler")
     return type(f"Planned{base.__name__}", (PlannedScheduler, base), {})
+
+
+def _check_ranks(parallel: Any) -> None:
+    """Raise UnsupportedEngineError if an API server has several schedulers: a report is of one.
+
+    A rank of a dense model counts as a single engine by the time it makes its scheduler, but keeps its index.
+    """
+    ranks = parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0
+    if ranks and not parallel.data_parallel_external_lb:
+        raise UnsupportedEngineError(
+            "Plait needs an API server for each data-parallel rank: start separate engines instead of vLLM with "
+            "--data-parallel-size, or a server for each rank (--data-parallel-rank), or start vLLM without Plait"
+        )
 
 
 def _check(scheduler: Any) -> None:

@@ -104,8 +104,8 @@ class BuiltEngine(Protocol):
         """Step until nothing is left to do, for at most `limit` steps."""
         ...
 
-    def report(self, since: int | None, epoch: str | None) -> CacheState:
-        """The plugin's cache-state report."""
+    def report(self, since: int | None, epoch: str | None, gateway: str | None = None) -> CacheState:
+        """The plugin's cache-state report, for a gateway."""
         ...
 
     def held(self) -> dict[int, int | None]:

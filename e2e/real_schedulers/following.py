@@ -5,23 +5,32 @@ from __future__ import annotations
 import random
 
 from e2e.real_schedulers.built_engine import BuiltEngine
-from plait.backends.protocol.cache_state import CacheState
+from plait.backends.protocol.cache_state import CacheState, OutstandingCall
 
 
 class Follower:
-    """Knows what the reports say, as a gateway does: `known` has the tree blocks with their parents."""
+    """Knows what the reports say, as a `gateway` does: `known` has the tree blocks with their parents.
 
-    def __init__(self, engine: BuiltEngine) -> None:
+    `calls` are the other gateways' by number.
+    """
+
+    def __init__(self, engine: BuiltEngine, gateway: str | None = None) -> None:
         self.known: dict[int, int | None] = {}
+        self.calls: dict[int, OutstandingCall] = {}
+        self._gateway = gateway
         self._engine = engine
         self._cursor: int | None = None
         self._epoch: str | None = None
 
     def follow(self) -> CacheState:
         """Take the next report."""
-        state = self._engine.report(self._cursor, self._epoch)
+        state = self._engine.report(self._cursor, self._epoch, self._gateway)
         if state.snapshot:
             self.known.clear()
+            self.calls.clear()
+        for number in state.ended:
+            self.calls.pop(number, None)
+        self.calls.update((call.number, call) for call in state.calls or ())
         for gone in state.removed:
             self.known.pop(gone, None)
         for run in state.stored:

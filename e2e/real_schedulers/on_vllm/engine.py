@@ -151,8 +151,8 @@ class Engine:
             assert len(steps) < limit, "the engine makes no progress"
         return steps
 
-    def report(self, since: int | None, epoch: str | None) -> CacheState:
-        return self.driver.report(since, epoch)
+    def report(self, since: int | None, epoch: str | None, gateway: str | None = None) -> CacheState:
+        return self.driver.report(since, epoch, gateway)
 
     def held(self) -> dict[int, int | None]:
         """By vLLM's own hashes, in vLLM's own map."""

@@ -63,6 +63,7 @@ def test_a_report_says_all_there_is() -> None:
         queue=QueueState(waiting=2, running=3, waiting_tokens=42, mean_queue_s=0.5),
         iteration=IterationState(mean_s=0.25, max_s=0.25, mean_chunk_tokens=64.0, budget_tokens=512),
         scheduler=SchedulerState("slo", 1.0, 7, slots=16),
+        calls=[],
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.calls_journal import CallsJournal
 from plait.backends.adapter.routes import ReportQuery
 from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.protocol.cache_state import CacheState, KvState
@@ -39,13 +40,17 @@ class Scheduler(SchedulerAccess):
     async def ask(self, query: SchedulerQuery) -> bytes:
         assert isinstance(query, ReportSince)
         self.asked.append(query.since)
-        return msgspec.msgpack.encode(self.report(query.since, query.epoch))
+        return msgspec.msgpack.encode(self.report(query.since, query.epoch, query.gateway))
 
-    def report(self, since: int | None, epoch: str | None) -> CacheState:
+    def report(self, since: int | None, epoch: str | None, gateway: str | None = None) -> CacheState:
         kv = KvState(10, 4, 3)
         return self._reporter.report(
-            since, epoch, kv=kv, waiting_prompts=[], running=0, budget_tokens=512, preemptions=0
+            since, epoch, kv=kv, waiting_prompts=[], running=0, budget_tokens=512, preemptions=0, gateway=gateway
         )
+
+    @property
+    def calls(self) -> CallsJournal:
+        return self._reporter.calls
 
 
 class Setting:
@@ -62,10 +67,27 @@ class Setting:
     def store(self, block: int) -> None:
         """A step stores a block."""
         self.scheduler.journal.store(block, None)
-        self.sender.tell(self.scheduler.journal.cursor, self.scheduler.report)
+        self.tell()
 
-    async def reported(self, since: int | None, wait_s: float = 5.0, epoch: str = "now") -> CacheState:
-        report = await self.route._report({}, ReportQuery(since, epoch, wait_s))
+    def receive(self, key: str, gateway: str) -> None:
+        """A call of a gateway arrives."""
+        self.scheduler.calls.arrived(key, gateway, 130, lambda: (1, 2), is_urgent=False)
+        self.tell()
+
+    def end(self, key: str) -> None:
+        """A call ends."""
+        self.scheduler.calls.ended(key)
+        self.tell()
+
+    def tell(self) -> None:
+        """A step has ended."""
+        scheduler = self.scheduler
+        self.sender.tell(scheduler.journal.cursor, scheduler.report, scheduler.calls.latest)
+
+    async def reported(
+        self, since: int | None, wait_s: float = 5.0, epoch: str = "now", gateway: str | None = None
+    ) -> CacheState:
+        report = await self.route._report({}, ReportQuery(since, epoch, wait_s, gateway))
         return msgspec.msgpack.decode(report, type=CacheState)
 
 
@@ -114,6 +136,27 @@ async def test_a_change_before_the_wait_needs_no_question(setting: Setting) -> N
     assert setting.scheduler.asked == []
 
 
+async def test_a_gateway_waits_while_only_its_own_calls_change(setting: Setting) -> None:
+    waiting = {name: asyncio.ensure_future(setting.reported(0, gateway=name)) for name in "ab"}
+    await until(lambda: len(setting.scheduler.asked) == 2)
+    setting.receive("call-1", "a")
+    calls = (await waiting["b"]).calls
+    assert calls is not None
+    (call,) = calls
+    assert (call.gateway, call.hashes) == ("a", [1, 2])
+    assert not waiting["a"].done()
+    setting.end("call-1")
+    await until(lambda: setting.receiver.follows(2, "now"))
+    assert not waiting["a"].done()
+    setting.receive("call-2", "b")
+    calls = (await waiting["a"]).calls
+    assert calls is not None
+    (call,) = calls
+    assert (call.number, call.gateway) == (2, "b"), "without its own calls"
+    assert (await setting.reported(1, gateway="b")).ended == [1]
+    assert setting.scheduler.asked == [0, 0]
+
+
 async def test_changes_of_a_restarted_scheduler_are_asked_for(setting: Setting) -> None:
     setting.receiver.next()
     setting.store(1)
@@ -150,7 +193,7 @@ async def test_a_scheduler_never_waits(setting: Setting) -> None:
         setting.store(block)
     setting.receiver.close()
     setting.store(1000)
-    NewsSender({}).tell(1, setting.scheduler.report)
+    NewsSender({}).tell(1, setting.scheduler.report, setting.scheduler.calls.latest)
 
 
 async def test_what_is_no_news_is_ignored(setting: Setting) -> None:

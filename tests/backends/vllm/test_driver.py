@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from plait.backends.errors import CallerError
+from plait.backends.protocol.cache_state import CacheState, OutstandingCall
 from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.driver import Driver
 from plait.backends.vllm.settings import Settings
+from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Objective, Slo
 from tests.backends.vllm.fake_pool import Pool, request
 
@@ -53,7 +57,8 @@ class Core:
             clock=lambda: self.now_s,
             wall_clock=lambda: 0.0,
         )
-        self.scheduler = SimpleNamespace(plait=self.driver)
+        self.reports = plugin.CacheReports(self.driver)
+        self.scheduler = SimpleNamespace(plait=self.driver, cache_reports=self.reports)
 
     def receive(self, name: str, **annotations: Any) -> Any:
         """A request arrives; returns its call."""
@@ -61,6 +66,12 @@ class Core:
         one = SimpleNamespace(
             request_id=name,
             num_prompt_tokens=64,
+            num_tokens=64,
+            all_token_ids=list(range(64)),
+            prompt_embeds=None,
+            mm_features=[],
+            lora_request=None,
+            cache_salt=None,
             arrival_time=0.0,
             sampling_params=SimpleNamespace(extra_args=annotations),
             block_hashes=sent.block_hashes,
@@ -79,6 +90,12 @@ class Core:
 
     def change(self, body: str) -> int:
         return plugin._call_objectives(self, body)
+
+    def waiting(self, gateway: str | None, since: int | None = None) -> Future[bytes]:
+        """What waits for news since a cursor, by default the present one."""
+        found = plugin._cache_state(self, self.driver.cursor if since is None else since, None, gateway, True)
+        assert isinstance(found, Future)
+        return found
 
     @property
     def attainment(self) -> float | None:
@@ -119,7 +136,7 @@ def test_calls_that_have_ended_are_forgotten() -> None:
     del core.requests["b"]
     core.driver.given_up()
     assert core.change('[{"plait_handle":"a"},{"plait_handle":"b"}]') == 0
-    core.driver._refinable.check()
+    core.driver._reporter.refinable.check()
 
 
 def test_a_bad_body_changes_nothing() -> None:
@@ -128,3 +145,43 @@ def test_a_bad_body_changes_nothing() -> None:
     with pytest.raises(CallerError):
         core.change('[{"plait_handle":"h"},{}]')
     assert call.slo == Slo(jct_s=9.0)
+
+
+def told(waiting: Future[bytes]) -> CacheState:
+    return msgspec.msgpack.decode(waiting.result(timeout=0), type=CacheState)
+
+
+def test_a_call_is_told_to_all_gateways_but_its_own() -> None:
+    core = Core()
+    one, two, nobody = core.waiting("one"), core.waiting("two"), core.waiting(None)
+    core.receive("a", plait_gateway="one", plait_ttft_ms=900)
+    core.reports.publish()
+    hashes = list(chain(range(64), 64, root_hash("tiny")))
+    call = OutstandingCall(1, "one", 64, 64, True, False, hashes)
+    assert told(two).calls == told(nobody).calls == [call]
+    assert not one.done()
+    two = core.waiting("two")
+    core.produce("a")
+    core.reports.publish()
+    assert told(two).calls == [OutstandingCall(1, "one", 64, 0, True, True, [])]
+    two = core.waiting("two")
+    del core.requests["a"]
+    core.driver.given_up()
+    core.reports.publish()
+    assert (told(two).calls, told(two).ended) == ([], [1])
+    assert not one.done()
+
+
+def test_a_gateway_that_asks_again_does_not_wait_twice() -> None:
+    core = Core()
+    earlier, other = core.waiting("one"), core.waiting("two")
+    later = core.waiting("one")
+    assert told(earlier).calls == []
+    assert not later.done()
+    assert not other.done()
+
+
+def test_at_most_so_many_wait() -> None:
+    core = Core()
+    waiting = [core.waiting(None) for _ in range(plugin.MAX_WAITING + 1)]
+    assert [one.done() for one in waiting] == [True] + [False] * plugin.MAX_WAITING

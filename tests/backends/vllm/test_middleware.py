@@ -81,10 +81,10 @@ def client_of(core: Core, *, keys: list[str] | None = None, scheduler: Any = SCH
 async def test_the_report_comes_as_asked_for(accept: str, media: str, decode: Callable[..., CacheState]) -> None:
     core = Core()
     async with client_of(core) as client:
-        response = await client.get("/cache_state?since=3&epoch=e", headers={"accept": accept})
+        response = await client.get("/cache_state?since=3&epoch=e&gateway=g", headers={"accept": accept})
     assert (response.status_code, response.headers["content-type"]) == (200, media)
     assert decode(response.content, type=CacheState) == STATE
-    assert core.asked == [(3, "e", False)]
+    assert core.asked == [(3, "e", "g", False)]
 
 
 async def test_other_paths_are_vllms() -> None:
@@ -101,7 +101,7 @@ async def test_it_waits_for_a_change_and_no_longer() -> None:
         assert not waiting.done()
         core.changes.set()
         assert (await waiting).status_code == 200
-    assert core.asked == [(7, None, True)]
+    assert core.asked == [(7, None, None, True)]
 
 
 async def test_a_wait_in_vain_ends_with_the_state_as_it_is() -> None:
@@ -109,7 +109,7 @@ async def test_a_wait_in_vain_ends_with_the_state_as_it_is() -> None:
     async with client_of(core) as client:
         assert (await client.get("/cache_state?since=7&wait_ms=2")).status_code == 200
         assert (await client.get("/cache_state?wait_ms=60000")).status_code == 200, "a snapshot does not wait"
-    assert core.asked == [(7, None, True), (7, None, False), (None, None, False)]
+    assert core.asked == [(7, None, None, True), (7, None, None, False), (None, None, None, False)]
 
 
 @pytest.mark.parametrize(

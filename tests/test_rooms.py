@@ -35,7 +35,7 @@ ROOMS = {
         {"admission", "membership", "peers"},
         {"answers"},
         {"fleet", "transforms"},
-        {"asgi", "log", "metrics", "supervision", "timer"},
+        {"asgi", "log", "metrics", "store", "supervision", "timer"},
         {"config"},
     ),
 }

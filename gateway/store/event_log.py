@@ -1,0 +1,83 @@
+"""What a log of events is: its streams, the changes that are written to it, and what its keeper has to do.
+
+A log holds streams of events, such as one of each session. It knows events as bytes. A gateway that keeps a log holds
+its lease: an owner's name with an epoch, which grows with each holder, so that what an earlier holder still tries to
+write is refused. `SqliteKeeper` keeps a log in a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+
+class StreamKey(NamedTuple):
+    """A stream: a `kind` of things, a tenant's identity, and the thing's name. Unique in the log."""
+
+    kind: str
+    tenant: str
+    name: str
+
+
+class Change(NamedTuple):
+    """One event of a stream. Without `data` the stream ends: all of its events are deleted.
+
+    `at_unix_s` is when it happened, and `version` says how `data` is to be read.
+    """
+
+    stream: StreamKey
+    at_unix_s: float
+    data: bytes | None
+    version: int = 1
+
+
+class StoredStream(NamedTuple):
+    """A stream as it is read: its events in the order in which they were written."""
+
+    key: StreamKey
+    events: Sequence[Change]
+
+
+class StoreError(Exception):
+    """The log could not be written or read. It may work later."""
+
+
+class HeldElsewhereError(StoreError):
+    """Another process holds the log. It may give it up."""
+
+
+class LeaseLostError(StoreError):
+    """Another process has taken the log over: this one must not write to it any more."""
+
+
+class CorruptStoreError(StoreError):
+    """What was stored cannot be read."""
+
+
+class StoreVersionError(ValueError):
+    """A later version of Plait has written the log, so this one must not touch it."""
+
+
+class Keeper(Protocol):
+    """Keeps a log. Synchronous; all but `check` are called by one thread."""
+
+    def check(self) -> None:
+        """Raise ValueError if the log can never be kept here, with what to do. Takes no lease, and changes nothing."""
+
+    def open(self) -> int:
+        """Take the lease, and return its epoch. Raises `HeldElsewhereError`, `StoreError` or `StoreVersionError`."""
+
+    def read(self) -> Iterator[StoredStream]:
+        """All streams, in the order in which they were begun. Raises `CorruptStoreError`."""
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Write all of these, in this order, or none. Raises `LeaseLostError` or `StoreError`."""
+
+    def set_aside(self, problem: Exception) -> None:
+        """Keep what cannot be read elsewhere, and say so. The log is empty when it is opened again."""
+
+    def tidy(self) -> None:
+        """Nothing was written for a while: take away what deleted streams have left."""
+
+    def close(self) -> None:
+        """Give the lease up."""

@@ -1,0 +1,57 @@
+"""The place of a file that only this user may read: it is checked, and made where it is not there yet."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+FOR_OTHERS: Final = 0o077
+"""The rights in a mode that are not the owner's."""
+
+NETWORK_FILE_SYSTEMS: Final = frozenset((
+    "9p", "afs", "beegfs", "ceph", "cifs", "davfs", "fuse.ceph", "fuse.davfs2", "fuse.gcsfuse", "fuse.glusterfs",
+    "fuse.goofys", "fuse.juicefs", "fuse.mountpoint-s3", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "gfs2", "glusterfs",
+    "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb2", "smb3", "smbfs", "virtiofs",
+))  # fmt: skip
+"""Whose locks and shared memory other machines do not see, or see late: SQLite's WAL does not work on them."""
+
+MOUNTS: Final = Path("/proc/self/mounts")
+
+
+def check_place(file: Path, mounts: Path = MOUNTS) -> None:
+    """Raise ValueError, which says what to do, if a file with secrets cannot be here. Changes nothing."""
+    folder = file.parent
+    kind = file_system(folder, mounts)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise ValueError(f"{file} is on a network file system ({kind}): put it on a disk of this machine")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is no folder")
+    for place in (folder, file):
+        if place.exists() and place.stat().st_mode & FOR_OTHERS:
+            mode = "0700" if place.is_dir() else "0600"
+            raise ValueError(f"{place} is open to other users, and values may be secrets: chmod {mode} {place}")
+    writable = file if file.exists() else folder
+    if writable.exists() and not os.access(writable, os.W_OK):
+        raise ValueError(f"{writable} cannot be written by this user")
+
+
+def make_place(file: Path) -> None:
+    """Make the file's folder (mode 0700) and an empty file (0600) where they are not there. Raises OSError."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def file_system(folder: Path, mounts: Path = MOUNTS) -> str | None:
+    """The kind of the file system that a folder is or will be on; None where that cannot be told."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    place, found, kind = folder.absolute().resolve(), -1, None
+    for line in lines:
+        _, point, mounted, *_ = line.split(" ")
+        root = Path(point.replace(r"\040", " ").replace(r"\011", "\t"))
+        if place.is_relative_to(root) and len(root.parts) >= found:
+            found, kind = len(root.parts), mounted
+    return kind

@@ -1,0 +1,265 @@
+"""A thread that writes a log: what has come while it wrote goes into its next commit, so one disk serves thousands.
+
+The event loop appends changes and goes on. Whoever tells a client of something waits for `committed` first. Changes are
+written in the order in which they came, each `append` as a whole.
+
+If the log cannot be written, the thread tries again each `RETRY_S`, with the same changes. What comes meanwhile waits,
+up to `max_backlog_bytes`. Beyond that a stream loses its end: its later events are left out, too, so that what is
+stored of it is always a beginning. `committed` says at once that nothing is stored for now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import structlog
+
+from plait.gateway.store.event_log import (
+    Change,
+    CorruptStoreError,
+    Keeper,
+    LeaseLostError,
+    StoredStream,
+    StoreError,
+    StoreVersionError,
+    StreamKey,
+)
+
+RETRY_S: Final = 1.0
+"""Between two attempts to take the lease, or to write to a disk that fails: a client is asked to wait as long."""
+
+TIDY_S: Final = 1.0
+"""What was deleted is out of the file after so long, if it is asked for; a checkpoint takes some milliseconds."""
+
+STALLED_S: Final = 5.0
+"""A commit that takes longer is not waited for: a disk takes some milliseconds, a busy one a second."""
+
+BATCH_BYTES: Final = 2**22
+"""In one commit: some 10 ms of writing, which the next one waits for."""
+
+CHANGE_BYTES: Final = 256
+"""What a change takes besides its data."""
+
+Batch = list[Change]
+
+log = structlog.get_logger(__name__)
+
+
+class GroupCommit:
+    """Writes to a `keeper`'s log from `start` to `close`. All other methods are the event loop's."""
+
+    def __init__(self, keeper: Keeper, max_backlog_bytes: int = 64 * 2**20) -> None:
+        self.cpu_s = 0.0
+        """CPU time of the thread so far."""
+        self.commits = 0
+        self.changes = 0
+        """Written so far."""
+        self._keeper = keeper
+        self._max_backlog_bytes = max_backlog_bytes
+        self._queue: SimpleQueue[Batch | None] = SimpleQueue()
+        self._appended = self._committed = 0  # batches
+        self._appended_bytes = self._committed_bytes = 0
+        self._lost: set[StreamKey] = set()
+        self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
+        self._problem: str | None = None
+        self._is_stalled = False
+        self._is_open = False
+        self._stops = threading.Event()
+        self._streams: asyncio.Future[list[StoredStream]] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._work, name="store", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"GroupCommit({self._keeper!r}, backlog={self._appended - self._committed}, problem={self._problem!r})"
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing is stored for now; None if all is well."""
+        if self._problem is None and self._is_stalled:
+            return f"a commit takes longer than {STALLED_S:g} s"
+        return self._problem
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What waits to be written."""
+        return self._appended_bytes - self._committed_bytes
+
+    def start(self) -> None:
+        """Begin: wait for the lease, read, then write."""
+        self._loop = asyncio.get_running_loop()
+        self._streams = self._loop.create_future()
+        self._thread.start()
+
+    async def streams(self) -> list[StoredStream]:
+        """What the log held when its lease was taken. Waits for that."""
+        assert self._streams is not None, "it is started first"
+        return await asyncio.shield(self._streams)
+
+    def append(self, changes: Sequence[Change]) -> None:
+        """Write these, after all that came before. Returns at once."""
+        batch = [change for change in changes if not self._is_lost(change)]
+        if batch:
+            self._appended += 1
+            self._appended_bytes += _size_bytes(batch)
+            self._queue.put(batch)
+
+    async def committed(self, stream: StreamKey) -> bool:
+        """Wait until all that was appended is stored. False if it is not, or not all of the stream."""
+        if not self._is_open or self.problem is not None or stream in self._lost:
+            return False
+        if self._committed >= self._appended:
+            return True
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiters.append((self._appended, waiter))
+        self._settle()  # the thread looks for waiters after it has committed, and may have done so just now
+        try:
+            async with asyncio.timeout(STALLED_S):
+                return await waiter and stream not in self._lost
+        except TimeoutError:
+            self._is_stalled = True
+            return False
+
+    async def close(self) -> None:
+        """Write what is left, and give the lease up."""
+        self._stops.set()
+        self._queue.put(None)
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._settle()
+
+    def _is_lost(self, change: Change) -> bool:
+        """Whether a change is left out, because there is no room for it or for one before it in its stream."""
+        if change.data is None:
+            self._lost.discard(change.stream)
+            return False
+        if self.backlog_bytes > self._max_backlog_bytes:
+            self._lost.add(change.stream)
+        return change.stream in self._lost
+
+    def _settle(self) -> None:
+        """Tell those whose changes are committed, or all of them that they are not."""
+        if self._problem is None:
+            self._is_stalled = False
+        waiting, self._waiters = self._waiters, []
+        for number, waiter in waiting:
+            is_written = number <= self._committed
+            if waiter.done():
+                continue
+            if is_written or self._problem is not None or not self._thread.is_alive():
+                waiter.set_result(is_written)
+            else:
+                self._waiters.append((number, waiter))
+
+    # What follows runs in the thread.
+
+    def _work(self) -> None:
+        try:
+            self._read(self._opened())
+            self._write()
+        except (StoreVersionError, LeaseLostError) as error:
+            self._failed(str(error))
+        finally:
+            self._problem = self._problem or "the store is closed"
+            self._keeper.close()
+            self._tell()
+
+    def _opened(self) -> list[StoredStream] | None:
+        """Take the lease, however long that takes; None if the end comes first."""
+        while not self._stops.is_set():
+            try:
+                self._keeper.open()
+                return self._checked()
+            except LeaseLostError:
+                raise
+            except StoreError as error:
+                self._failed(str(error))
+            self._stops.wait(RETRY_S)
+        return None
+
+    def _checked(self) -> list[StoredStream]:
+        """All that is stored. A log that cannot be read begins anew; its keeper keeps the old one."""
+        try:
+            return list(self._keeper.read())
+        except CorruptStoreError as error:
+            self._keeper.set_aside(error)
+            self._keeper.open()
+            return []
+
+    def _read(self, streams: list[StoredStream] | None) -> None:
+        if streams is not None and self._loop is not None and self._streams is not None:
+            self._problem, self._is_open = None, True
+            with suppress(RuntimeError):  # the loop may have ended meanwhile
+                self._loop.call_soon_threadsafe(self._streams.set_result, streams)
+
+    def _write(self) -> None:
+        """Write until the end."""
+        is_tidy, tidied_s, is_last = True, time.monotonic(), not self._is_open
+        while not is_last:
+            batches, is_last = self._next(None if is_tidy else TIDY_S)
+            if batches:
+                self._commit(batches, is_last=is_last)
+                is_tidy = False
+            now_s = time.monotonic()
+            if not is_tidy and (not batches or now_s - tidied_s > 10 * TIDY_S):
+                self._keeper.tidy()
+                is_tidy, tidied_s = not batches, now_s
+            self.cpu_s = time.thread_time()
+        self._keeper.tidy()
+
+    def _next(self, within_s: float | None) -> tuple[list[Batch], bool]:
+        """What has come, waited for if nothing has; and whether it is the last."""
+        batches, size_bytes = list[Batch](), 0
+        with suppress(Empty):
+            batch = self._queue.get(timeout=within_s)
+            while batch is not None:
+                batches.append(batch)
+                size_bytes += _size_bytes(batch)
+                if size_bytes > BATCH_BYTES:
+                    return batches, False
+                batch = self._queue.get_nowait()
+            return batches, True
+        return batches, False
+
+    def _commit(self, batches: list[Batch], *, is_last: bool) -> None:
+        """Write these, however often that has to be tried. At the end it is tried once."""
+        changes = [change for batch in batches for change in batch]
+        while True:
+            try:
+                self._keeper.write(changes)
+                break
+            except LeaseLostError:
+                raise
+            except StoreError as error:
+                self._failed(str(error))
+            if is_last or self._stops.wait(RETRY_S):
+                return
+        if self._problem is not None:
+            log.info("the store is written again")
+        self._problem = None
+        self.commits += 1
+        self.changes += len(changes)
+        self._committed_bytes += sum(map(_size_bytes, batches))
+        self._committed += len(batches)
+        self._tell()
+
+    def _failed(self, problem: str) -> None:
+        if problem != self._problem:
+            log.error("the store cannot be used: what comes now is in memory only", problem=problem)
+        self._problem = problem
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let the loop tell those that wait. Without any it is not woken."""
+        if (self._waiters or self._is_stalled) and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._settle)
+
+
+def _size_bytes(batch: Batch) -> int:
+    return sum(CHANGE_BYTES + len(change.data or b"") for change in batch)

@@ -1,0 +1,210 @@
+"""The store's thread: order, waiting, a keeper that fails or is held elsewhere, and what has no room."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from plait.gateway.store import group_commit
+from plait.gateway.store.event_log import (
+    Change,
+    HeldElsewhereError,
+    LeaseLostError,
+    StoredStream,
+    StoreError,
+    StoreVersionError,
+    StreamKey,
+)
+from plait.gateway.store.group_commit import GroupCommit
+
+ONE, TWO = (StreamKey("session", "t", name) for name in ("one", "two"))
+
+
+def event(data: str, stream: StreamKey = ONE) -> Change:
+    return Change(stream, 0.0, data.encode())
+
+
+class Memory:
+    """A keeper that writes into a list. It waits while `gate` is closed, and raises `problem`."""
+
+    def __init__(self, stored: Sequence[StoredStream] = ()) -> None:
+        self.stored = stored
+        self.written: list[list[bytes | None]] = []
+        self.problem: Exception | None = None
+        self.opening_problem: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.calls: list[str] = []
+
+    def check(self) -> None:
+        pass
+
+    def open(self) -> int:
+        self.calls.append("open")
+        if self.opening_problem is not None:
+            raise self.opening_problem
+        return 1
+
+    def read(self) -> Iterator[StoredStream]:
+        return iter(self.stored)
+
+    def write(self, changes: Sequence[Change]) -> None:
+        self.entered.set()
+        assert self.gate.wait(10)
+        if self.problem is not None:
+            raise self.problem
+        self.written.append([change.data for change in changes])
+
+    def set_aside(self, _problem: Exception) -> None:
+        self.calls.append("set aside")
+
+    def tidy(self) -> None:
+        self.calls.append("tidy")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "RETRY_S", 0.001)
+
+
+async def opened(memory: Memory, **limits: int) -> GroupCommit:
+    commit = GroupCommit(memory, **limits)
+    commit.start()
+    await commit.streams()
+    return commit
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - of a thread
+            await asyncio.sleep(0)
+
+
+async def test_all_that_came_while_it_wrote_is_one_commit_in_order() -> None:
+    memory = Memory()
+    commit = await opened(memory)
+    memory.gate.clear()
+    commit.append([event("a")])
+    await asyncio.to_thread(memory.entered.wait, 10)
+    commit.append([event("b"), event("c")])
+    commit.append([event("d")])
+    waiting = [asyncio.ensure_future(commit.committed(ONE)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not any(one.done() for one in waiting)
+    memory.gate.set()
+    assert await asyncio.gather(*waiting) == [True, True]
+    assert memory.written == [[b"a"], [b"b", b"c", b"d"]]
+    assert await commit.committed(ONE), "nothing is left"
+    await commit.close()
+    assert memory.calls[-1] == "close"
+
+
+async def test_what_was_stored_is_given_once_the_lease_is_there() -> None:
+    memory = Memory([StoredStream(ONE, [event("a")])])
+    memory.opening_problem = HeldElsewhereError("held by another")
+    commit = GroupCommit(memory)
+    commit.start()
+    await until(lambda: commit.problem == "held by another")
+    commit.append([event("b")])
+    assert not await commit.committed(ONE)
+    memory.opening_problem = None
+    assert [stream.key for stream in await commit.streams()] == [ONE]
+    assert await commit.committed(ONE)
+    assert memory.written == [[b"b"]], "what came before is written, too"
+    await commit.close()
+
+
+async def test_a_failing_keeper_says_so_and_goes_on_where_it_was() -> None:
+    memory = Memory()
+    commit = await opened(memory)
+    memory.problem = StoreError("disk full")
+    commit.append([event("a")])
+    assert not await commit.committed(ONE)
+    assert commit.problem == "disk full"
+    commit.append([event("b")])
+    assert not await commit.committed(ONE)
+    memory.problem = None
+    await until(lambda: commit.problem is None)
+    assert await commit.committed(ONE)
+    await commit.close()
+    assert [data for batch in memory.written for data in batch] == [b"a", b"b"]
+
+
+async def test_beyond_the_backlog_a_stream_keeps_its_beginning_only() -> None:
+    memory = Memory()
+    commit = await opened(memory, max_backlog_bytes=600)
+    memory.problem = StoreError("disk full")
+    for data in "abc":
+        commit.append([event(data)])
+    commit.append([event("d")])  # 771 bytes wait already
+    memory.problem = None
+    await until(lambda: commit.problem is None and commit.backlog_bytes == 0)
+    commit.append([event("e"), event("other", TWO)])
+    assert not await commit.committed(ONE)
+    assert await commit.committed(TWO)
+    commit.append([Change(ONE, 0.0, None), event("anew")])
+    assert await commit.committed(ONE)
+    await commit.close()
+    assert [data for batch in memory.written for data in batch] == [b"a", b"b", b"c", b"other", None, b"anew"]
+
+
+async def test_a_commit_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory()
+    commit = await opened(memory)
+    monkeypatch.setattr(group_commit, "STALLED_S", 0.01)
+    memory.gate.clear()
+    commit.append([event("a")])
+    assert not await commit.committed(ONE)
+    assert commit.problem == "a commit takes longer than 0.01 s"
+    memory.gate.set()
+    await until(lambda: commit.problem is None)
+    assert await commit.committed(ONE)
+    await commit.close()
+
+
+@pytest.mark.parametrize("error", [LeaseLostError("taken over"), StoreVersionError("a later version")])
+async def test_what_can_never_be_written_again_is_over(error: Exception) -> None:
+    memory = Memory()
+    commit = await opened(memory)
+    memory.problem = error
+    commit.append([event("a")])
+    assert not await commit.committed(ONE)
+    await until(lambda: memory.calls[-1] == "close")
+    assert commit.problem == str(error)
+    await commit.close()
+
+
+async def test_it_can_be_closed_while_another_holds_the_log() -> None:
+    memory = Memory()
+    memory.opening_problem = HeldElsewhereError("held by another")
+    commit = GroupCommit(memory)
+    commit.start()
+    commit.append([event("a")])
+    await commit.close()
+    assert memory.written == []
+
+
+async def test_the_end_writes_what_is_left() -> None:
+    memory = Memory()
+    commit = await opened(memory)
+    for data in "abc":
+        commit.append([event(data)])
+    await commit.close()
+    assert [data for batch in memory.written for data in batch] == [b"a", b"b", b"c"]
+
+
+async def test_it_is_tidied_once_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "TIDY_S", 0.001)
+    memory = Memory()
+    commit = await opened(memory)
+    commit.append([event("a")])
+    await until(lambda: "tidy" in memory.calls)
+    await commit.close()

@@ -55,6 +55,7 @@ from plait.gateway.peers.forwarding import Forwarding
 from plait.gateway.peers.peers import ALONE, Peers
 from plait.gateway.peers.session_routes import PeerFront, SessionRoutes
 from plait.gateway.programs.chained_calls import ChainedCalls
+from plait.gateway.programs.durability import new_durability
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.reloading import Reloading
@@ -92,7 +93,8 @@ class Gateway:
         self._registry = new_registry()
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry, self._tenants.label)
-        executor = Executor(config.sessions, reader.predicted_s, at_loop_time, programs.job_ended)
+        self._durability = new_durability(config.store)
+        executor = Executor(config.sessions, reader.predicted_s, at_loop_time, programs.job_ended, self._durability)
         executor.sessions.is_own = peers.is_own
         for collector in (LogCollector(), FleetCollector(self.router), SessionCollector(executor)):
             self._registry.register(collector)
@@ -105,10 +107,10 @@ class Gateway:
             config, self.engines, self._keys, self._admin_keys, self._terms, registry=self._registry
         )
         relay = self._new_relay()
-        self._stored = StoredResponses(config.sessions.max_response_bytes, config.sessions.ttl_s)
+        sessions = config.sessions
+        self._stored = StoredResponses(sessions.max_response_bytes, sessions.ttl_s, self._durability)
         bodies = OpenBodies(config.server.max_body_bytes, config.server.max_open_body_bytes)
-        keep_alive_s = config.sessions.keep_alive_s
-        self._chained = ChainedCalls(executor, reader, relay, programs, bodies, keep_alive_s=keep_alive_s)
+        self._chained = ChainedCalls(executor, reader, relay, programs, bodies, keep_alive_s=sessions.keep_alive_s)
         self.refusals = RefusalMetrics(self._registry)
         completions = CompletionApi(reader, relay, self._chained, self._forwarding)
         self._calls = CallApi(completions, ForwardingApi(completions, self._stored), self._keys, bodies, self.refusals)
@@ -228,6 +230,8 @@ class Gateway:
     def begin_stop(self) -> None:
         """`/ready` answers 503 from now on, so that load balancers send no more. Calls are still taken."""
         self._requests.stopping = True
+        if self._durability is not None:
+            self._durability.hand_over(self._chained.runner)
 
     def on_closed(self) -> None:
         """No request comes any more. Those that wait for what nobody can send now get a 503."""
@@ -259,11 +263,18 @@ class Gateway:
         if self._save_to is not None:
             found = FoundConfig(self.config, self.router, self._prompts.tokenizers.specifications)
             self._supervisor.start("save", partial(found.save, self._save_to))
+        if self._durability is not None:
+            recover = partial(self._durability.recover, self._chained.runner, self._stored, self.router)
+            self._supervisor.start("store", recover)
         if self._forwarding.peers.count > 1:
             await self._until_an_engine_answers()
         yield
+        if self._durability is not None:
+            self._durability.freeze()
         await self._chained.close()
         await self._forwarding.aclose()
+        if self._durability is not None:
+            await self._durability.close()
         await self._supervisor.close()
         self._prompts.tokenizers.close()
         await self.engines.aclose()

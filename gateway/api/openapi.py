@@ -33,6 +33,7 @@ REQUEST_HEADERS: Final[dict[str, tuple[str, Json]]] = {
     ),
     "plait-objective": ("What the call's value is wanted for", _OBJECTIVE),
     "plait-session-objective": ("What the session's results are wanted for", _OBJECTIVE),
+    "plait-durable": ("Whether a new session outlives the gateway, if that has a store", {"type": "boolean"}),
     "plait-session": (
         "The session that the call is of",
         {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},

@@ -16,6 +16,7 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.criteria import Criteria, mark_of
 from plait.gateway.api.program_response import AskedProgram, ProgramResponse
 from plait.gateway.asgi import id_of
+from plait.gateway.calls.annotations import wants_durable
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.programs.chained_calls import ChainedCalls
@@ -84,6 +85,7 @@ class ProgramApi:
                 {name: mark_of(criteria) for name, criteria in body.gets.items()},
                 body.external,
                 body.ttl_s,
+                wants_durable(headers),
             )
             keep_alive_s = self._keep_alive_s if body.stream else None
             answer = ProgramResponse(self._chained.runner, asked, timeout_s=body.timeout_s, keep_alive_s=keep_alive_s)

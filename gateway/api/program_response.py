@@ -16,6 +16,7 @@ from plait.gateway.api.variable_response import EVENT_STREAM, next_change
 from plait.gateway.asgi import ClientGoneError, error_headers, send_whole, unless_gone
 from plait.gateway.programs.chained_call import CallRunner
 from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.held_end import NOT_DURABLE
 from plait.gateway.programs.native_step import DeclaredStep, new_step
 from plait.gateway.programs.program import Program, entry
 from plait.gateway.programs.session import Session
@@ -64,7 +65,8 @@ def event(kind: str, data: object) -> bytes:
 class AskedProgram(NamedTuple):
     """A client's program, read. `gets` has the objective that is asked for each awaited variable.
 
-    `external` are variables that others produce. `ttl_s` replaces the session's time to live.
+    `external` are variables that others produce. `ttl_s` replaces the session's time to live. A new session outlives
+    the gateway if it is `durable`.
     """
 
     request_id: str
@@ -76,6 +78,7 @@ class AskedProgram(NamedTuple):
     gets: Mapping[str, Mark | None]
     external: frozenset[str]
     ttl_s: float | None
+    durable: bool = True
 
 
 class ProgramResponse(Response):
@@ -108,7 +111,8 @@ class ProgramResponse(Response):
         """Answer."""
         session = self._session
         if not self._awaited:
-            await send_whole(send, 202, JSON, msgspec.json.encode(self._described()))
+            headers = await self._stored(JSON)
+            await send_whole(send, 202, headers, msgspec.json.encode(self._described()))
             return
         try:
             answer = self._whole if self._keep_alive_s is None else self._stream
@@ -123,7 +127,7 @@ class ProgramResponse(Response):
         """Make the session and enter the program. If the program is refused, a new session is removed again."""
         sessions, asked, is_whole = self._executor.sessions, self._asked, False
         known = sessions.label(asked.tenant, asked.session_id, now_s)
-        session = sessions.open(asked.tenant, asked.session_id, now_s, asked.ttl_s)
+        session = sessions.open(asked.tenant, asked.session_id, now_s, asked.ttl_s, durable=asked.durable)
         try:
             calls = yield from self._calls(session)
             program = Program(asked.values, calls, [one.getter for one in self._awaited], asked.external)
@@ -166,6 +170,7 @@ class ProgramResponse(Response):
                     self._changed.clear()
         except TimeoutError:
             self._give_up(session)
+        headers = await self._stored(JSON)
         errors = [awaited.error for awaited in self._awaited if awaited.error is not None]
         answer: dict[str, Any] = self._described() | {
             "values": {one.name: one.value for one in self._awaited if one.value is not None},
@@ -173,30 +178,37 @@ class ProgramResponse(Response):
             "errors": {one.name: one.error.error_object for one in self._awaited if one.error is not None},
         }
         if len(errors) < len(self._awaited):
-            await send_whole(send, 200, JSON, msgspec.json.encode(answer))
+            await send_whole(send, 200, headers, msgspec.json.encode(answer))
             return
         answer["error"] = errors[0].error_object
         await send_whole(send, errors[0].status, error_headers(errors[0]), msgspec.json.encode(answer))
 
     async def _stream(self, session: Session, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
+        await send({"type": "http.response.start", "status": 200, "headers": await self._stored(EVENT_STREAM)})
         events = ProgramEvents(session, self._awaited)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._send_events(events, send)
         except TimeoutError:
             self._give_up(session)
+        await session.record.committed()
         last = events.news() + event("done", self._described())
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, events: ProgramEvents, send: Send) -> None:
         """Send new events until every getter has ended. A slow client gets the events of the meantime at once."""
         while not events.is_over:
+            if any(awaited.is_answered for awaited in self._awaited):
+                await self._session.record.committed()
             news = events.news()
             if news:
                 await send({"type": "http.response.body", "body": news, "more_body": True})
             else:
                 await next_change(self._changed, send, self._keep_alive_s)
+
+    async def _stored(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """The headers of an answer that tells of the program: once that is stored, or else they say that it is not."""
+        return headers if await self._session.record.committed() else [*headers, *NOT_DURABLE]
 
     def _give_up(self, session: Session) -> None:
         for awaited in self._awaited:

@@ -43,32 +43,36 @@ class KeptResponse:
             self._is_good = message["status"] == 200
             self._is_stream = is_event_stream(message["headers"])
         elif self._is_good:
-            self._read(message.get("body", b""), has_more=message.get("more_body", False))
+            response_id = self._read(message.get("body", b""), has_more=message.get("more_body", False))
+            if response_id is not None:
+                await self.stored.committed(self.tenant, response_id)
         await self.to_client(message)
 
-    def _read(self, body: bytes, *, has_more: bool) -> None:
-        """Store the response if this holds the end of it. A stream comes in whole events."""
+    def _read(self, body: bytes, *, has_more: bool) -> str | None:
+        """Store the response if this holds the end of it; returns its name then. A stream comes in whole events."""
         if not self._is_stream:
             self._parts += body
-            answer = None if has_more else json_object(self._parts)
-            self._store(answer)
-            return
+            return self._store(None if has_more else json_object(self._parts))
+        stored = None
         for event in body.split(b"\n\n") if any(name in body for name in _LAST_EVENTS) else ():
             if any(name in event for name in _LAST_EVENTS):
                 data = json_object(event.partition(b"data:")[2])
-                self._store(None if data is None else data.get("response"))
+                stored = self._store(None if data is None else data.get("response")) or stored
+        return stored
 
-    def _store(self, answer: object) -> None:
-        if not isinstance(answer, dict) or not isinstance(answer.get("id"), str):
-            return
+    def _store(self, answer: object) -> str | None:
+        response_id = answer.get("id") if isinstance(answer, dict) else None
+        if not isinstance(response_id, str):
+            return None
         self.stored.put(
             self.tenant,
-            answer["id"],
+            response_id,
             previous=self.previous,
             items=msgspec.json.encode(self.items),
             answer=msgspec.json.encode(answer),
             now_s=loop_time_s(),
         )
+        return response_id
 
 
 def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:
@@ -108,6 +112,7 @@ class ResponsesApi:
     async def _delete(self, request: Request) -> Response:
         tenant, response_id = self._asked(request)
         self._stored.delete(tenant, response_id, loop_time_s())
+        await self._stored.committed(tenant, response_id)
         return _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
 
     async def _items(self, request: Request) -> Response:

@@ -19,10 +19,12 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.criteria import Criteria, mark_of
 from plait.gateway.api.variable_response import VariableResponse, described, described_failure
 from plait.gateway.asgi import id_of
+from plait.gateway.calls.annotations import wants_durable
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.held_end import NOT_DURABLE
 from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, StepInputs, StepSeconds
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
@@ -113,15 +115,17 @@ class SemanticApi:
         tenant, body = await self._read(request, SessionBody)
         session_id = body.session_id or self._executor.sessions.new_id(tenant)
         await self._entrance.whole(tenant, session_id)
-        session = self._executor.sessions.open(tenant, session_id, loop_time_s(), body.ttl_s)
+        session = self._executor.sessions.open(
+            tenant, session_id, loop_time_s(), body.ttl_s, durable=wants_durable(request.scope["headers"])
+        )
         self._executor.prefer(session, body.objective, loop_time_s())
-        return _json(_described_session(session))
+        return await _stored(session, _described_session(session))
 
     async def _session(self, request: Request) -> Response:
         session = await self._found(request)
         if request.method == "DELETE":
             self._executor.endings.delete(session, loop_time_s())
-            return _json({"id": session.session_id, "object": "session.deleted", "deleted": True})
+            return await _stored(session, {"id": session.session_id, "object": "session.deleted", "deleted": True})
         view = session.graph.view
         counts = {"waiting": view.waiting_calls, "ready": view.ready_calls, "running": view.running_calls}
         variables = [_state(session, name) for name in session.variables()]
@@ -130,7 +134,7 @@ class SemanticApi:
     async def _close(self, request: Request) -> Response:
         session = await self._found(request)
         self._executor.endings.close(session, loop_time_s())
-        return _json({"id": session.session_id, "object": "session.closed", "closed": True})
+        return await _stored(session, {"id": session.session_id, "object": "session.closed", "closed": True})
 
     async def _cancel(self, request: Request) -> Response:
         session = await self._found(request)
@@ -142,13 +146,13 @@ class SemanticApi:
                 param="call_id",
             )
         self._executor.cancel(call, loop_time_s())
-        return _json({"id": call.call_id, "object": "call.cancelled", "cancelled": True})
+        return await _stored(session, {"id": call.call_id, "object": "call.cancelled", "cancelled": True})
 
     async def _declare(self, request: Request) -> Response:
         tenant, body = await self._read(request, VariableBody)
         body.check()
         await self._entrance.whole(tenant, body.session_id)
-        session = self._executor.sessions.open(tenant, body.session_id, loop_time_s())
+        session = self._open_for(request, tenant, body.session_id)
         name = body.semantic_var_id or f"v_{uuid.uuid4().hex}"
         if body.inputs is not None:
             declared = DeclaredStep(name, body.inputs, body.seconds or 0.0)
@@ -157,16 +161,16 @@ class SemanticApi:
             self._natives.set_failed(session, name, FailureCause(message=body.error), loop_time_s())
         if body.value is not None:
             self._natives.set_value(session, name, body.value, loop_time_s())
-        return _json(_described_variable(session, name))
+        return await _stored(session, _described_variable(session, name))
 
     async def _variable(self, request: Request) -> Response:
         session = await self._found(request)
-        return _json(_described_variable(session, request.path_params["variable"]))
+        return await _stored(session, _described_variable(session, request.path_params["variable"]))
 
     async def _get(self, request: Request) -> Response:
         tenant, body = await self._read(request, GetBody)
         await self._entrance.whole(tenant, body.session_id)
-        session = self._executor.sessions.open(tenant, body.session_id, loop_time_s())
+        session = self._open_for(request, tenant, body.session_id)
         return VariableResponse(
             self._executor,
             session,
@@ -185,7 +189,8 @@ class SemanticApi:
         incoming = Incoming("/v1/submit", headers, raw, id_of(headers), loop_time_s(), tenant)
         asked = await read_submission(self._chained.runner.reader, incoming, body, body.session_id)
         await self._entrance.whole(tenant, body.session_id)
-        session = self._executor.sessions.open(tenant, body.session_id, incoming.arrived_s)
+        durable = wants_durable(headers) and asked.annotations.durable is not False
+        session = self._executor.sessions.open(tenant, body.session_id, incoming.arrived_s, durable=durable)
         call = self._submitted(session, asked)
         outputs = [
             {"name": placeholder.name, "semantic_var_id": placeholder.variable}
@@ -193,7 +198,12 @@ class SemanticApi:
             if placeholder.in_out
         ]
         answer = {"object": "submission", "id": call.call_id, "session_id": session.session_id, "outputs": outputs}
-        return _json(answer)
+        return await _stored(session, answer)
+
+    def _open_for(self, request: Request, tenant: str, session_id: str) -> Session:
+        """The session that a request names; it is made if there is none."""
+        durable = wants_durable(request.scope["headers"])
+        return self._executor.sessions.open(tenant, session_id, loop_time_s(), durable=durable)
 
     def _submitted(self, session: Session, asked: HeldSubmission) -> HeldCall:
         """The new call of a submission, or the call that it repeats.
@@ -249,6 +259,14 @@ def _state(session: Session, variable: str) -> dict[str, Any]:
         "producer": "client" if producer == CLIENT else producer,
         "error": described_failure(variable, session.graph.view.cause(variable)),
     }
+
+
+async def _stored(session: Session, value: object) -> Response:
+    """An answer that tells of what happened in a session: it waits until that is stored, or says that it is not."""
+    is_stored, answer = await session.record.committed(), _json(value)
+    if not is_stored:
+        answer.raw_headers.extend(NOT_DURABLE)
+    return answer
 
 
 def _json(value: object) -> Response:

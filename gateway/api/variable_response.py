@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from plait.gateway.api.awaited_variable import AwaitedVariable
 from plait.gateway.asgi import ClientGoneError, send_whole, unless_gone
 from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.held_end import NOT_DURABLE
 from plait.gateway.programs.recorded_answer import KEEP_ALIVE
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import variable_failed
@@ -60,20 +61,25 @@ class VariableResponse(Response):
                 await self._changed.wait()
         except TimeoutError:
             self._awaited.give_up(self._session, self._timeout_s)
+        headers = [(b"content-type", b"application/json")]
+        if not await self._session.record.committed():
+            headers.extend(NOT_DURABLE)
         if self._awaited.error is not None:
             raise self._awaited.error
-        await send_whole(send, 200, [(b"content-type", b"application/json")], msgspec.json.encode(self._set()))
+        await send_whole(send, 200, headers, msgspec.json.encode(self._set()))
 
     async def _stream(self, send: Send) -> None:
         awaited = self._awaited
         if awaited.error is not None:
             raise awaited.error
-        await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
+        headers = EVENT_STREAM if self._session.record.is_durable else [*EVENT_STREAM, *NOT_DURABLE]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._send_deltas(send)
         except TimeoutError:
             awaited.give_up(self._session, self._timeout_s)
+        await self._session.record.committed()
         await send({"type": "http.response.body", "body": self._ending()})
 
     def _ending(self) -> bytes:

@@ -100,7 +100,10 @@ class OutputVariable(msgspec.Struct, frozen=True):
 
 
 class Annotations(msgspec.Struct, frozen=True):
-    """One call's annotations. A missing one is None or empty; a missing priority is 0 (lower runs first)."""
+    """One call's annotations. A missing one is None or empty; a missing priority is 0 (lower runs first).
+
+    `durable` says whether the session, if it is new, is to outlive the gateway.
+    """
 
     session: str | None = None
     inputs: tuple[str, ...] = ()
@@ -110,6 +113,7 @@ class Annotations(msgspec.Struct, frozen=True):
     objective: Objective | None = None
     session_objective: Objective | None = None
     priority: int = 0
+    durable: bool | None = None
 
 
 NO_ANNOTATIONS = Annotations()
@@ -142,7 +146,19 @@ def read_annotations(
         objective=values.get("objective"),
         session_objective=values.get("session_objective"),
         priority=values.get("priority", 0),
+        durable=values.get("durable"),
     )
+
+
+def wants_durable(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a session that a request makes is to outlive the gateway: unless it says `plait-durable: false`.
+
+    For the routes that take no other annotations as headers. Raises `CallerError`.
+    """
+    for name, raw in headers:
+        if name == b"plait-durable":
+            return bool(_value("plait-durable", "durable", raw.decode("latin-1")))
+    return True
 
 
 def promised_output(
@@ -274,6 +290,11 @@ def _seconds(raw: object) -> float | None:
     return seconds if 0 < seconds < float("inf") else None
 
 
+def read_durable(raw: object) -> bool | None:
+    """Whether a new session is to outlive the gateway, as a client wrote it; None if it is neither."""
+    return raw if isinstance(raw, bool) else {"true": True, "false": False}.get(raw) if isinstance(raw, str) else None
+
+
 def _priority(raw: object) -> int | None:
     value = int(raw) if isinstance(raw, str) and _INTEGER.fullmatch(raw) else raw
     return value if isinstance(value, int) and not isinstance(value, bool) and value in _PRIORITIES else None
@@ -292,6 +313,7 @@ _READERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "slo_tpot_ms": (_seconds, _MILLISECONDS),
     "slo_jct_ms": (_seconds, _MILLISECONDS),
     "priority": (_priority, "an integer from -2147483648 to 2147483647"),
+    "durable": (read_durable, "true or false"),
 }
 _HEADER_KEYS = {_HEADER_PREFIX + key.replace("_", "-"): key for key in _READERS}
 

@@ -8,14 +8,38 @@ its tenant needs the room. Synchronous; each event carries its time.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from plait.backends.errors import CallerError, NotFoundError
+from plait.gateway.store.event_log import Change, StoredStream, StreamKey
 
 Item = dict[str, Any]
+
+RESPONSE = "response"
+"""The kind of a response's stream in the log."""
+
+USES = 16
+"""How often in its time to live a response's use is written."""
+
+
+class ResponseLog(Protocol):
+    """Where responses are written so that they outlive the process."""
+
+    def check(self) -> None:
+        """Raise `PlaitError` while those of an earlier gateway are being read."""
+
+    def append(self, changes: Sequence[Change]) -> None:
+        """Write these, after all that came before. Returns at once."""
+
+    async def committed(self, stream: StreamKey) -> bool:
+        """Wait until all that was appended is stored. False if it is not."""
+
+    def unix_s(self, now_s: float) -> float:
+        """An event's time as a wall clock's."""
 
 
 @dataclass(slots=True)
@@ -26,11 +50,25 @@ class StoredResponse:
     items: bytes
     answer: bytes
     used_s: float
+    written_s: float = 0.0
 
     @property
     def size_bytes(self) -> int:
         """What counts against the tenant's limit."""
         return len(self.items) + len(self.answer)
+
+
+class _Kept(msgspec.Struct, frozen=True, array_like=True, tag="response"):
+    previous: str | None
+    items: bytes
+    answer: bytes
+
+
+class _Used(msgspec.Struct, frozen=True, array_like=True, tag="used"):
+    pass
+
+
+_WRITTEN: msgspec.msgpack.Decoder[_Kept | _Used] = msgspec.msgpack.Decoder(_Kept | _Used)
 
 
 class _Output(msgspec.Struct):
@@ -44,9 +82,13 @@ class _Tenant:
 
 
 class StoredResponses:
-    """The stored responses of all tenants. A tenant may have `max_bytes`; unused ones stay for `ttl_s`."""
+    """The stored responses of all tenants. A tenant may have `max_bytes`; unused ones stay for `ttl_s`.
 
-    def __init__(self, max_bytes: int, ttl_s: float) -> None:
+    With a `log` they outlive the process.
+    """
+
+    def __init__(self, max_bytes: int, ttl_s: float, log: ResponseLog | None = None) -> None:
+        self._log = log
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._tenants: defaultdict[str, _Tenant] = defaultdict(lambda: _Tenant(OrderedDict()))
@@ -59,20 +101,38 @@ class StoredResponses:
         self, tenant: str, response_id: str, *, previous: str | None, items: bytes, answer: bytes, now_s: float
     ) -> None:
         """Store a response, if it fits at all."""
-        kept = self._tenants[tenant]
-        self._drop(kept, response_id)
-        stored = StoredResponse(previous, items, answer, now_s)
+        self._drop(tenant, response_id)
+        stored = StoredResponse(previous, items, answer, now_s, now_s)
         if stored.size_bytes <= self._max_bytes:
-            kept.responses[response_id] = stored
-            kept.size_bytes += stored.size_bytes
+            self._keep(tenant, response_id, stored)
+            self._write(tenant, response_id, _Kept(previous, items, answer), now_s)
         self._trim(tenant, now_s)
 
     def has(self, tenant: str, response_id: str) -> bool:
         """Whether a response is stored here."""
         return tenant in self._tenants and response_id in self._tenants[tenant].responses
 
+    async def committed(self, tenant: str, response_id: str) -> bool:
+        """Wait until a response, or its end, is stored. False if it is not, though it should be."""
+        return self._log is None or await self._log.committed(StreamKey(RESPONSE, tenant, response_id))
+
+    def restore(self, stream: StoredStream, offset_s: float, now_s: float) -> None:
+        """A response that an earlier gateway has written. Its times are `offset_s` after those of this one."""
+        first = _WRITTEN.decode(stream.events[0].data or b"")
+        if isinstance(first, _Kept):
+            used_s = stream.events[-1].at_unix_s - offset_s
+            _, tenant, response_id = stream.key
+            self._keep(tenant, response_id, StoredResponse(first.previous, first.items, first.answer, used_s, used_s))
+            responses = self._tenants[tenant].responses
+            later = [key for key, stored in responses.items() if stored.used_s > used_s]
+            for key in later:
+                responses.move_to_end(key)
+            self._trim(tenant, now_s)
+
     def get(self, tenant: str, response_id: str, now_s: float) -> StoredResponse:
         """A response, which is used thereby. Raises `NotFoundError`."""
+        if self._log is not None:
+            self._log.check()
         self._trim(tenant, now_s)
         stored = self._tenants[tenant].responses.get(response_id) if tenant in self._tenants else None
         if stored is None:
@@ -83,7 +143,7 @@ class StoredResponses:
     def delete(self, tenant: str, response_id: str, now_s: float) -> None:
         """Forget a response. Raises `NotFoundError`."""
         self.get(tenant, response_id, now_s)
-        self._drop(self._tenants[tenant], response_id)
+        self._drop(tenant, response_id)
 
     def said_before(self, tenant: str, response_id: str, now_s: float) -> list[Item]:
         """All inputs and outputs up to a response, the oldest first. They are used thereby.
@@ -110,6 +170,9 @@ class StoredResponses:
 
     def _use(self, tenant: str, response_id: str, stored: StoredResponse, now_s: float) -> None:
         stored.used_s = now_s
+        if now_s - stored.written_s > self._ttl_s / USES:
+            stored.written_s = now_s
+            self._write(tenant, response_id, _Used(), now_s)
         self._tenants[tenant].responses.move_to_end(response_id)
 
     def _trim(self, tenant: str, now_s: float) -> None:
@@ -121,11 +184,23 @@ class StoredResponses:
             response_id, oldest = next(iter(kept.responses.items()))
             if kept.size_bytes <= self._max_bytes and now_s - oldest.used_s <= self._ttl_s:
                 return
-            self._drop(kept, response_id)
+            self._drop(tenant, response_id)
         del self._tenants[tenant]
 
-    @staticmethod
-    def _drop(kept: _Tenant, response_id: str) -> None:
+    def _keep(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
+        kept = self._tenants[tenant]
+        kept.responses[response_id] = stored
+        kept.size_bytes += stored.size_bytes
+
+    def _drop(self, tenant: str, response_id: str) -> None:
+        kept = self._tenants[tenant]
         dropped = kept.responses.pop(response_id, None)
         if dropped is not None:
             kept.size_bytes -= dropped.size_bytes
+            if self._log is not None:
+                self._log.append([Change(StreamKey(RESPONSE, tenant, response_id), 0.0, None)])
+
+    def _write(self, tenant: str, response_id: str, event: _Kept | _Used, now_s: float) -> None:
+        if self._log is not None:
+            stream, data = StreamKey(RESPONSE, tenant, response_id), msgspec.msgpack.encode(event)
+            self._log.append([Change(stream, self._log.unix_s(now_s), data)])

@@ -61,7 +61,11 @@ def parse_config(data: Mapping[str, object], source: str) -> Config:
     if config is None or reader.problems:
         raise ConfigError("\n".join(f"{source}: {problem}" for problem in reader.problems))
     folder = Path(source).absolute().parent
-    return msgspec.structs.replace(config, models=tuple(_with_whole_paths(model, folder) for model in config.models))
+    store = config.store
+    if store.path is not None:
+        store = msgspec.structs.replace(store, path=str(folder / store.path))
+    models = tuple(_with_whole_paths(model, folder) for model in config.models)
+    return msgspec.structs.replace(config, models=models, store=store)
 
 
 _SectionT = TypeVar("_SectionT", bound=Section)

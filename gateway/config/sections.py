@@ -257,6 +257,18 @@ class SessionsConfig(Section, frozen=True, kw_only=True):
     max_response_bytes: NotNegative = 64 * 2**20
 
 
+class StoreConfig(Section, frozen=True, kw_only=True):
+    """`[store]`: where sessions, programs and stored responses are kept, so that they outlive the gateway.
+
+    path: a file of this machine's disk (default: none, all is in memory only). Prompts, values and answers are written
+    to it, readable for this user alone; its folder needs mode 0700. synchronous: what an acknowledgement outlives,
+    normal (the process, default) or full (a power cut too; each commit waits for the disk).
+    """
+
+    path: Text | None = None
+    synchronous: Literal["normal", "full"] = "normal"
+
+
 class ModelConfig(Section, frozen=True, kw_only=True):
     """`[[models]]`: how the gateway counts a model's tokens and predicts its costs.
 
@@ -325,6 +337,7 @@ class Config(Section, frozen=True, kw_only=True):
     admission: AdmissionConfig = AdmissionConfig()
     tenants: tuple[TenantConfig, ...] = ()
     sessions: SessionsConfig = SessionsConfig()
+    store: StoreConfig = StoreConfig()
     models: tuple[ModelConfig, ...] = ()
     engines: tuple[EngineConfig, ...] = ()
     services: tuple[ServiceConfig, ...] = ()

@@ -169,12 +169,24 @@ class CallRunner:
     slices: Slices
     entrance: Entrance
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    handed_over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the next gateway goes on with the durable sessions: none of their calls is started any more."""
 
 
 class ChainedCall(ABC):
     """Runs one call. The executor gets each of its outputs, and is told once if the call ends in another way."""
 
-    __slots__ = ("_has_ended", "_task", "_was_cut", "answer_bytes", "call", "promise", "runner", "session")
+    __slots__ = (
+        "_after",
+        "_has_ended",
+        "_task",
+        "_was_cut",
+        "answer_bytes",
+        "call",
+        "promise",
+        "runner",
+        "session",
+    )
 
     def __init__(self, runner: CallRunner, session: Session) -> None:
         self.runner = runner
@@ -182,6 +194,7 @@ class ChainedCall(ABC):
         self.call: HeldCall
         self.promise = StandingPromise(runner.relay)
         self.answer_bytes = AnswerBytes(runner.executor.sessions, session)
+        self._after: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
         self._was_cut = False
@@ -198,8 +211,18 @@ class ChainedCall(ABC):
     def on_failed(self, error: PlaitError) -> None:
         """The call failed. Clients that still wait for its answer get `error`."""
 
+    def kept_answer(self) -> bytes | None:
+        """The body of the answer that the call's clients get, if it is to be kept with its value."""
+        return None
+
+    def start_after(self, event: asyncio.Event) -> None:
+        """The call is not started before this has happened."""
+        self._after = event
+
     def on_ready(self, ready: ReadyCall) -> None:
         """Start the call's task: its inputs have values."""
+        if self.runner.handed_over.is_set() and self.session.record.stores:
+            return
         self.promise.set(ready.promise)
         if self.call.inputs:
             self.runner.metrics.held(ready.ready_s - self.call.arrived_s)
@@ -233,7 +256,9 @@ class ChainedCall(ABC):
         try:
             off_loop = output.transform is not None and len(text) > OFF_LOOP_BYTES
             value = await asyncio.to_thread(output.value, text) if off_loop else output.value(text)
-            self.runner.executor.produce(self.call, value, loop_time_s(), was_cut=self._was_cut)
+            self.runner.executor.produce(
+                self.call, value, loop_time_s(), was_cut=self._was_cut, answer=self.kept_answer()
+            )
         except (TransformError, ValueTooLargeError) as error:
             step = error.step if isinstance(error, TransformError) else None
             cause = FailureCause(engine=engine_id, transform=step, message=error.message)
@@ -244,8 +269,8 @@ class ChainedCall(ABC):
         """Deliver the call until an engine answers it in full; return that engine's id.
 
         The relay retries a call that has no byte of its answer. If the answer breaks off later, the call starts anew,
-        on another engine if there is one. It is started at most `max_attempts` times, and not again once a client has
-        seen a part of its answer. Raises `BrokenCallError` or `PlaitError`.
+        on another engine if there is one. It is started at most `max_attempts` times, also across restarts of the
+        gateway, and not again once a client has seen a part of its answer. Raises `BrokenCallError` or `PlaitError`.
         """
         self.promise.begin(delivery)
         try:
@@ -261,7 +286,7 @@ class ChainedCall(ABC):
                     return tried.engine_id
                 failed.append(tried)
                 broke_off = isinstance(tried.problem, EngineError) and tried.response_started
-                if not broke_off or len(failed) == attempts or not self.take_back():
+                if not broke_off or self.call.attempts >= attempts or not self.take_back():
                     raise _broken(tried)
                 self.runner.executor.begin_anew(self.call)
                 self.runner.metrics.tried_again(delivery.call.model, tried.engine_id)
@@ -271,6 +296,9 @@ class ChainedCall(ABC):
     async def _attempt(self, send: Send, failed: Sequence[Delivery]) -> Delivery:
         output = self.call.output
         text = None if output is None else TextTap(self._on_text)
+        self.runner.executor.attempt(self.call, loop_time_s())
+        if self.call.attempts > 1:  # so that the log has counted it, whatever comes
+            await self.session.record.committed()
         delivery = msgspec.structs.replace(
             self.promise.delivery,
             text=text,
@@ -291,6 +319,8 @@ class ChainedCall(ABC):
 
     async def _run(self, ready: ReadyCall) -> None:
         try:
+            if self._after is not None:
+                await self._after.wait()
             await self.runner.slices.take(self.session.tenant.name)  # a thousand may become ready in one event
             await self.run(ready)
             self._finish()

@@ -12,26 +12,30 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Send
 
 from plait.backends.errors import CallerError, ConflictError, GatewayStoppingError, LimitError, PlaitError
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.gateway.asgi import unless_gone
-from plait.gateway.calls.annotations import Annotations, promised_output, with_condition
+from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations, with_condition
 from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenBodies
 from plait.gateway.calls.outgoing import FIELDS, as_stream
 from plait.gateway.calls.relay import Relay
+from plait.gateway.calls.routes import CHAT_PATH, KINDS
 from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN
-from plait.gateway.programs.chained_call import CallRunner, ChainedCall
+from plait.gateway.programs.chained_call import BrokenCallError, CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes
-from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
+from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, ReadyCall, without_keys
+from plait.gateway.programs.held_end import STREAM_END, HeldEnd
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.program import Entrance
+from plait.gateway.programs.record import ValueSet
 from plait.gateway.programs.recorded_answer import RecordedAnswer
 from plait.gateway.programs.session import Session, repeated, stranded
 from plait.gateway.programs.session_errors import FailureCause
@@ -55,14 +59,18 @@ class HeldRequest(NamedTuple):
 class AnsweredCall(ChainedCall):
     """A call whose clients get the engine's answer: a request to one of OpenAI's routes."""
 
-    __slots__ = ("_asked", "answer", "streams")
+    __slots__ = ("_asked", "_end", "answer", "streams")
 
-    def __init__(self, runner: CallRunner, session: Session, asked: HeldRequest) -> None:
+    def __init__(
+        self, runner: CallRunner, session: Session, asked: HeldRequest | None, *, streams: bool, keeps: bool
+    ) -> None:
         super().__init__(runner, session)
-        may_repeat = asked.annotations.output is not None
-        self.answer = RecordedAnswer(self.answer_bytes, keeps=may_repeat)
-        self.streams = bool(asked.request.stream)
+        self.answer = RecordedAnswer(self.answer_bytes, keeps=keeps)
+        self.streams = streams
         self._asked: HeldRequest | None = asked
+        self._end: HeldEnd | None = None
+        if keeps and session.record.stores:
+            self._end = HeldEnd(self.answer.send, session.record, is_whole=not streams)
 
     async def run(self, ready: ReadyCall) -> None:
         """Put the values into the prompt, then deliver the call."""
@@ -81,18 +89,35 @@ class AnsweredCall(ChainedCall):
         with runner.prompts.of(asked.incoming.tenant, call) as prompt:
             delivery = await prompt.read(incoming, unfilled, asked.annotations)
             runner.executor.start(call, loop_time_s())
-            if not call.outputs:
-                await self.deliver(delivery, self.answer.send)
-            elif self.streams or not delivery.call.streamed:
-                await self.generate(delivery, self.answer.send)
+            if self._end is None:
+                await self._deliver(delivery, self.answer.send)
             else:
-                unstreamed = UnstreamedAnswer(
-                    self.answer.send, OpenAnswer(self.answer_bytes, runner.relay.open_answers)
-                )
-                try:
-                    await self.generate(delivery, unstreamed.send)
-                finally:
-                    unstreamed.drop()
+                await self._deliver_stored(delivery, self._end)
+
+    async def _deliver(self, delivery: Delivery, send: Send) -> None:
+        if not self.call.outputs:
+            await self.deliver(delivery, send)
+        elif self.streams or not delivery.call.streamed:
+            await self.generate(delivery, send)
+        else:
+            unstreamed = UnstreamedAnswer(send, OpenAnswer(self.answer_bytes, self.runner.relay.open_answers))
+            try:
+                await self.generate(delivery, unstreamed.send)
+            finally:
+                unstreamed.drop()
+
+    async def _deliver_stored(self, delivery: Delivery, end: HeldEnd) -> None:
+        """Deliver. The clients get the end of the answer when the value, or its failure, is stored."""
+        try:
+            await self._deliver(delivery, end.send)
+        except (BrokenCallError, PlaitError):
+            await end.release()
+            raise
+        await end.release()
+
+    def kept_answer(self) -> bytes | None:
+        """The answer's body, unless it is a stream: a stream that is repeated later has its text in one piece."""
+        return None if self._end is None or self.streams else self._end.body
 
     def _fill(self, asked: HeldRequest, values: Mapping[str, str]) -> tuple[bytes, ChatRequest | CompletionRequest]:
         """The body with `values` in its prompt. It asks for a stream if its text becomes a value, where that can be."""
@@ -107,6 +132,8 @@ class AnsweredCall(ChainedCall):
 
     def take_back(self) -> bool:
         """Discard the answer; False if a client has been sent a part of it."""
+        if self._end is not None:
+            self._end.clear()
         return self.answer.take_back()
 
     def on_failed(self, error: PlaitError) -> None:
@@ -172,10 +199,11 @@ class ChainedCalls:
                 param="plait-session",
             )
         self.runner.reader.router.models.check(request.model)
-        session = self.executor.sessions.open(incoming.tenant, annotations.session, incoming.arrived_s)
+        session = self.executor.sessions.open(
+            incoming.tenant, annotations.session, incoming.arrived_s, durable=annotations.durable is not False
+        )
         self.executor.prefer(session, annotations.session_objective, incoming.arrived_s)
-        owner = AnsweredCall(self.runner, session, asked)
-        owner.call = _held_call(session, owner, asked)
+        owner = _new_owner(self.runner, session, asked)
         first = repeated(session, owner.call)
         if first is None:
             self.executor.add(session, owner.call, incoming.arrived_s)
@@ -235,6 +263,57 @@ class _AnnotatedBody(msgspec.Struct, frozen=True):
     plait: dict[str, object] | None = None
 
 
+def _new_owner(runner: CallRunner, session: Session, asked: HeldRequest) -> AnsweredCall:
+    """The new call of a request, with its owner."""
+    streams, keeps = bool(asked.request.stream), asked.annotations.output is not None
+    owner = AnsweredCall(runner, session, asked, streams=streams, keeps=keeps)
+    owner.call = _held_call(session, owner, asked)
+    return owner
+
+
+def answered_again(runner: CallRunner, session: Session, call_id: str, request: KeptRequest, now_s: float) -> HeldCall:
+    """The call of a request that was kept. Raises `CallerError` if it could not run any more."""
+    incoming = Incoming(request.path, request.headers, request.body, call_id, now_s, session.tenant.name)
+    asked = parse_request(request.body, KINDS[request.path])
+    annotations = read_annotations(request.headers, asked.plait)
+    return _new_owner(runner, session, HeldRequest(incoming, asked, annotations)).call
+
+
+def answered_before(
+    runner: CallRunner, session: Session, call: HeldCall, request: KeptRequest, event: ValueSet
+) -> AnsweredCall:
+    """The owner of a call that an earlier gateway has answered: a repetition gets the same answer."""
+    owner = AnsweredCall(runner, session, None, streams=event.answer is None, keeps=True)
+    owner.call = call
+    if event.answer is None:
+        kind, body = b"text/event-stream; charset=utf-8", _streamed_again(request, call.call_id, event)
+    else:
+        kind, body = b"application/json", event.answer
+    headers = [(b"content-type", kind), (b"plait-session", session.session_id.encode())]
+    owner.answer.restore([
+        {"type": "http.response.start", "status": 200, "headers": headers},
+        {"type": "http.response.body", "body": body},
+    ])  # fmt: skip
+    return owner
+
+
+class _Addressed(msgspec.Struct):
+    model: str = ""
+
+
+def _streamed_again(request: KeptRequest, call_id: str, event: ValueSet) -> bytes:
+    """The stream of an answer that is known by its text: one event, and the end."""
+    text = event.value if event.text is None else event.text
+    finish_reason = "length" if event.was_cut else "stop"
+    kind, choice = "text_completion", dict[str, Any](text=text)
+    if request.path == CHAT_PATH:
+        kind, choice = "chat.completion.chunk", {"delta": {"role": "assistant", "content": text}}
+    model = msgspec.json.decode(request.body, type=_Addressed).model
+    choices = [{"index": 0, **choice, "finish_reason": finish_reason}]
+    chunk = {"id": call_id, "object": kind, "created": 0, "model": model, "choices": choices}
+    return b"data: %b\n\n%b" % (msgspec.json.encode(chunk), STREAM_END)
+
+
 def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> HeldCall:
     incoming, request, annotations = asked
     wanted = annotations.output
@@ -256,6 +335,9 @@ def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> Hel
         held_bytes=len(incoming.body),
         fingerprint=None if wanted is None else _fingerprint(asked),
         is_answered=True,
+        request=None
+        if wanted is None
+        else lambda: KeptRequest("answered", incoming.path, without_keys(incoming.headers), incoming.body),
     )
 
 

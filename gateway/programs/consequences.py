@@ -287,6 +287,7 @@ class Consequences:
                 session = self.homes.get(call)
                 if session is not None and _is_unwanted(session, call):
                     effects = session.graph.cancel(call.call_id, UNWANTED)
+                    session.record.call_ended(call, UNWANTED, "cancelled", now_s)
                     self.apply(session, effects, now_s)
             self.continuations.add(partial(self.cancel_unwanted, ()), now_s)
         finally:

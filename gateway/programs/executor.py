@@ -37,6 +37,7 @@ from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction, Unproduced, timed_by
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall, Made
+from plait.gateway.programs.record import Records
 from plait.gateway.programs.session import Getter, Session, unproduced, waits_for_client
 from plait.gateway.programs.session_errors import (
     CANCELLED,
@@ -95,6 +96,7 @@ class Variables:
         except GraphError as error:
             raise refused(error) from error
         session.set_value(variable, value, size_bytes, made=None)
+        session.record.value_set(variable, value, now_s)
         self._after.apply(session, effects, now_s)
 
     def set_failed(
@@ -113,6 +115,7 @@ class Variables:
             effects = session.graph.refuse(where, [variable], what)
         except GraphError as error:
             raise refused(error) from error
+        session.record.variable_failed(variable, where, what, now_s)
         self._after.apply(session, effects, now_s)
 
     def get(self, session: Session, getter: Getter, now_s: float) -> None:
@@ -164,6 +167,7 @@ class Endings:
     def close(self, session: Session, now_s: float) -> None:
         """No more calls and values will come. Calls and getters that wait for what nobody produces fail now."""
         session.closed = True
+        session.record.closed(now_s)
         waiting: list[HeldCall | Getter] = list(session.calls.values())
         waiting += [getter for getters in session.getters.values() for getter in getters]
         for waiter in waiting:
@@ -183,7 +187,9 @@ class Endings:
 
     def delete(self, session: Session, now_s: float) -> None:
         """End a session for its client. Its id is refused for another time to live (`SessionEndedError`)."""
-        self._sessions.deleted.add(session.tenant.name, session.session_id, now_s, now_s + session.ttl_s)
+        until_s = now_s + session.ttl_s
+        self._sessions.deleted.add(session.tenant.name, session.session_id, now_s, until_s)
+        session.record.deleted(until_s, now_s)
         self.end(session, "was deleted", now_s)
 
     def end(self, session: Session, why: str, now_s: float) -> None:
@@ -228,6 +234,7 @@ class Endings:
             else:
                 error = nobody_produces(variable, session.variables())
             effects = session.graph.fail(waiter.call_id, error.causes[0])
+            session.record.call_ended(waiter, error.causes[0], "failed", now_s)
             self._after.drop(waiter)
             self._after.apply(session, effects, now_s)
             waiter.owner.on_broken(error)
@@ -237,13 +244,19 @@ class Executor:
     """The sessions' calls and variables.
 
     `predicted_s` predicts how long a call takes; a call's share of an objective depends on it. `at` schedules an event.
-    `on_job` is told of each job that ends with a value that a getter waited for.
+    `on_job` is told of each job that ends with a value that a getter waited for. `records` says how each session's
+    events are recorded (None: not at all).
     """
 
     def __init__(
-        self, limits: SessionsConfig, predicted_s: Prediction, at: At, on_job: Callable[[Job], None] = lambda _: None
+        self,
+        limits: SessionsConfig,
+        predicted_s: Prediction,
+        at: At,
+        on_job: Callable[[Job], None] = lambda _: None,
+        records: Records | None = None,
     ) -> None:
-        self.sessions = Sessions(limits)
+        self.sessions = Sessions(limits, records)
         self._after = Consequences(predicted_s, limits.gather_ms / 1e3, limits.hold_timeout_s, at, on_job)
         self._at = at
         self.variables = Variables(self.sessions, self._after)
@@ -268,6 +281,8 @@ class Executor:
             session.account()
             raise refused(error) from error
         call.arrived_s = now_s
+        session.record.submitted(call, now_s)
+        call.request = None
         session.add_outputs(names, call)
         if call.call_id not in session.graph.view:
             self._after.apply(session, effects, now_s)
@@ -283,6 +298,7 @@ class Executor:
         """The client states an objective for all that the session makes. None changes nothing."""
         if objective is not None and objective is not session.objective:
             session.objective = objective
+            session.record.preferred(objective, now_s)
             self._after.marked(session, session.deductions.prefer(objective, session.calls), now_s)
 
     def entering(self, session: Session, now_s: float) -> AbstractContextManager[None]:
@@ -333,15 +349,26 @@ class Executor:
             session.hold(-call.forget_text())
             self._show(call)
 
-    def produce(self, call: HeldCall, value: str, now_s: float, *, was_cut: bool = False) -> None:
+    def attempt(self, call: HeldCall, now_s: float) -> None:
+        """A running call is given to engines once more, for its current output."""
+        call.attempts += 1
+        session = self._after.homes.get(call)
+        if session is not None:
+            session.record.started(call, now_s)
+
+    def produce(
+        self, call: HeldCall, value: str, now_s: float, *, was_cut: bool = False, answer: bytes | None = None
+    ) -> None:
         """Set a running call's current output to its value. With its last one the call finishes.
 
-        Raises `ValueTooLargeError`. `was_cut` says that the text ended at its length limit.
+        Raises `ValueTooLargeError`. `was_cut` says that the text ended at its length limit. `answer` is the body of the
+        client's answer, for the record.
         """
         session, output = self._after.homes.get(call), call.output
         if session is None:
             return
         assert output is not None, "the graph and the call have the same outputs"
+        text = session.record.text_of(call)
         session.hold(-call.forget_text())
         size_bytes = utf8_bytes(value)
         problem = call.text_problem or self.sessions.check_size(session, size_bytes, size_bytes)
@@ -350,7 +377,9 @@ class Executor:
         effects = session.graph.produce(call.call_id, output.variable)
         begun_s = [session.made[name].begun_s for name in call.inputs if name in session.made]
         session.set_value(output.variable, value, size_bytes, Made(min((call.arrived_s, *begun_s)), was_cut))
+        session.record.produced(call, output, value, text, now_s, was_cut=was_cut, answer=answer)
         call.produced += 1
+        call.attempts = 0
         self._after.apply(session, effects, now_s)
 
     def finish(self, call: HeldCall, now_s: float) -> None:
@@ -364,6 +393,7 @@ class Executor:
         session = self._after.homes.get(call)
         if session is not None:
             effects = session.graph.fail(call.call_id, what)
+            session.record.call_ended(call, what, "failed", now_s)
             self._after.drop(call)
             self._after.apply(session, effects, now_s)
 
@@ -382,11 +412,13 @@ class Executor:
         if later:
             self._at(now_s + grace_s, partial(self._after.forget_absent, later))
 
-    def cancel(self, call: HeldCall, now_s: float) -> None:
-        """A client wants a call no more. The call and those that need its outputs fail."""
+    def cancel(self, call: HeldCall, now_s: float, what: FailureCause | str = CANCELLED) -> None:
+        """A client wants a call no more. The call and those that need its outputs fail, because of `what`."""
         session = self._after.homes.get(call)
         if session is not None:
-            self._after.apply(session, session.graph.cancel(call.call_id, CANCELLED), now_s)
+            effects = session.graph.cancel(call.call_id, what)
+            session.record.call_ended(call, what, "cancelled", now_s)
+            self._after.apply(session, effects, now_s)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from plait.backends.errors import PlaitError
+from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Condition
 from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.transforms import Transform
@@ -29,6 +30,23 @@ class Output:
     def value(self, text: str) -> str:
         """The variable's value for a completion's text; raises `TransformError`."""
         return text if self.transform is None else self.transform.apply(text)
+
+
+class KeptRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request as it is stored, so that its call can be made again. `headers` have no keys of clients."""
+
+    kind: Literal["submission", "answered", "native"]
+    path: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+_KEYS = frozenset((b"api-key", b"authorization", b"cookie", b"proxy-authorization", b"x-api-key"))
+
+
+def without_keys(headers: Headers) -> tuple[tuple[bytes, bytes], ...]:
+    """The headers that may be stored: no keys of clients."""
+    return tuple((name, value) for name, value in headers if name not in _KEYS)
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -125,6 +143,15 @@ class HeldCall:
     fingerprint: bytes | None = None
     """Equal for a request and its repetition; None if the request may not be repeated."""
 
+    request: Callable[[], KeptRequest] | None = None
+    """What the call can be made from again, until it is added; None if it need not be."""
+
+    is_recorded: bool = False
+    """Whether it was written to the session's record."""
+
+    attempts: int = 0
+    """How often it was given to engines for its next output."""
+
     clients: int = 1
     """Clients that wait for the call."""
 
@@ -173,6 +200,10 @@ class HeldCall:
     def has_reader(self) -> bool:
         """Whether a client is there that reads the answer, and not only the outputs."""
         return self.is_answered and self.clients > 0
+
+    def mark_recorded(self) -> None:
+        """It is in its session's record from now on."""
+        self.is_recorded = True
 
     def add_client(self) -> None:
         """One more client waits for the call."""

@@ -16,7 +16,7 @@ from msgspec import Meta
 from plait.backends.errors import FailedDependencyError, PlaitError
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.growing_text import utf8_bytes
-from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
+from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Session, has_failed, is_set, repeated
 from plait.gateway.programs.session_errors import FailureCause, inputs_missing, session_closed
 from plait.gateway.programs.submission import VariableName
@@ -117,8 +117,14 @@ def new_step(executor: Executor, session: Session, declared: DeclaredStep, call_
         native_s=declared.seconds,
         held_bytes=sum(map(len, inputs)),
         fingerprint=sha256(repr(("native", declared.output, inputs, declared.seconds)).encode()).digest(),
+        request=lambda: KeptRequest("native", "", (), msgspec.json.encode(declared)),
     )
     return owner.call
+
+
+def native_again(executor: Executor, session: Session, call_id: str, request: KeptRequest) -> HeldCall:
+    """The native step that was kept, which is not in the session yet."""
+    return new_step(executor, session, msgspec.json.decode(request.body, type=DeclaredStep), call_id)
 
 
 def open_step(session: Session, variable: str) -> HeldCall | None:

@@ -213,11 +213,11 @@ def entry(executor: Executor, session: Session, program: Program, now_s: float) 
         known, fresh, natives = program.known(session), program.fresh(session), NativeSteps(executor)
         yield
         yield from fresh.check(session, executor.sessions)
-        session.has_room = True
+        session.give_room(has_room=True)
         session.forget_failed((), fresh.failed(session))
         for call in known:
             call.add_client()
-        with executor.entering(session, now_s):
+        with session.record.whole(), executor.entering(session, now_s):
             for variable in fresh.order_of_values(session):
                 natives.set_value(session, variable, fresh.values[variable], now_s)
                 yield from _piece(session)
@@ -229,7 +229,8 @@ def entry(executor: Executor, session: Session, program: Program, now_s: float) 
                 executor.variables.get(session, getter, now_s)
                 yield from _piece(session)
     finally:
-        session.is_entered = session.has_room = False
+        session.is_entered = False
+        session.give_room(has_room=False)
         if not session.ended:
             session.touch(now_s)
     return [*known, *fresh.calls.values()]

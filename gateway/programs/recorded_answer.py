@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 from starlette.types import Message, Send
@@ -166,6 +167,12 @@ class RecordedAnswer:
         self._held_back = False
         self._window.drop()
         self._wake()
+
+    def restore(self, messages: Iterable[Message]) -> None:
+        """The answer is complete, and was recorded by an earlier gateway."""
+        for message in messages:
+            self._window.write(message)
+        self._ended = True
 
     def take_back(self) -> bool:
         """Discard the recording, so that it can start again; False if a client has been sent a part of it."""

@@ -14,6 +14,7 @@ from plait.backends.errors import PlaitError
 from plait.gateway.calls.annotations import Condition
 from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.programs.held_call import HeldCall, Made, Output
+from plait.gateway.programs.record import UNRECORDED, Unrecorded
 from plait.gateway.programs.session_errors import FailureCause
 from plait.policy.programs.needs import Mark
 from plait.policy.programs.objectives import Deductions
@@ -94,6 +95,7 @@ class Session:
         "not_clocked",
         "objective",
         "outputs",
+        "record",
         "session_id",
         "tenant",
         "touched_s",
@@ -115,6 +117,7 @@ class Session:
         self.calls: dict[str, HeldCall] = {}
         self.graph = RequestGraph()
         self.deductions = self._new_deductions()
+        self.record: Unrecorded = UNRECORDED
         self.outputs: dict[str, HeldCall | None] = {}
         self.values: dict[str, str] = {}
         self.made: dict[str, Made] = {}
@@ -207,8 +210,20 @@ class Session:
         else:
             idle.pop(self.session_id, None)
 
+    def record_in(self, record: Unrecorded) -> None:
+        """Its events are written here from now on."""
+        self.record = record
+
+    def live_for(self, ttl_s: float) -> None:
+        """Its time to live is this."""
+        self.ttl_s = ttl_s
+
+    def give_room(self, *, has_room: bool) -> None:
+        """What enters it now was allowed before, so its tenant's limits do not count. Or they count again."""
+        self.has_room = has_room
+
     def stay(self, now_s: float) -> None:
-        """The session is active, so its time to live begins again."""
+        """The session is or was active then, so its time to live began again."""
         self.touched_s = now_s
 
     def was_cut(self, variable: str) -> bool:

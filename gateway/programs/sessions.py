@@ -16,6 +16,7 @@ from uuid import uuid4
 from plait.backends.errors import NotFoundError, PlaitError, SessionEndedError, ValueTooLargeError
 from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.record import InMemory, Records
 from plait.gateway.programs.session import Getter, Session, Tenant
 from plait.gateway.programs.session_errors import too_many
 from plait.policy.programs.request_graph_state import VariableState
@@ -32,8 +33,9 @@ class _Ids:
 class DeletedSessions:
     """Refuses ids by tenant, at most `limit` of each tenant. Beyond it the one that ends first is forgotten."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, on_forgotten: Callable[[str, str], None] = lambda *_: None) -> None:
         self._limit = limit
+        self._on_forgotten = on_forgotten
         self._tenants: dict[str, _Ids] = {}
 
     def add(self, tenant: str, session_id: str, now_s: float, until_s: float) -> None:
@@ -43,7 +45,7 @@ class DeletedSessions:
         ids.until_s[session_id] = until_s
         heapq.heappush(ids.heap, (until_s, session_id))
         if len(ids.heap) > self._limit:
-            del ids.until_s[heapq.heappop(ids.heap)[1]]
+            self._drop(tenant, ids)
 
     def check(self, tenant: str, session_id: str, now_s: float) -> None:
         """Raise `SessionEndedError` if the id is refused."""
@@ -63,9 +65,14 @@ class DeletedSessions:
     def _forget(self, tenant: str, now_s: float) -> None:
         ids = self._tenants.get(tenant)
         while ids is not None and ids.heap and ids.heap[0][0] <= now_s:
-            del ids.until_s[heapq.heappop(ids.heap)[1]]
+            self._drop(tenant, ids)
         if ids is not None and not ids.heap:
             del self._tenants[tenant]
+
+    def _drop(self, tenant: str, ids: _Ids) -> None:
+        session_id = heapq.heappop(ids.heap)[1]
+        del ids.until_s[session_id]
+        self._on_forgotten(tenant, session_id)
 
     def check_books(self) -> None:
         """Assert the invariants; for tests."""
@@ -75,12 +82,16 @@ class DeletedSessions:
 
 
 class Sessions:
-    """The sessions of all tenants, by tenant and id. `evicted` counts those evicted, by what their tenant needed."""
+    """The sessions of all tenants, by tenant and id. `evicted` counts those evicted, by what their tenant needed.
 
-    def __init__(self, limits: SessionsConfig) -> None:
+    `records` says how each is recorded.
+    """
+
+    def __init__(self, limits: SessionsConfig, records: Records | None = None) -> None:
         self.limits = limits
+        self._records = records or InMemory()
         self.tenants: dict[str, Tenant] = {}
-        self.deleted = DeletedSessions(limits.max_sessions)
+        self.deleted = DeletedSessions(limits.max_sessions, self._records.forgotten)
         self.evicted: Counter[str] = Counter()
         self._due: list[tuple[float, int, Session]] = []  # a heap; some entries are outdated
         self._order = count()
@@ -94,11 +105,15 @@ class Sessions:
             if self.is_own(tenant, session_id):
                 return session_id
 
-    def open(self, tenant: str, session_id: str, now_s: float, ttl_s: float | None = None) -> Session:
+    def open(
+        self, tenant: str, session_id: str, now_s: float, ttl_s: float | None = None, *, durable: bool = True
+    ) -> Session:
         """The tenant's session of this id; created if there is none. `ttl_s` replaces its time to live.
 
-        Raises `SessionEndedError` for a deleted session, `LimitError` if the tenant has too many that are not idle.
+        A new one is in memory only unless it is `durable`. Raises `SessionEndedError` for a deleted session,
+        `LimitError` if the tenant has too many that are not idle, and what the records raise.
         """
+        self._records.check()
         owner = self.tenants.get(tenant) or Tenant(tenant)
         session = owner.sessions.get(session_id)
         if session is None:
@@ -106,18 +121,31 @@ class Sessions:
             missing = len(owner.sessions) + 1 - self.limits.max_sessions
             if not self._evict(owner, None, missing, lambda _: 1, "sessions"):
                 raise too_many("sessions", self.limits.max_sessions, "too_many_sessions")
-            session = Session(owner, session_id, ttl_s or self.limits.ttl_s, now_s)
-            self.tenants[tenant] = owner
-            owner.sessions[session_id] = session
-            self._count += 1
+            record = self._records.new(tenant, session_id, durable=durable)
+            session = self.restore(tenant, session_id, now_s, ttl_s or self.limits.ttl_s)
+            session.record_in(record)
+            record.opened(session.ttl_s, now_s)
         session.touch(now_s)
-        session.ttl_s = ttl_s or session.ttl_s
+        session.live_for(ttl_s or session.ttl_s)
+        session.record.touched(session.ttl_s, now_s)
         if session.expires_s < session.due_s:
             self._watch(session)
         return session
 
+    def restore(self, tenant: str, session_id: str, now_s: float, ttl_s: float) -> Session:
+        """A session that is not there: a new one, or one that is read from its record."""
+        owner = self.tenants.setdefault(tenant, Tenant(tenant))
+        session = owner.sessions[session_id] = Session(owner, session_id, ttl_s, now_s)
+        self._count += 1
+        self._watch(session)
+        return session
+
     def find(self, tenant: str, session_id: str, now_s: float) -> Session:
-        """The tenant's session of this id; raises `NotFoundError`, or `SessionEndedError` for a deleted session."""
+        """The tenant's session of this id; raises `NotFoundError`, or `SessionEndedError` for a deleted session.
+
+        Raises what the records raise, too.
+        """
+        self._records.check()
         session = self.label(tenant, session_id, now_s)
         if session is None:
             raise NotFoundError(
@@ -143,6 +171,7 @@ class Sessions:
 
     def end(self, session: Session) -> tuple[list[HeldCall], list[Getter]]:
         """Forget a session; returns its calls and getters."""
+        session.record.ended()
         concerned = session.end()
         self._count -= 1
         if not session.tenant.sessions:
@@ -202,7 +231,7 @@ class Sessions:
 
     def check_size(self, session: Session, size_bytes: int, more_bytes: int) -> PlaitError | None:
         """The error if the limits do not allow a value of this size, `more_bytes` of which are not held yet."""
-        if size_bytes > self.limits.max_value_bytes:
+        if size_bytes > self.limits.max_value_bytes and not session.has_room:
             message = (
                 f"The value has {size_bytes:,} bytes or more; at most {self.limits.max_value_bytes:,} are allowed."
             )

@@ -14,15 +14,18 @@ import msgspec
 from starlette.types import Message
 
 from plait.backends.errors import CallerError, PlaitError
+from plait.backends.protocol.openai import decode_body
 from plait.gateway.calls.annotations import ACCEPTED, Annotations, read_annotations, read_condition, with_condition
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.filled_prompts import Unfilled
-from plait.gateway.programs.held_call import HeldCall, ReadyCall
+from plait.gateway.programs.held_call import HeldCall, KeptRequest, ReadyCall, without_keys
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.submission import SET_FOR_EACH_STEP, CallBody, Submission
 from plait.gateway.timer import loop_time_s
+
+_CALL = msgspec.json.Decoder(CallBody)
 
 
 class HeldSubmission(NamedTuple):
@@ -37,19 +40,26 @@ class HeldSubmission(NamedTuple):
 class SubmittedCall(ChainedCall):
     """A call whose client does not wait for it. Clients get its outputs by name."""
 
-    __slots__ = ("_asked",)
+    __slots__ = ("_asked", "_made")
 
     def __init__(self, runner: CallRunner, session: Session, asked: HeldSubmission) -> None:
         super().__init__(runner, session)
         incoming = msgspec.structs.replace(asked.incoming, path=asked.submission.path)
         self._asked: HeldSubmission | None = asked._replace(incoming=incoming)
+        self._made: list[tuple[str, str]] = []
+
+    def go_on_after(self, text: str, value: str) -> None:
+        """An earlier gateway has generated a text, which became a value: the call goes on with its next output."""
+        self._made.append((text, value))
 
     async def run(self, ready: ReadyCall) -> None:
         """For each output: fill the prompt, then generate."""
         assert self._asked is not None, "a call runs once"
         (sent, submission, annotations, _), self._asked = self._asked, None  # frees the body: the call is kept longer
         values, texts, engine_id = dict(ready.values), dict[str, str](), None
-        for number, step in enumerate(submission.steps):
+        for step, (text, value) in zip(submission.steps, self._made, strict=False):
+            texts[step.name], values[step.output.variable] = text, value
+        for number, step in enumerate(submission.steps[len(self._made) :], len(self._made)):
             now_s = loop_time_s()
             incoming = msgspec.structs.replace(
                 sent,
@@ -119,8 +129,16 @@ def new_call(runner: CallRunner, session: Session, asked: HeldSubmission) -> Hel
         output_tokens=submission.output_tokens,
         held_bytes=len(incoming.body),
         fingerprint=fingerprint,
+        request=lambda: KeptRequest("submission", incoming.path, without_keys(incoming.headers), incoming.body),
     )
     return owner.call
+
+
+def made_again(runner: CallRunner, session: Session, call_id: str, request: KeptRequest, now_s: float) -> HeldCall:
+    """The call of a submission that was kept. Raises `CallerError` if it could not run any more."""
+    incoming = Incoming(request.path, request.headers, request.body, call_id, now_s, session.tenant.name)
+    body = decode_body(request.body, _CALL)
+    return new_call(runner, session, _read(runner.reader.prompts, incoming, body, session.session_id))
 
 
 def _check_whole(submission: Submission) -> None:

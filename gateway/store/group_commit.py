@@ -90,6 +90,11 @@ class GroupCommit:
         """What waits to be written."""
         return self._appended_bytes - self._committed_bytes
 
+    @property
+    def is_started(self) -> bool:
+        """Whether its thread was started."""
+        return self._streams is not None
+
     def start(self) -> None:
         """Begin: wait for the lease, read, then write."""
         self._loop = asyncio.get_running_loop()

@@ -300,10 +300,9 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
         database.execute("COMMIT")
-    except BaseException:
+    finally:
         if database.in_transaction:
             database.execute("ROLLBACK")
-        raise
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
@@ -196,14 +197,16 @@ async def settle() -> None:
 class Served:
     """A gateway whose one engine is the test's."""
 
-    def __init__(self, **sessions: Any) -> None:
+    def __init__(self, store: Path | None = None, **sessions: Any) -> None:
         sections: dict[str, Any] = {
             "server": {"api_keys": KEYS},
             "engines": [{"name": "e", "url": "http://127.0.0.1:1"}],
             "models": [{"name": "m", "tokenizer": "embedded"}],
             "sessions": {"gather_ms": 0, "max_attempts": 1, **sessions},
         }
-        self.gateway = Gateway(parse_config(sections, "test"))
+        if store is not None:
+            sections["store"] = {"path": str(store)}
+        self.gateway = Gateway(parse_config(sections, "test"), b"a secret that stays" * 2)
         self.gateway.router.health.answered("e", {"m": 1_000})
         self.engine = Engine()
         chained = self.gateway._chained

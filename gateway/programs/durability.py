@@ -1,0 +1,227 @@
+"""Durable sessions: they are written to a log while they go on, and made again from it when a gateway starts.
+
+A gateway first waits for the log's lease, then reads. Until then sessions cannot be used (503, `Retry-After`), and all
+else can. When it stops, it gives its sessions to the next gateway: see `hand_over`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from plait.backends.errors import GatewayStoppingError, PlaitError
+from plait.gateway.calls.stored_responses import RESPONSE, StoredResponses
+from plait.gateway.config.sections import StoreConfig
+from plait.gateway.fleet.router import Router
+from plait.gateway.programs.chained_call import CallRunner, ChainedCall
+from plait.gateway.programs.record import (
+    DELETED,
+    SESSION,
+    UNRECORDED,
+    Opened,
+    Recorded,
+    Refused,
+    SessionEvent,
+    Unrecorded,
+    decoded,
+)
+from plait.gateway.programs.replay import Replay
+from plait.gateway.programs.session import Session
+from plait.gateway.programs.slices import Pieces
+from plait.gateway.store.event_log import Change, StoredStream, StreamKey
+from plait.gateway.store.group_commit import GroupCommit
+from plait.gateway.store.sqlite_keeper import SqliteKeeper
+from plait.gateway.timer import loop_time_s
+from plait.policy.programs.request_graph_state import CallState
+
+RETRY_AFTER_S = 1.0
+"""A client comes again after this while sessions are read: 10,000 of them take a second or two."""
+
+FLEET_S = 60.0
+"""Interrupted calls wait so long for an engine of their model: an engine's first probes take some seconds."""
+
+POLL_S = 0.05
+
+log = structlog.get_logger(__name__)
+
+
+class RecoveringError(PlaitError):
+    """The sessions of an earlier gateway are not there yet."""
+
+    status = 503
+    default_code = "recovering"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"Sessions cannot be used yet: {why}. Try again.", retry_after_s=RETRY_AFTER_S)
+
+
+class NotStoredError(PlaitError):
+    """A durable session cannot be promised, because the store cannot be written."""
+
+    status = 503
+    default_code = "store_failed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "No new durable session can be made: the store cannot be written. Try again, or make one in memory with "
+            "'plait-durable: false'.",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+
+class Durability:
+    """The `Records` of a gateway with a store: how its sessions are written, read and given to the next gateway."""
+
+    def __init__(self, log: GroupCommit) -> None:
+        self.log = log
+        self._offset_s = 0.0
+        self._why: str | None = "the store is being read"
+        self._is_frozen = False
+        self.is_over = False
+        """Whether the sessions were given to the next gateway."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing is stored for now; None if all is well."""
+        return self.log.problem
+
+    def check(self) -> None:
+        """Raise `RecoveringError` until all sessions are there, and `GatewayStoppingError` once they are given away."""
+        if self.is_over:
+            raise GatewayStoppingError
+        if self._why is not None:
+            raise RecoveringError(self.log.problem or self._why)
+
+    def new(self, tenant: str, session_id: str, *, durable: bool) -> Unrecorded:
+        """A record in the log, unless the session is to be in memory. Raises `NotStoredError`."""
+        if not durable:
+            return UNRECORDED
+        if self.log.problem is not None:
+            raise NotStoredError
+        return self._record(StreamKey(SESSION, tenant, session_id))
+
+    def unix_s(self, now_s: float) -> float:
+        """An event's time as a wall clock's."""
+        return now_s + self._offset_s
+
+    def forgotten(self, tenant: str, session_id: str) -> None:
+        """Remove the event that had the id refused."""
+        self.append([Change(StreamKey(DELETED, tenant, session_id), 0.0, None)])
+
+    def append(self, changes: Sequence[Change]) -> None:
+        """Write these, until `freeze`."""
+        if not self._is_frozen:
+            self.log.append(changes)
+
+    async def committed(self, stream: StreamKey) -> bool:
+        """Wait until all that was appended is stored. False if it is not, or not all of the stream."""
+        return await self.log.committed(stream)
+
+    async def recover(self, runner: CallRunner, responses: StoredResponses, router: Router) -> None:
+        """Wait for the lease, read, make all sessions again, and start their calls when there are engines."""
+        self._offset_s = time.time() - loop_time_s()
+        if not self.log.is_started:
+            self.log.start()
+        streams = await self.log.streams()
+
+        def has_engine(model: str) -> bool:
+            return bool(router.models.able(router.models.target(model)))
+
+        begun_s, start, models = loop_time_s(), asyncio.Event(), set[str]()
+        await runner.slices.run("", self._made(streams, runner, responses, start, models))
+        self._why = None
+        log.info("sessions recovered", streams=len(streams), seconds=round(loop_time_s() - begun_s, 3))
+        try:
+            async with asyncio.timeout(FLEET_S):
+                while not all(map(has_engine, models)):  # noqa: ASYNC110 - engines do not tell
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            log.warning("no engine for calls that were interrupted", models=sorted(models))
+        start.set()
+
+    def hand_over(self, runner: CallRunner) -> None:
+        """The gateway stops: the next one goes on with the durable sessions.
+
+        Who waits for a variable or for a call that has not begun is told to come again at once. Running calls end here
+        if they can, and what they make is written. No further call is started.
+        """
+        self.is_over = True
+        runner.handed_over.set()
+        for session in runner.executor.sessions:
+            if session.record.stores:
+                _tell_waiting(session)
+
+    def freeze(self) -> None:
+        """What the end of this gateway does to its sessions is not written."""
+        self._is_frozen = True
+
+    async def close(self) -> None:
+        """Write what is left, and give the lease up."""
+        await self.log.close()
+
+    def _made(
+        self,
+        streams: Sequence[StoredStream],
+        runner: CallRunner,
+        responses: StoredResponses,
+        start: asyncio.Event,
+        models: set[str],
+    ) -> Pieces[None]:
+        kinds: dict[str, Callable[[StoredStream], None]] = {
+            SESSION: lambda stream: self._make_session(stream, runner, start, models),
+            DELETED: lambda stream: self._refuse(stream, runner),
+            RESPONSE: lambda stream: responses.restore(stream, self._offset_s, loop_time_s()),
+        }
+        for stream in streams:
+            kinds[stream.key.kind](stream)
+            yield
+
+    def _make_session(self, stream: StoredStream, runner: CallRunner, start: asyncio.Event, models: set[str]) -> None:
+        events: list[SessionEvent] = [decoded(change) for change in stream.events]
+        if not events or not isinstance(events[0], Opened):
+            return
+        now_s, sessions = loop_time_s(), runner.executor.sessions
+        created_s, used_s = (stream.events[place].at_unix_s - self._offset_s for place in (0, -1))
+        session = sessions.restore(stream.key.tenant, stream.key.name, created_s, events[0].ttl_s)
+        session.touch(now_s)
+
+        def when_whole(session: Session) -> None:
+            session.record_in(self._record(stream.key))
+
+        Replay(runner, session, start, models, now_s).run(events, when_whole)
+        if session.is_idle:
+            session.stay(used_s)
+            if session.expires_s <= now_s:
+                runner.executor.endings.end(session, "has expired", now_s)
+
+    def _refuse(self, stream: StoredStream, runner: CallRunner) -> None:
+        for change in stream.events:
+            event, now_s = decoded(change), loop_time_s()
+            if isinstance(event, Refused):
+                until_s = event.until_unix_s - self._offset_s
+                runner.executor.sessions.deleted.add(stream.key.tenant, stream.key.name, now_s, until_s)
+
+    def _record(self, stream: StreamKey) -> Recorded:
+        return Recorded(self, stream, self._offset_s)
+
+
+def new_durability(config: StoreConfig) -> Durability | None:
+    """The durability of a gateway; None without a store. Raises ValueError for a store that can never be used."""
+    if config.path is None:
+        return None
+    keeper = SqliteKeeper(Path(config.path), config.synchronous)
+    keeper.check()
+    return Durability(GroupCommit(keeper))
+
+
+def _tell_waiting(session: Session) -> None:
+    """Tell those who wait for a variable, or for the answer to a call that has not begun, to come again."""
+    for getter in [getter for getters in session.getters.values() for getter in getters]:
+        getter.on_failed(GatewayStoppingError())
+    for call in [*session.calls.values()]:
+        if isinstance(call.owner, ChainedCall) and session.graph.view.call_state(call.call_id) is CallState.WAITING:
+            call.owner.on_failed(GatewayStoppingError())

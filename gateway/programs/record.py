@@ -1,0 +1,359 @@
+"""What is written of a session, so that it can be made again: the events of the executor that nothing else implies.
+
+A call that is skipped, or fails because an input has failed, follows from other events, so it is not written. `replay`
+gives the events to a new executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, Protocol
+
+import msgspec
+
+from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output
+from plait.gateway.programs.session_errors import FailureCause
+from plait.gateway.store.event_log import Change, StreamKey
+from plait.policy.types import Objective
+
+RECORD_VERSION = 1
+"""Of the events below. A later version reads earlier ones."""
+
+SESSION = "session"
+"""The kind of a session's stream."""
+
+DELETED = "deleted"
+"""The kind of the stream that says until when a deleted session's id is refused."""
+
+TOUCHES = 16
+"""How often in its time to live a session that is only read is written to be alive."""
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
+    """The session begins."""
+
+    ttl_s: float
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
+    """The session is still used, and lives for this time to live from now on."""
+
+    ttl_s: float
+
+
+class Preferred(msgspec.Struct, frozen=True, array_like=True, tag="preferred"):
+    """The client states an objective for the session."""
+
+    objective: Objective
+
+
+class Closed(msgspec.Struct, frozen=True, array_like=True, tag="closed"):
+    """The session takes no more calls and values."""
+
+
+class Submitted(msgspec.Struct, frozen=True, array_like=True, tag="submitted"):
+    """A call has come. `inputs` are all variables that it waits for; `request` is what it can be made from again."""
+
+    call_id: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    fingerprint: bytes | None
+    request: KeptRequest
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    """A call is given to engines once more, for its next output."""
+
+    call_id: str
+
+
+class ValueSet(msgspec.Struct, frozen=True, array_like=True, tag="value"):
+    """A variable has its value, from a call or (None) from a client.
+
+    `text` is what a transform made the value from, None without one. `answer` is the body of the call's answer to its
+    client, None for a stream or without a client.
+    """
+
+    variable: str
+    value: str
+    call_id: str | None = None
+    text: str | None = None
+    was_cut: bool = False
+    answer: bytes | None = None
+
+
+class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+    """A call has failed by itself, or was cancelled."""
+
+    call_id: str
+    what: FailureCause | str
+    how: Literal["failed", "cancelled"]
+
+
+class VariableFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """A variable that no call was to produce has failed, for `where`."""
+
+    variable: str
+    where: str
+    what: FailureCause
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """A deleted session's id is refused until then."""
+
+    until_unix_s: float
+
+
+SessionEvent = (
+    Opened | Kept | Preferred | Closed | Submitted | Started | ValueSet | CallEnded | VariableFailed | Refused
+)
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[SessionEvent] = msgspec.msgpack.Decoder(SessionEvent)
+
+
+def decoded(change: Change) -> SessionEvent:
+    """The event in a change. Raises `msgspec.DecodeError`."""
+    assert change.data is not None
+    return _DECODER.decode(change.data)
+
+
+class Log(Protocol):
+    """Where events are written (`GroupCommit`)."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing is stored for now; None if all is well."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether another gateway goes on with the sessions: calls that end here without a value run again there."""
+
+    def append(self, changes: Sequence[Change]) -> None:
+        """Write these, after all that came before. Returns at once."""
+
+    async def committed(self, stream: StreamKey) -> bool:
+        """Wait until all that was appended is stored. False if it is not, or not all of the stream."""
+
+
+class Unrecorded:
+    """The record of a session that is in memory only: nothing is written, and nobody waits."""
+
+    __slots__ = ()
+
+    stores = False
+    """Whether anything is written."""
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether what is told now will outlive the process, as far as that was promised."""
+        return True
+
+    async def committed(self) -> bool:
+        """Wait until all events so far are stored. False if they are not, though they should be."""
+        return True
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """The events in the block are stored together or not at all."""
+        yield
+
+    def text_of(self, call: HeldCall) -> str | None:
+        """The text that the current output's transform takes, if that is to be written."""
+
+    def opened(self, ttl_s: float, now_s: float) -> None:
+        """The session begins."""
+
+    def touched(self, ttl_s: float, now_s: float) -> None:
+        """Somebody uses the session."""
+
+    def preferred(self, objective: Objective, now_s: float) -> None:
+        """The client states an objective."""
+
+    def closed(self, now_s: float) -> None:
+        """The session takes no more calls and values."""
+
+    def submitted(self, call: HeldCall, now_s: float) -> None:
+        """A call has come."""
+
+    def started(self, call: HeldCall, now_s: float) -> None:
+        """A call is given to engines."""
+
+    def produced(
+        self, call: HeldCall, output: Output, value: str, text: str | None, now_s: float,
+        *, was_cut: bool, answer: bytes | None,
+    ) -> None:  # fmt: skip
+        """A call's output has its value."""
+
+    def value_set(self, variable: str, value: str, now_s: float) -> None:
+        """A client has set a variable."""
+
+    def call_ended(
+        self, call: HeldCall, what: FailureCause | str, how: Literal["failed", "cancelled"], now_s: float
+    ) -> None:
+        """A call has failed by itself, or was cancelled."""
+
+    def variable_failed(self, variable: str, where: str, what: FailureCause, now_s: float) -> None:
+        """A variable that no call was to produce has failed."""
+
+    def deleted(self, until_s: float, now_s: float) -> None:
+        """The session's id is refused until then."""
+
+    def ended(self) -> None:
+        """The session is over: nothing of it is kept."""
+
+
+UNRECORDED = Unrecorded()
+
+
+class Recorded(Unrecorded):
+    """The record of a durable session, in a log. The log's times are `offset_s` after those of the events."""
+
+    __slots__ = ("_is_ended", "_is_whole", "_kept_s", "_log", "_offset_s", "_together", "stream")
+
+    stores = True
+
+    def __init__(self, log: Log, stream: StreamKey, offset_s: float) -> None:
+        self.stream = stream
+        self._log = log
+        self._offset_s = offset_s
+        self._kept_s = 0.0
+        self._together: list[Change] | None = None
+        self._is_whole: asyncio.Future[None] | None = None
+        self._is_ended = False
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether the log can be written."""
+        return self._log.problem is None
+
+    async def committed(self) -> bool:
+        """Wait for the log."""
+        while self._together is not None:
+            if self._is_whole is None:
+                self._is_whole = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._is_whole)
+        return await self._log.committed(self.stream)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Keep the events of the block until its end."""
+        self._together = []
+        try:
+            yield
+        finally:
+            together, self._together = self._together, None
+            if together and not self._is_ended:
+                self._log.append(together)
+            if self._is_whole is not None:
+                self._is_whole.set_result(None)
+                self._is_whole = None
+
+    def text_of(self, call: HeldCall) -> str | None:
+        """The text so far, if the output has a transform."""
+        return None if call.output is None or call.output.transform is None else str(call.text)
+
+    def opened(self, ttl_s: float, now_s: float) -> None:
+        """The stream begins. What an earlier session of the name has left is removed."""
+        self._kept_s = now_s
+        self._log.append([Change(self.stream, 0.0, None), self._change(Opened(ttl_s), now_s)])
+
+    def touched(self, ttl_s: float, now_s: float) -> None:
+        """Write it now and then: a session that is only read must not expire for the next gateway."""
+        if now_s - self._kept_s > ttl_s / TOUCHES:
+            self._kept_s = now_s
+            self._append(Kept(ttl_s), now_s)
+
+    def preferred(self, objective: Objective, now_s: float) -> None:
+        """Write it."""
+        self._append(Preferred(objective), now_s)
+
+    def closed(self, now_s: float) -> None:
+        """Write it."""
+        self._append(Closed(), now_s)
+
+    def submitted(self, call: HeldCall, now_s: float) -> None:
+        """Write it. A call that cannot be made again, since nobody can get its answer any more, is left out."""
+        if call.request is not None:
+            outputs = tuple(output.variable for output in call.outputs)
+            request = call.request()
+            self._append(Submitted(call.call_id, call.inputs, outputs, call.fingerprint, request), now_s)
+            call.mark_recorded()
+
+    def started(self, call: HeldCall, now_s: float) -> None:
+        """Write it."""
+        if call.is_recorded:
+            self._append(Started(call.call_id), now_s)
+
+    def produced(
+        self, call: HeldCall, output: Output, value: str, text: str | None, now_s: float,
+        *, was_cut: bool, answer: bytes | None,
+    ) -> None:  # fmt: skip
+        """Write it."""
+        self._append(ValueSet(output.variable, value, call.call_id, text, was_cut, answer), now_s)
+
+    def value_set(self, variable: str, value: str, now_s: float) -> None:
+        """Write it."""
+        self._append(ValueSet(variable, value), now_s)
+
+    def call_ended(
+        self, call: HeldCall, what: FailureCause | str, how: Literal["failed", "cancelled"], now_s: float
+    ) -> None:
+        """Write it."""
+        if call.is_recorded and not self._log.is_over:
+            self._append(CallEnded(call.call_id, what, how), now_s)
+
+    def variable_failed(self, variable: str, where: str, what: FailureCause, now_s: float) -> None:
+        """Write it."""
+        self._append(VariableFailed(variable, where, what), now_s)
+
+    def deleted(self, until_s: float, now_s: float) -> None:
+        """Write it to a stream of its own."""
+        stream = self.stream._replace(kind=DELETED)
+        refused = self._change(Refused(until_s + self._offset_s), now_s)._replace(stream=stream)
+        self._log.append([Change(stream, 0.0, None), refused])
+
+    def ended(self) -> None:
+        """Remove the stream."""
+        self._is_ended = True
+        self._log.append([Change(self.stream, 0.0, None)])
+
+    def _append(self, event: SessionEvent, now_s: float) -> None:
+        change = self._change(event, now_s)
+        if self._is_ended:
+            return
+        if self._together is None:
+            self._log.append([change])
+        else:
+            self._together.append(change)
+
+    def _change(self, event: SessionEvent, now_s: float) -> Change:
+        return Change(self.stream, now_s + self._offset_s, _ENCODER.encode(event), RECORD_VERSION)
+
+
+class Records(Protocol):
+    """Says how sessions are recorded."""
+
+    def check(self) -> None:
+        """Raise `PlaitError` while sessions cannot be used, because those of an earlier gateway are being read."""
+
+    def new(self, tenant: str, session_id: str, *, durable: bool) -> Unrecorded:
+        """The record of a new session. Raises `PlaitError` if a durable one cannot be promised now."""
+
+    def forgotten(self, tenant: str, session_id: str) -> None:
+        """A deleted session's id is not refused any more."""
+
+
+class InMemory:
+    """Nothing is recorded."""
+
+    def check(self) -> None:
+        """Nothing has to be read."""
+
+    def new(self, _tenant: str, _session_id: str, *, durable: bool) -> Unrecorded:  # noqa: ARG002 - a Records
+        """In memory."""
+        return UNRECORDED
+
+    def forgotten(self, tenant: str, session_id: str) -> None:
+        """Nothing was written of it."""

@@ -1,0 +1,188 @@
+"""Makes a session again from its record: the events go to the executor as they did to that of the earlier gateway.
+
+Calls that had not ended are made from their requests and start again, with the outputs that they have produced.
+Those that had ended are remembered, so that a repeated request is recognised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from plait.backends.errors import FailedDependencyError, PlaitError
+from plait.gateway.programs.chained_call import CallRunner, ChainedCall
+from plait.gateway.programs.chained_calls import answered_again, answered_before
+from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
+from plait.gateway.programs.native_step import native_again
+from plait.gateway.programs.record import (
+    CallEnded,
+    Closed,
+    Kept,
+    Opened,
+    Preferred,
+    SessionEvent,
+    Started,
+    Submitted,
+    ValueSet,
+    VariableFailed,
+)
+from plait.gateway.programs.session import Session
+from plait.gateway.programs.session_errors import FailureCause
+from plait.gateway.programs.submitted_call import SubmittedCall, made_again
+from plait.policy.programs.request_graph_state import CallState
+
+log = structlog.get_logger(__name__)
+
+
+class EndedCall:
+    """The owner of a call that has ended in an earlier gateway."""
+
+    def on_ready(self, ready: ReadyCall) -> None:
+        """No effect: its end follows."""
+
+    def on_refined(self, promise: Promise) -> None:
+        """No effect."""
+
+    def on_broken(self, error: PlaitError) -> None:
+        """No effect: nobody waits for it."""
+
+
+def ended_calls(events: Sequence[SessionEvent]) -> set[int]:
+    """The places of the `Submitted` whose calls have ended by events of their own."""
+    ended, open_calls, left = set[int](), dict[str, int](), dict[str, int]()
+    for place, event in enumerate(events):
+        match event:
+            case Submitted():
+                open_calls[event.call_id], left[event.call_id] = place, len(event.outputs)
+            case ValueSet(call_id=str(call_id)) if call_id in open_calls:
+                left[call_id] -= 1
+                if not left[call_id]:
+                    ended.add(open_calls.pop(call_id))
+            case CallEnded() if event.call_id in open_calls:
+                ended.add(open_calls.pop(event.call_id))
+    return ended
+
+
+@dataclass(slots=True)
+class Replay:
+    """Gives one session its events. Calls that go on are started after `start`. `models` collects what they need."""
+
+    runner: CallRunner
+    session: Session
+    start: asyncio.Event
+    models: set[str]
+    now_s: float
+    _submitted: dict[str, Submitted] = field(default_factory=dict)
+    _unreadable: list[tuple[HeldCall, str]] = field(default_factory=list)
+
+    def run(self, events: Sequence[SessionEvent], when_whole: Callable[[Session], None]) -> None:
+        """All of them. `when_whole` is called when the session is what it was, and before a call of it is started."""
+        session, ended = self.session, ended_calls(events)
+        session.give_room(has_room=True)  # it had, whatever the limits are now
+        with self.runner.executor.entering(session, self.now_s):
+            for place, event in enumerate(events):
+                try:
+                    self._apply(event, is_over=place in ended)
+                except PlaitError as error:
+                    log.warning("an event of a session is left out", session=session.session_id, problem=error.message)
+            session.give_room(has_room=False)
+            when_whole(session)
+            for call, problem in [*self._unreadable, *self._exhausted()]:
+                self.runner.executor.fail(call, FailureCause(message=problem), self.now_s)
+
+    @property
+    def _executor(self) -> Executor:
+        return self.runner.executor
+
+    def _apply(self, event: SessionEvent, *, is_over: bool) -> None:
+        session, executor, now_s = self.session, self._executor, self.now_s
+        match event:
+            case Opened() | Kept():
+                session.live_for(event.ttl_s)
+            case Preferred():
+                executor.prefer(session, event.objective, now_s)
+            case Closed():
+                executor.endings.close(session, now_s)
+            case Submitted():
+                self._submit(event, is_over=is_over)
+            case Started() if event.call_id in session.calls:
+                session.calls[event.call_id].attempts += 1
+            case ValueSet():
+                self._set(event)
+            case VariableFailed():
+                executor.variables.set_failed(session, event.variable, event.what, now_s, event.where)
+            case CallEnded():
+                self._end(event)
+
+    def _end(self, event: CallEnded) -> None:
+        call = self.session.calls.get(event.call_id)
+        if call is None:
+            return  # it has ended with another
+        if event.how == "failed":
+            self._executor.fail(call, event.what, self.now_s)
+        else:
+            self._executor.cancel(call, self.now_s, event.what)
+
+    def _submit(self, event: Submitted, *, is_over: bool) -> None:
+        call = self._ghost(event) if is_over else self._made(event)
+        call.mark_recorded()
+        self._submitted[event.call_id] = event
+        try:
+            self._executor.add(self.session, call, self.now_s)
+        except FailedDependencyError:
+            return  # it did so before
+
+    def _made(self, event: Submitted) -> HeldCall:
+        """The call, from its request."""
+        request, runner, session = event.request, self.runner, self.session
+        try:
+            match request.kind:
+                case "submission":
+                    call = made_again(runner, session, event.call_id, request, self.now_s)
+                case "answered":
+                    call = answered_again(runner, session, event.call_id, request, self.now_s)
+                case "native":
+                    call = native_again(runner.executor, session, event.call_id, request)
+        except PlaitError as error:
+            call = self._ghost(event)
+            self._unreadable.append((call, f"it cannot be read again after a restart: {error.message}"))
+        if isinstance(call.owner, ChainedCall):
+            call.owner.start_after(self.start)
+            self.models.add(call.model)
+        return call
+
+    def _ghost(self, event: Submitted) -> HeldCall:
+        """A call that ends again, as it did."""
+        outputs = tuple(map(Output, event.outputs))
+        native_s = 0.0 if event.request.kind == "native" else None
+        return HeldCall(
+            event.call_id, event.inputs, outputs, EndedCall(), native_s=native_s, fingerprint=event.fingerprint
+        )
+
+    def _set(self, event: ValueSet) -> None:
+        session, executor = self.session, self._executor
+        if event.call_id is None:
+            executor.variables.set_value(session, event.variable, event.value, self.now_s)
+            return
+        call = session.calls.get(event.call_id)
+        if call is None:
+            return
+        if session.graph.view.call_state(call.call_id) is CallState.READY:
+            executor.start(call, self.now_s)
+        submitted = self._submitted[call.call_id]
+        if submitted.request.kind == "answered":
+            call.owner = answered_before(self.runner, session, call, submitted.request, event)
+        elif isinstance(call.owner, SubmittedCall):
+            call.owner.go_on_after(event.value if event.text is None else event.text, event.value)
+        executor.produce(call, event.value, self.now_s, was_cut=event.was_cut)
+
+    def _exhausted(self) -> Iterator[tuple[HeldCall, str]]:
+        """The calls that may not be started once more."""
+        most = self._executor.sessions.limits.max_attempts
+        for call in self.session.calls.values():
+            if call.attempts >= most:
+                yield call, f"it was started {call.attempts} times, and a gateway ended before it did each time"

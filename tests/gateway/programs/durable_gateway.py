@@ -1,0 +1,88 @@
+"""Gateways one after another over the same store, each of which ends as a killed process does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from plait.gateway.programs.durability import Durability
+from plait.gateway.store.event_log import Change
+from tests.gateway.programs.chained_gateway import Exchange, Served, settle
+
+
+class DurableServed(Served):
+    """A gateway with a store. Each request waits for it, unless `waits` is False."""
+
+    waits = False
+
+    async def send(
+        self, path: str, body: Any = None, *, key: str = "one", method: str = "POST", **headers: str
+    ) -> Exchange:
+        exchange = await super().send(path, body, key=key, method=method, **headers)
+        if self.waits:
+            await self.stored()
+        return exchange
+
+    @property
+    def durability(self) -> Durability:
+        assert self.gateway._durability is not None
+        return self.gateway._durability
+
+    async def recover(self) -> None:
+        """Read the store, and start what was interrupted."""
+        chained = self.gateway._chained
+        async with asyncio.timeout(10):
+            await self.durability.recover(chained.runner, self.gateway._stored, self.gateway.router)
+        await self.stored()
+        self.waits = True
+
+    async def stored(self) -> None:
+        """All that has happened is in the store, and who waited for that was told."""
+        while self.durability.log.backlog_bytes:  # noqa: ASYNC110 - of a thread
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.002)
+        await settle()
+
+    async def kill(self) -> None:
+        """The end of the process: nothing more is written, and the lease is free."""
+        await self.stored()
+        self.durability.freeze()
+        for exchange in self.exchanges:
+            exchange.task.cancel()
+        await self.gateway._chained.close()
+        await self.durability.close()
+        await settle()
+
+
+@contextmanager
+def held_commits(served: DurableServed) -> Iterator[None]:
+    """Nothing is committed in the block."""
+    keeper, may_go_on = served.durability.log._keeper, threading.Event()
+    write = keeper.write
+
+    def held(changes: Sequence[Change]) -> None:
+        assert may_go_on.wait(10)
+        write(changes)
+
+    served.waits = False
+    keeper.write = held  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        may_go_on.set()
+        served.waits = True
+        keeper.write = write  # type: ignore[method-assign]
+
+
+@asynccontextmanager
+async def durable(path: Path, **sessions: Any) -> AsyncIterator[DurableServed]:
+    """The next gateway over the store; it is killed at the end."""
+    served = DurableServed(path, **sessions)
+    await served.recover()
+    yield served
+    served.executor.check()
+    await served.kill()

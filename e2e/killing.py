@@ -156,7 +156,11 @@ class Killing:
 
     async def kill(self, number: int) -> None:
         """A round: programs, and a kill in the middle of them."""
-        await self._round(f"kill-{number}", kill_after_s=self._chance.uniform(0, self._span_s))
+        try:
+            await self._round(f"kill-{number}", kill_after_s=self._chance.uniform(0, self._span_s))
+        except AssertionError as failure:
+            failure.add_note(self.gateway.log_tail(40))
+            raise
         self.findings.kills += 1
 
     async def _round(self, name: str, kill_after_s: float | None) -> None:

@@ -15,7 +15,7 @@ from plait.backends.http.client import HttpClient
 from plait.backends.http.response import Response
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import WatchedReceive
-from plait.gateway.config.sections import Config, EngineConfig, ModelConfig
+from plait.gateway.config.sections import Config, EngineConfig, ModelConfig, StoreConfig
 from plait.gateway.membership.engine_link import EngineLink
 
 MODEL: Final = "bench"
@@ -71,15 +71,31 @@ class _Nowhere:
 
 
 class Served:
-    """A gateway over one engine; its tokenizer is the one of bytes, which costs next to nothing."""
+    """A gateway over one engine; its tokenizer is the one of bytes, which costs next to nothing.
 
-    def __init__(self) -> None:
+    With a store it is opened by `recover`, and closed by `close`.
+    """
+
+    def __init__(self, store: StoreConfig | None = None) -> None:
         engine = EngineConfig(name="engine", url="http://127.0.0.1:1")
-        self.gateway = Gateway(Config(models=(ModelConfig(name=MODEL, tokenizer="bytes"),), engines=(engine,)))
+        models = (ModelConfig(name=MODEL, tokenizer="bytes"),)
+        self.gateway = Gateway(Config(models=models, engines=(engine,), store=store or StoreConfig()))
         self.engine = CuedEngine()
         links = self.gateway._links  # noqa: SLF001 - over a socket, the engine's CPU time would be measured too
         links["engine"] = EngineLink(cast("HttpClient", self.engine))
         self.gateway.router.health.answered("engine", {MODEL: CONTEXT_TOKENS})
+
+    async def recover(self) -> None:
+        """Open the store; then sessions can be used."""
+        gateway = self.gateway
+        assert gateway._durability is not None  # noqa: SLF001 - as `running` does
+        await gateway._durability.recover(gateway._chained.runner, gateway._stored, gateway.router)  # noqa: SLF001
+
+    async def close(self) -> None:
+        """Close the store."""
+        durability = self.gateway._durability  # noqa: SLF001
+        if durability is not None:
+            await durability.close()
 
     def complete(self, prompt: str, **plait: str) -> Request:
         """Send a completion, with `plait-...` headers; it runs in a task of its own."""

@@ -1,0 +1,184 @@
+"""What the store costs: a hop with it and without it, its CPU time for each value, and how long a client waits for it.
+
+`python -m benchmarks durability [--rounds N] [--folder PATH] [--synchronous KIND] [--json PATH]`. Rounds take turns
+between a gateway without a store and one with it. A hop is the way from a call's answer to the call that takes its
+value, at the engine (`hop` has it in detail). Then sessions get values of 3 KB at a steady pace, each of which a client
+waits for; the CPU time is the whole process's, beyond that of the same values without a store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from contextlib import redirect_stderr
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import uvloop
+
+from benchmarks.chaining.figures import Spread
+from benchmarks.chaining.measurement import Hop, Measurement
+from benchmarks.chaining.served import Served
+from plait.gateway.config.sections import StoreConfig
+from plait.gateway.log.events import configure_logging
+from plait.gateway.programs.record import SESSION, UNRECORDED, Recorded, Unrecorded
+from plait.gateway.server.full_collections import FullCollections
+from plait.gateway.simulation.compare import Claim
+from plait.gateway.store.event_log import StreamKey
+from plait.gateway.store.group_commit import GroupCommit
+from plait.gateway.store.sqlite_keeper import SqliteKeeper
+
+HOP_RATIO = 1.1
+CPU_MS = {2_000: 0.1, 200: 0.2}
+"""By values a second: the most CPU time of the store for one."""
+VALUE = "x" * 3_000
+PACED_S = 3.0
+PROGRAMS_A_ROUND = 4
+SWITCH_INTERVAL_S = 0.0005
+"""As `plait serve` sets it."""
+
+
+class BenchLog(GroupCommit):
+    """A log as the records of sessions take it."""
+
+    is_over = False
+
+
+@dataclass(slots=True)
+class Paced:
+    """Values at a pace: CPU seconds of each with the store and without, and seconds until it was acknowledged."""
+
+    with_store_s: list[float] = field(default_factory=list)
+    without_s: list[float] = field(default_factory=list)
+    acknowledged_s: list[float] = field(default_factory=list)
+
+    @property
+    def cpu_ms(self) -> float:
+        """The store's for a value: the median over the rounds."""
+        pairs = zip(self.with_store_s, self.without_s, strict=True)
+        return 1e3 * median(with_store_s - without_s for with_store_s, without_s in pairs)
+
+
+@dataclass(slots=True)
+class Costs:
+    """What was measured. Hops are seconds of the wall clock, by whether there was a store."""
+
+    hops: dict[bool, list[Hop]] = field(default_factory=lambda: {False: [], True: []})
+    paced: dict[int, Paced] = field(default_factory=lambda: {rate: Paced() for rate in CPU_MS})
+
+    def wake(self, *, is_stored: bool) -> Spread:
+        """A hop."""
+        return Spread.of([hop.wake_s for hop in self.hops[is_stored]])
+
+    def claims(self) -> list[Claim]:
+        """What has to hold."""
+        ratio = self.wake(is_stored=True).p50_s / self.wake(is_stored=False).p50_s
+        claims = [Claim("median hop, with the store / without", ratio, f"<= {HOP_RATIO:g}", ratio <= HOP_RATIO)]
+        for rate, most_ms in CPU_MS.items():
+            found_ms = self.paced[rate].cpu_ms
+            name = f"the store's CPU for a value at {rate:,}/s (ms)"
+            claims.append(Claim(name, found_ms, f"<= {most_ms:g}", found_ms <= most_ms))
+        return claims
+
+
+def main() -> int:
+    """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks durability", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--folder", type=Path, help="a folder on the disk of the store (default: a temporary one)")
+    parser.add_argument("--synchronous", choices=["normal", "full"], default="normal", help="default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
+    arguments = parser.parse_args()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+        redirect_stderr(nowhere),
+        tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
+    ):
+        configure_logging("info", "json")
+        costs = uvloop.run(_measure(Path(folder), arguments.rounds, arguments.synchronous))
+    for name, spread in _spreads(costs).items():
+        print(f"{name:<46} p50 {spread.p50_s * 1e6:7.0f} us   p99 {spread.p99_s * 1e6:7.0f} us")
+    claims = costs.claims()
+    for claim in claims:
+        print(f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(_report(costs, arguments), indent=1) + "\n", encoding="utf-8")
+    return int(not all(claim.holds for claim in claims))
+
+
+def _spreads(costs: Costs) -> dict[str, Spread]:
+    spreads = {
+        f"a hop, {'with' if kind else 'without'} the store": costs.wake(is_stored=kind) for kind in (False, True)
+    }
+    for rate, paced in costs.paced.items():
+        spreads[f"until a value is acknowledged, {rate:,}/s"] = Spread.of(paced.acknowledged_s)
+    return spreads
+
+
+async def _measure(folder: Path, rounds: int, synchronous: Any) -> Costs:
+    costs = Costs()
+    stored = Served(StoreConfig(path=str(folder / "hops" / "s.db"), synchronous=synchronous))
+    await stored.recover()
+    measured = {False: Measurement(Served(), time.perf_counter), True: Measurement(stored, time.perf_counter)}
+    FullCollections(asyncio.get_running_loop()).start()
+    for measurement in measured.values():
+        await measurement.program(None)
+    for number in range(rounds):
+        for turn in range(2 * PROGRAMS_A_ROUND):
+            is_stored = bool((turn + number) % 2)
+            costs.hops[is_stored] += await measured[is_stored].program(None)
+    await stored.close()
+    log = BenchLog(SqliteKeeper(folder / "values" / "s.db", synchronous))
+    log.start()
+    await log.streams()
+    for number in range(rounds):
+        for rate, paced in costs.paced.items():
+            paced.without_s.append(await _paced(UNRECORDED, rate, []))
+            session = StreamKey(SESSION, "tenant", f"{rate}-{number}")
+            paced.with_store_s.append(await _paced(Recorded(log, session, 0.0), rate, paced.acknowledged_s))
+    await log.close()
+    return costs
+
+
+async def _paced(record: Unrecorded, rate: int, acknowledged_s: list[float]) -> float:
+    """CPU seconds for each of the values that a session gets at this rate."""
+    loop, values = asyncio.get_running_loop(), round(rate * PACED_S)
+    record.opened(3600.0, loop.time())
+    began_s, cpu_s = loop.time(), time.process_time()
+
+    async def one(number: int) -> None:
+        set_s = loop.time()
+        record.value_set(f"v{number}", VALUE, set_s)
+        await record.committed()
+        acknowledged_s.append(loop.time() - set_s)
+
+    tasks = set[asyncio.Task[None]]()
+    for number in range(values):
+        await asyncio.sleep(max(0.0, began_s + number / rate - loop.time()))
+        task = asyncio.create_task(one(number))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    await asyncio.gather(*tasks)
+    return (time.process_time() - cpu_s) / values
+
+
+def _report(costs: Costs, arguments: argparse.Namespace) -> dict[str, Any]:
+    spreads = {name: {"p50_us": s.p50_s * 1e6, "p99_us": s.p99_s * 1e6} for name, s in _spreads(costs).items()}
+    claims = [{"name": c.name, "value": c.value, "target": c.target, "holds": c.holds} for c in costs.claims()]
+    inputs = {"rounds": arguments.rounds, "synchronous": arguments.synchronous, "python": platform.python_version()}
+    return {"experiment": "durability", "inputs": inputs, "times": spreads, "claims": claims}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

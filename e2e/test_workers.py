@@ -23,7 +23,9 @@ BACK_WITHIN_S = 10.0
 def gateway(tmp_path: Path) -> Iterator[Server]:
     with Launcher(tmp_path) as launch:
         engines = [launch.engine(name) for name in ("a", "b")]
-        server = launch.gateway(engines, server={"workers": WORKERS, "admin_key": "secret"})
+        store = tmp_path / "store" / "sessions.db"
+        store.parent.mkdir(mode=0o700)
+        server = launch.gateway(engines, server={"workers": WORKERS, "admin_key": "secret"}, store={"path": str(store)})
         for one in (*engines, server):
             one.start()
         for one in (*engines, server):
@@ -110,6 +112,21 @@ def test_a_killed_worker_ends_only_its_own_streams_and_is_started_again(gateway:
     for number in range(12):
         assert gateway.post(CHAT, json=chat(f"after {number}")).status_code == 200
     assert "a worker has ended" in gateway.log()
+
+
+def test_sessions_of_a_killed_worker_are_there_once_it_is_back(gateway: Server) -> None:
+    for number in range(6):
+        given = {"session_id": f"s{number}", "semantic_var_id": "v", "value": f"value {number}"}
+        assert gateway.post("/v1/variables", json=given).status_code == 200
+    for pid in processes(gateway):
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: up(gateway) == WORKERS)
+
+    def values() -> list[object]:
+        asked = [gateway.get(f"/v1/variables/s{number}/v").json() for number in range(6)]
+        return [one.get("value") for one in asked]
+
+    eventually(lambda: values() == [f"value {number}" for number in range(6)])
 
 
 def test_workers_end_with_the_process_that_looks_after_them(gateway: Server) -> None:

@@ -94,8 +94,7 @@ class Gateway:
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry, self._tenants.label)
         self._durability = new_durability(config.store)
-        executor = Executor(config.sessions, reader.predicted_s, at_loop_time, programs.job_ended, self._durability)
-        executor.sessions.is_own = peers.is_own
+        executor = self._new_executor(reader, programs)
         for collector in (LogCollector(), FleetCollector(self.router), SessionCollector(executor)):
             self._registry.register(collector)
         self._supervisor = Supervisor(self._registry)
@@ -122,6 +121,12 @@ class Gateway:
         return EngineSet(
             self.config, self.router, self._links, self._monitor, self._recovery, supervisor=self._supervisor
         )
+
+    def _new_executor(self, reader: CallReader, programs: ProgramMetrics) -> Executor:
+        limits, predicted_s = self.config.sessions, reader.predicted_s
+        executor = Executor(limits, predicted_s, at_loop_time, programs.job_ended, self._durability)
+        executor.sessions.is_own = self._forwarding.peers.is_own
+        return executor
 
     def _new_terms(self) -> TenantTerms:
         """What tenants may use here: several gateways share it."""

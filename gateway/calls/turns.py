@@ -23,7 +23,7 @@ chat and the ids."""
 JobT = TypeVar("JobT")
 T = TypeVar("T")
 
-Steps = Generator[object, None, T]
+Steps = Generator[Any, None, T]
 """Work that yields after each turn, and returns its result. What it yields is for others."""
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from socket import socket
+
+import msgspec
 
 from plait.gateway.app import Gateway
 from plait.gateway.commands import given_engines, positive
@@ -58,12 +61,13 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{arguments.save} is there already: give --save the name of a new file")
     secret, ports = server_secret(config, given.path), _ports(arguments, config)
     workers = arguments.workers or config.server.workers
+    _check_store(config, workers)
     if workers > 1:
         _run_workers(arguments, given, ports, secret, workers)
         return
     write_stderr_in_background()
     gateway = Gateway(config, secret, arguments.save)
-    _serve(gateway, [one for host, port in ports for one in bound_sockets(host, port)], given)
+    _serve(gateway, [one for host, port in ports for one in bound_sockets(host, port)], given.load)
 
 
 def _ports(arguments: argparse.Namespace, config: Config) -> list[tuple[str, int]]:
@@ -90,10 +94,14 @@ def _run_workers(
 
     def serve(worker: Worker) -> None:
         write_stderr_in_background()
-        config, name = given.load(), str(worker.number)
+
+        def load() -> Config:
+            return _of_worker(given.load(), worker.number, workers)
+
+        config, name = load(), str(worker.number)
         configure_logging(config.log.level, config.log.format, worker=name)
         save_to = arguments.save if worker.number == 0 else None
-        _serve(Gateway(config, secret, save_to, Peers(urls, name, key)), worker.sockets, given, worker.parent)
+        _serve(Gateway(config, secret, save_to, Peers(urls, name, key)), worker.sockets, load, worker.parent)
 
     groups = [[one for sockets in each for one in sockets] for each in zip(*listeners, private, strict=True)]
     status = WorkerProcesses(groups, serve).run()
@@ -101,8 +109,39 @@ def _run_workers(
         raise SystemExit(status)
 
 
-def _serve(gateway: Gateway, sockets: Sequence[socket], given: GivenEngines, parent: int | None = None) -> None:
-    """Serve on these sockets, until a signal comes or the process that can be read from `parent` has ended."""
+def _of_worker(config: Config, number: int, workers: int) -> Config:
+    """The configuration of a worker: each has a store of its own, since each has its own sessions."""
+    path = config.store.path
+    if path is None:
+        return config
+    store = msgspec.structs.replace(config.store, path=str(_part(Path(path), number, workers)))
+    return msgspec.structs.replace(config, store=store)
+
+
+def _part(path: Path, number: int, workers: int) -> Path:
+    return path.with_name(f"{path.name}.{number}-of-{workers}")
+
+
+def _check_store(config: Config, workers: int) -> None:
+    """Raise ValueError for a store that another number of workers has written: sessions would be in the wrong one."""
+    if config.store.path is None:
+        return
+    path = Path(config.store.path)
+    own = {path} if workers == 1 else {_part(path, number, workers) for number in range(workers)}
+    found = {path, *path.parent.glob(f"{glob.escape(path.name)}.*-of-*[0-9]")} - own
+    others = sorted(file.name for file in found if file.is_file())
+    if others:
+        raise ValueError(
+            f"{path.parent} has the store of another number of workers ({', '.join(others[:3])}): serve with as many, "
+            "or move these files away and give up their sessions"
+        )
+
+
+def _serve(gateway: Gateway, sockets: Sequence[socket], load: Callable[[], Config], parent: int | None = None) -> None:
+    """Serve on these sockets, until a signal comes or the process that can be read from `parent` has ended.
+
+    SIGHUP lets the gateway `load` its configuration again.
+    """
     server = gateway.config.server
     limits = RequestLimits(
         max_headers=server.max_headers,
@@ -112,6 +151,6 @@ def _serve(gateway: Gateway, sockets: Sequence[socket], given: GivenEngines, par
     )
     slow_clients = SlowClients(server.slow_client_timeout_s, gateway.on_slow_client)
     bounds = ClientBounds(limits, gateway.refusals.count, slow_clients)
-    on_hangup = partial(gateway.reload, given.load)
+    on_hangup = partial(gateway.reload, load)
     stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup, parent)
     run_draining_server(gateway, sockets, stops, max_connections=server.max_connections, bounds=bounds)

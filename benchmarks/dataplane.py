@@ -32,6 +32,7 @@ from e2e.faults.raw_client import CHAT, Answer, Client
 ENGINES: Final = 2
 BASELINES: Final = ("sglang-router, cache aware", "vllm-router, cache aware")
 OURS: Final = "plait"
+WORKERS: Final = f"{OURS}, in workers"
 SPREAD_REQUESTS, SPREAD_PER_S = 200, 100.0
 
 
@@ -42,6 +43,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="ROWS", help="the letters of the rows, such as ABC")
     parser.add_argument("--routers", default="", metavar="TEXT", help="beside ours, those whose name contains this")
     parser.add_argument("--checkout", type=Path, action="append", default=[], help="another Plait to measure beside")
+    parser.add_argument("--workers", type=int, metavar="N", help="ours in so many processes, too")
     parser.add_argument("--counts", action="store_true", help="count functions, files and rooms of a request, and end")
     parser.add_argument("--memory", type=int, metavar="N", help="show our memory over N requests, and end")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
@@ -76,6 +78,9 @@ def _started(stack: ExitStack, engines: Sequence[str], arguments: argparse.Names
             name = f"{OURS}{place}" if template == "short" else f"{OURS}{place}, {template}"
             command = partial(plait_command, template, engines, folder)
             yield stack.enter_context(running_router(name, command, folder, checkout))
+    if arguments.workers:
+        command = partial(plait_command, "short", engines, folder, workers=arguments.workers)
+        yield stack.enter_context(running_router(WORKERS, command, folder, here))
     for name, peer in PEERS.items():
         if arguments.routers in name:
             yield stack.enter_context(running_router(name, partial(peer.command, engines), folder, here))
@@ -146,6 +151,11 @@ def _table(routers: Sequence[Router], rows: Sequence[Row]) -> Iterator[str]:
 def _claims(routers: dict[str, Router]) -> Iterator[tuple[str, float, float]]:
     """Each bound: its name, what was measured, and the most that is wanted."""
     ours, others = routers[OURS], [routers[name] for name in BASELINES if name in routers]
+    if WORKERS in routers:
+        for name, most in (("A", 1.2), ("B", 1.15), ("S", 1.15)):
+            if name in ours.cpu_s:
+                ratio = min(routers[WORKERS].cpu_s[name]) / min(ours.cpu_s[name])
+                yield f"CPU of {name}, in workers / in one process", ratio, most
     if not others:
         return
     for name, most in (("A", 1.8), ("S", 1.2)):

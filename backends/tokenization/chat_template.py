@@ -18,6 +18,7 @@ from pathlib import Path
 from types import BuiltinMethodType
 from typing import Any, Final, NoReturn
 
+import jinja2
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
@@ -30,6 +31,11 @@ from plait.backends.errors import CallerError
 
 # Template variables that the call itself sets. Template options cannot replace them.
 CALL_VARIABLES: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+# Errors that a template can raise for messages that it does not expect. vLLM answers all of them with a 400.
+TEMPLATE_ERRORS: Final = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
+)  # fmt: skip
 
 
 class _GenerationTag(Extension):
@@ -88,10 +94,18 @@ _NONE: Final[frozenset[str]] = frozenset()
 _PLAIN: Final = frozenset({str, int, float, bool, list, dict, type(None)})
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with shorter ways to the same attributes and methods of a request's JSON."""
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox as transformers sets it up, with shorter ways to what a request's JSON has."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        self.filters["tojson"] = _json_filter
+        self.globals |= {
+            "raise_exception": _refuse, "strftime_now": now, "dict": _Dictionaries(), "namespace": _Namespace
+        }  # fmt: skip
 
     def getattr(self, obj: Any, attribute: str) -> Any:
+        """Of Jinja: `obj.attribute`."""
         kind = type(obj)
         if kind is dict:
             if attribute in obj and attribute not in _OF_DICTS:
@@ -105,6 +119,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Of Jinja: `function(...)`."""
         if type(function) is BuiltinMethodType and type(function.__self__) is str:
             kwargs.pop("_loop_vars", None)  # what jinja passes to functions that take the context
             kwargs.pop("_block_vars", None)
@@ -124,7 +139,8 @@ def _json_filter(
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _now(form: str) -> str:
+def now(form: str) -> str:
+    """The time, as a template asks for it."""
     return datetime.now().strftime(form)  # noqa: DTZ005 - the local time, as in transformers
 
 
@@ -132,11 +148,7 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-_ENVIRONMENT: Final = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
-_ENVIRONMENT.filters["tojson"] = _json_filter
-_ENVIRONMENT.globals |= {
-    "raise_exception": _refuse, "strftime_now": _now, "dict": _Dictionaries(), "namespace": _Namespace
-}  # fmt: skip
+_ENVIRONMENT: Final = ChatEnvironment()
 
 
 def render(
@@ -168,8 +180,13 @@ def _as_transformers_gives_it(message: Mapping[str, Any]) -> dict[str, Any]:
 @lru_cache(maxsize=32)
 def _compiled(template: str) -> Template:
     compiled = _ENVIRONMENT.from_string(template)
-    compiled.globals = dict(compiled.globals)  # each rendering copies them: a chain of maps takes 5 us
+    compiled.globals = globals_apart(compiled)
     return compiled
+
+
+def globals_apart(compiled: Template) -> dict[str, Any]:
+    """A template's globals as one dict: each rendering copies them, and of a chain of maps that takes 5 us."""
+    return dict(compiled.globals)
 
 
 def read_template(path: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from hashlib import blake2b
@@ -53,6 +53,7 @@ class BoundedTemplates(HuggingFaceTokenizer):
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        salt: Hashable = None,  # noqa: ARG002 - nothing is kept
     ) -> str:
         """The text of a chat. Raises `CallerError` also for a template that takes more than its share."""
         return self._worker.render(

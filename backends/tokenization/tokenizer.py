@@ -8,23 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Protocol
-
-import jinja2
 
 from plait.backends.errors import CallerError
 from plait.backends.protocol.tokenizer_fingerprint import CHATS, Messages
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
-from plait.backends.tokenization.chat_template import CHATML, render, template_options
+from plait.backends.tokenization.chat_template import CHATML, TEMPLATE_ERRORS, render, template_options
 from plait.backends.tokenization.cuts import Cuts
-
-# Errors that a template can raise for messages that it does not expect. vLLM answers all of them with a 400.
-TEMPLATE_ERRORS: Final = (
-    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
-)  # fmt: skip
-
+from plait.backends.tokenization.shape_memo import PlainChat, ShapeMemo, plain_chat
 
 OF_TRANSFORMERS: Final = frozenset(
     {
@@ -85,8 +78,11 @@ class Tokenizer(Protocol):
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        salt: Hashable = None,
     ) -> str:
         """The text of a chat, as vLLM renders it. `chat_template` is the text of a template.
+
+        Chats of one `salt` share the text of their tools.
 
         It has its special tokens: encode it without adding any. Raises CallerError for a chat that the template
         refuses, UnsupportedError for content that is not text.
@@ -136,6 +132,7 @@ class ChatTokenizer(ABC):
 
     def __init__(self) -> None:
         self._renders_alike: dict[str, bool] = {}
+        self._shapes = ShapeMemo()
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -197,24 +194,24 @@ class ChatTokenizer(ABC):
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        salt: Hashable = None,
     ) -> str:
         """The text of a chat."""
         if not messages:
             raise CallerError("A chat needs at least one message.", param="messages")
+        is_usual, plain = chat_template is None and not continue_final_message, None
+        if is_usual:
+            plain = plain_chat(messages, tools, template_kwargs, salt, add_generation_prompt=add_generation_prompt)
+            if plain is not None and (text := self._shapes.render(plain)) is not None:
+                return text
         prepared_tools = None if tools is None else template_tools(tools)
         try:
             template = self._template(chat_template, prepared_tools)
             prepared = template_messages(messages, template)
             variables = template_options(template, template_kwargs) if template_kwargs else {}
-            if (
-                chat_template is None
-                and not continue_final_message
-                and OF_TRANSFORMERS.isdisjoint(variables)
-                and (self._renders_alike.get(template) or self._try_rendering(template))
-            ):
-                return render(
-                    template, prepared, prepared_tools, add_generation_prompt, {**self._variables, **variables}
-                )
+            if is_usual and OF_TRANSFORMERS.isdisjoint(variables) and self._try_rendering(template):
+                variables |= {"tools": prepared_tools, "add_generation_prompt": add_generation_prompt}
+                return self._rendered(template, prepared, {**self._variables, **variables}, plain)
             return self._by_transformers(
                 prepared,
                 tools=prepared_tools,
@@ -225,6 +222,15 @@ class ChatTokenizer(ABC):
             )
         except TEMPLATE_ERRORS as error:
             raise CallerError(f"The chat template refused the messages: {error}", param="messages") from error
+
+    def _rendered(
+        self, template: str, prepared: list[dict[str, Any]], variables: dict[str, Any], plain: PlainChat | None
+    ) -> str:
+        """The text of a chat without transformers. Its shape is learned if it is a plain one."""
+        text = render(template, prepared, variables["tools"], variables["add_generation_prompt"], variables)
+        if plain is not None:
+            self._shapes.learn(plain, template, prepared, variables, text)
+        return text
 
     def _try_rendering(self, template: str) -> bool:
         """Whether `render` gives some chats the texts that transformers gives them. Each template is tried once."""

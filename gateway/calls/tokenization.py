@@ -106,7 +106,7 @@ class PromptReader:
         prompts: list[Sequence[int]] = []
         hashes = array("Q")
         try:
-            for prompt in self._prompts(request, tokenizer):
+            for prompt in self._prompts(request, tokenizer, salt):
                 if isinstance(prompt, list):
                     prompts.append(prompt)
                     continue
@@ -131,7 +131,9 @@ class PromptReader:
         turn_ends = tokenizer.special_ids if isinstance(request, ChatRequest) else None
         return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts, root, turn_ends)
 
-    def _prompts(self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer) -> Sequence[str | list[int]]:
+    def _prompts(
+        self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer, salt: str
+    ) -> Sequence[str | list[int]]:
         """The prompts as texts or, as a client may send them, as token ids."""
         if isinstance(request, CompletionRequest):
             return () if request.prompt is None else request.prompts()  # the prompt may be embeddings
@@ -143,6 +145,7 @@ class PromptReader:
                     add_generation_prompt=request.add_generation_prompt,
                     continue_final_message=request.continue_final_message,
                     template_kwargs=request.chat_template_kwargs,
+                    salt=salt,
                 ),
             )
         self.check(request)

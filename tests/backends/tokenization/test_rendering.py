@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
-from plait.backends.tokenization.chat_template import EMBEDDED_FOLDER, render
+from plait.backends.tokenization.chat_template import EMBEDDED_FOLDER, TEMPLATE_ERRORS, render
 from plait.backends.tokenization.file_tokenizer import HuggingFaceTokenizer
-from plait.backends.tokenization.tokenizer import TEMPLATE_ERRORS
 from tests.backends.tokenization.family_templates import FAMILIES, KIMI
 
 CHATS = 40

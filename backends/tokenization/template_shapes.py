@@ -1,0 +1,329 @@
+"""Chats of one shape, rendered once by Jinja: what a template does with contents is recorded, and done to others.
+
+In a recording, each message's content is a `_Recorded`. It is no string, so a template can do nothing with it but what
+is written here. What puts it into the text is recorded, and so is each question to it, such as whether it has
+`</think>` in it, with the answer. Contents that give the same answers take the same way through the template, so their
+text is the same with these contents in their places. Whatever else a template does to a content ends the recording.
+docs/design/chat-templates.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from operator import methodcaller
+from typing import Any, Final, NoReturn
+
+from jinja2 import Template
+
+from plait.backends.tokenization.chat_template import TEMPLATE_ERRORS, ChatEnvironment, globals_apart, now
+
+Value = Callable[[str], str]
+"""What a template makes of a content before it puts it into the text, such as `trim`."""
+Question = Callable[[str], Any]
+
+
+_ENTRY_BYTES: Final = 200
+"""Of a place or a question: its objects."""
+
+
+class UnrecordedError(Exception):
+    """A template does to a content what is not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A content in a text: its number, and what is made of it first."""
+
+    number: int
+    values: tuple[Value, ...] = ()
+
+    def of(self, contents: Sequence[str]) -> str:
+        """Its text among these contents."""
+        text = contents[self.number]
+        for value in self.values:
+            text = value(text)
+        return text
+
+
+@dataclass(slots=True)
+class _Recording:
+    """What a template asks of `contents`, and of the clock. `failed` stays, even if a template goes on."""
+
+    contents: Sequence[str]
+    asked: dict[tuple[_Place, str, Any], tuple[Question, bool]] = field(default_factory=dict)
+    clock: dict[str, str] = field(default_factory=dict)
+    failed: bool = False
+
+    def fail(self, *_arguments: Any, **_named: Any) -> NoReturn:
+        self.failed = True
+        raise UnrecordedError
+
+    def ask(self, place: _Place, name: str, argument: Any, question: Question) -> bool:
+        answer = bool(question(place.of(self.contents)))
+        self.asked[place, name, argument] = question, answer
+        return answer
+
+    def now(self, form: str) -> str:
+        return self.clock.setdefault(form, now(form))
+
+
+def _refused(content: _Recorded, *_arguments: Any, **_named: Any) -> NoReturn:
+    content._recording.fail()  # noqa: SLF001 - of the class below
+
+
+class _Recorded:
+    """A text with contents in it. Each way to look into an object is one of `_refused`, but for what is recorded.
+
+    Jinja's sandbox hides names that begin with an underscore, as it does for strings.
+    """
+
+    __slots__ = ("_parts", "_recording")
+
+    def __init__(self, recording: _Recording, parts: Iterable[str | _Place]) -> None:
+        self._recording = recording
+        self._parts = tuple(part for part in parts if part != "")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._recording.fail()
+
+    def __add__(self, other: Any) -> _Recorded:
+        return _joined(self._recording, (self, other))
+
+    def __radd__(self, other: Any) -> _Recorded:
+        return _joined(self._recording, (other, self))
+
+    def __bool__(self) -> bool:
+        if any(type(part) is str for part in self._parts):
+            return True
+        return bool(self._parts) and self._ask("bool", None, bool)
+
+    def __contains__(self, other: Any) -> bool:
+        return self._ask("contains", self._checked(other), methodcaller("__contains__", other))
+
+    def __eq__(self, other: object) -> bool:
+        return self._ask("eq", self._checked(other), methodcaller("__eq__", other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def startswith(self, start: Any) -> bool:
+        """Of a string."""
+        return self._ask("startswith", self._checked(start), methodcaller("startswith", start))
+
+    def endswith(self, end: Any) -> bool:
+        """Of a string."""
+        return self._ask("endswith", self._checked(end), methodcaller("endswith", end))
+
+    def strip(self, characters: Any = None) -> _Recorded:
+        """Of a string."""
+        return self._made("strip", characters)
+
+    def lstrip(self, characters: Any = None) -> _Recorded:
+        """Of a string."""
+        return self._made("lstrip", characters)
+
+    def rstrip(self, characters: Any = None) -> _Recorded:
+        """Of a string."""
+        return self._made("rstrip", characters)
+
+    __hash__ = _refused
+    __str__ = __repr__ = __format__ = __bytes__ = _refused
+    __len__ = __iter__ = __getitem__ = __index__ = __int__ = __float__ = __call__ = _refused
+    __lt__ = __le__ = __gt__ = __ge__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _refused
+
+    def _place(self) -> _Place:
+        if len(self._parts) != 1 or not isinstance(self._parts[0], _Place):
+            self._recording.fail()
+        return self._parts[0]
+
+    def _ask(self, name: str, argument: Any, question: Question) -> bool:
+        return self._recording.ask(self._place(), name, argument, question)
+
+    def _checked(self, argument: object) -> str:
+        if type(argument) is not str:
+            self._recording.fail()
+        return argument
+
+    def _made(self, name: str, characters: Any) -> _Recorded:
+        place = self._place()
+        if characters is not None:
+            self._checked(characters)
+        return _Recorded(self._recording, (_Place(place.number, (*place.values, _stripping(name, characters))),))
+
+
+@lru_cache(maxsize=256)
+def _stripping(name: str, characters: str | None) -> Value:
+    """One object for equal ones, so that places compare."""
+    return methodcaller(name, characters)
+
+
+def _joined(recording: _Recording, texts: Iterable[Any]) -> _Recorded:
+    parts: list[str | _Place] = []
+    for text in texts:
+        if type(text) is _Recorded:
+            parts += text._parts  # noqa: SLF001
+        elif type(text) is str:
+            parts.append(text)
+        else:
+            recording.fail()
+    return _Recorded(recording, parts)
+
+
+def _concat(texts: Iterable[Any]) -> Any:
+    """What the environment joins the output of a macro or a block with."""
+    texts = list(texts)
+    recording = next((text._recording for text in texts if type(text) is _Recorded), None)  # noqa: SLF001
+    return "".join(texts) if recording is None else _joined(recording, texts)
+
+
+def _output(value: Any) -> Any:
+    """Takes the place of `str` in a compiled template, which it is called with for each output."""
+    return value if type(value) is _Recorded else str(value)
+
+
+def _said(answer: bool, _content: _Recorded) -> bool:
+    return answer
+
+
+_ANSWERS: Final = {
+    "string": True, "iterable": True, "sequence": True, "defined": True, "undefined": False, "none": False,
+    "mapping": False, "number": False, "integer": False, "float": False, "boolean": False, "true": False,
+    "false": False,
+}  # fmt: skip
+"""What each test of Jinja says of any string."""
+
+_TESTS: Final = {name: partial(_said, answer) for name, answer in _ANSWERS.items()}
+
+
+def _default(content: _Recorded, other: Any = "", boolean: Any = False) -> Any:
+    return other if boolean and not content else content
+
+
+_FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "trim": _Recorded.strip, "string": lambda content: content, "default": _default, "d": _default
+}  # fmt: skip
+
+
+def _guarded(function: Callable[..., Any], of_content: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A filter or a test. `of_content` is what it is of a content; None: that is not recorded."""
+
+    def guarded(*arguments: Any, **named: Any) -> Any:
+        contents = [one for one in (*arguments, *named.values()) if type(one) is _Recorded]
+        if not contents:
+            return function(*arguments, **named)
+        if of_content is None or type(arguments[0]) is not _Recorded or len(contents) > 1 or named:
+            contents[0]._recording.fail()  # noqa: SLF001
+        return of_content(*arguments)
+
+    if hasattr(function, "jinja_pass_arg"):  # the environment or the context comes before the value
+        vars(guarded)["jinja_pass_arg"] = function.jinja_pass_arg
+    return guarded
+
+
+def _unrecorded(*_arguments: Any, **_named: Any) -> NoReturn:
+    raise UnrecordedError
+
+
+class _RecordingEnvironment(ChatEnvironment):
+    """The environment of chat templates, in which contents are no strings."""
+
+    concat = staticmethod(_concat)
+
+    def __init__(self) -> None:
+        super().__init__()
+        filters: dict[str, Any] = dict(self.filters)
+        self.filters = {name: _guarded(filters[name], _FILTERS.get(name)) for name in filters}
+        self.filters["random"] = _unrecorded
+        self.globals["lipsum"] = _unrecorded
+        tests: dict[str, Any] = dict(self.tests)
+        self.tests = {name: _guarded(tests[name], _TESTS.get(name)) for name in tests}
+
+
+_ENVIRONMENT: Final = _RecordingEnvironment()
+
+
+@lru_cache(maxsize=32)
+def _compiled(template: str) -> Template:
+    compiled = _ENVIRONMENT.from_string(template)
+    compiled.globals = globals_apart(compiled)
+    compiled.root_render_func.__globals__.update(str=_output, str_join=lambda texts: _concat(map(_output, texts)))
+    return compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The text of chats of one shape, with places for contents. It needs the answers that `asked` has to questions."""
+
+    texts: Sequence[str]
+    places: Sequence[tuple[int, _Place]]
+    asked: Sequence[tuple[_Place, Question, bool]]
+    clock: Sequence[tuple[str, str]]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of memory, about."""
+        return sum(map(sys.getsizeof, self.texts)) + _ENTRY_BYTES * (len(self.places) + len(self.asked))
+
+    def render(self, contents: Sequence[str]) -> str | None:
+        """The text with other contents; None if they take another way through the template."""
+        for place, question, answer in self.asked:
+            text = place.of(contents) if place.values else contents[place.number]
+            if question(text) != answer:
+                return None
+        for form, text in self.clock:
+            if now(form) != text:
+                return None
+        texts = [*self.texts]
+        for at, place in self.places:
+            texts[at] = place.of(contents) if place.values else contents[place.number]
+        return "".join(texts)
+
+
+def record(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    contents: Sequence[str],
+    variables: Mapping[str, Any],
+) -> Shape | None:
+    """The shape of a chat, which `variables` complete. Each message has the content of its number.
+
+    `messages` are as the template expects them: content as a string, or as one part. None if the template does to a
+    content what is not recorded, or refuses the chat.
+    """
+    recording = _Recording(contents)
+    prepared = [
+        {**message, "content": _placed(message["content"], _Recorded(recording, (_Place(number),)))}
+        for number, message in enumerate(messages)
+    ]
+    compiled = _compiled(template)
+    try:
+        context = compiled.new_context(
+            {"strftime_now": recording.now, **variables, "messages": prepared, "documents": None}
+        )
+        output = _joined(recording, compiled.root_render_func(context))
+    except (UnrecordedError, *TEMPLATE_ERRORS):
+        return None
+    return None if recording.failed else _shape(output._parts, recording)  # noqa: SLF001
+
+
+def _placed(content: Any, placed: _Recorded) -> Any:
+    return placed if isinstance(content, str) else [{**content[0], "text": placed}]
+
+
+def _shape(parts: Iterable[str | _Place], recording: _Recording) -> Shape:
+    texts: list[str] = []
+    places: list[tuple[int, _Place]] = []
+    literal: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            literal.append(part)
+            continue
+        places.append((len(texts) + 1, part))
+        texts += ["".join(literal), ""]
+        literal = []
+    texts.append("".join(literal))
+    asked = [(place, question, answer) for (place, _, _), (question, answer) in recording.asked.items()]
+    return Shape(texts, places, asked, [*recording.clock.items()])

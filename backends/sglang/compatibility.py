@@ -23,6 +23,7 @@ REQUIRED: Final = RequiredNames(
         f"{_SCHEDULER}.run_batch": ("batch",),
         f"{_SCHEDULER}.process_batch_result": ("batch", "result"),
         f"{_SCHEDULER}.abort_request": ("recv_req",),
+        f"{_SCHEDULER}.process_pending_chunked_abort": (),
         f"{_SCHEDULER}.get_internal_state": ("recv_req",),
         f"{_ADDER}.add_chunked_req": ("req",),
         f"{_ADDER}.add_one_req": ("req", "has_chunked_req", "truncation_align_size"),
@@ -55,6 +56,6 @@ REQUIRED: Final = RequiredNames(
         ),
         *("token_to_kv_pool_allocator.available_size", "req_to_token_pool", "hisparse_coordinator"),
         *("tree_cache.evictable_size", "tree_cache.take_events", "tree_cache.disable"),
-        *("enable_priority_scheduling", "request_receiver.recv_requests"),
+        *("enable_priority_scheduling", "request_receiver.recv_requests", "_pending_chunked_abort_req"),
     ),
 )

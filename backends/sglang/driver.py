@@ -160,6 +160,10 @@ class Driver:
         present.update(request.rid for batch in (scheduler.last_batch,) if batch for request in batch.reqs)
         self._reporter.retain(present, self.clock.present_s)
 
+    def aborted(self, request: Any) -> None:
+        """A request has ended outside of batches."""
+        self._reporter.ended(request.rid, self.clock.present_s)
+
     # Called for reports.
 
     def report(

@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 
         def abort_request(self, recv_req: Any) -> None: ...
 
+        _pending_chunked_abort_req: Any
+
+        def process_pending_chunked_abort(self) -> None: ...
+
+        def send_abort_output(self, abort_req: Any, req: Any) -> None: ...
+
         def get_internal_state(self, recv_req: Any) -> Any: ...
 
 else:
@@ -97,6 +103,18 @@ class PlannedScheduler(_SglangScheduler):
         """End requests from outside, for example after a client has gone."""
         super().abort_request(recv_req)
         self.plait.given_up()
+
+    def process_pending_chunked_abort(self) -> None:
+        """End a request whose prompt was in chunks when it was aborted. It is in no batch any more."""
+        aborted = self._pending_chunked_abort_req
+        super().process_pending_chunked_abort()
+        if aborted is not None and aborted.finished():
+            self.plait.aborted(aborted)
+
+    def send_abort_output(self, abort_req: Any, req: Any) -> None:
+        """End a request that has no room or is refused. SGLang 0.5.23 calls this, and older versions nothing."""
+        super().send_abort_output(abort_req, req)
+        self.plait.aborted(req)
 
     def get_internal_state(self, recv_req: Any) -> Any:
         """SGLang's own state, or what is asked of Plait."""

@@ -31,7 +31,7 @@ def test_reports_have_the_calls_of_the_engine_through_any_workload(build: Build,
             engine.abort(dice.choice(names))
         engine.step()
         queue = everyone.follow().queue
-        assert len(everyone.calls) == queue.waiting + queue.running
+        assert len(everyone.calls) == queue.waiting + queue.running, "each has a gateway"
         if dice.random() < 0.5:
             one.follow()
             two.follow()

@@ -61,3 +61,14 @@ def test_a_diffusion_model_is_refused() -> None:
     config = SimpleNamespace(diffusion_config=object())
     with pytest.raises(UnsupportedEngineError, match="diffusion"):
         create_scheduler(vllm_config=config)
+
+
+@pytest.mark.parametrize(("ranks", "index"), [(2, 0), (1, 1)], ids=["sparse", "dense"])
+def test_several_ranks_behind_one_api_server_are_refused(ranks: int, index: int) -> None:
+    parallel = SimpleNamespace(data_parallel_size=ranks, data_parallel_index=index, data_parallel_external_lb=False)
+    config = SimpleNamespace(parallel_config=parallel)
+    with pytest.raises(UnsupportedEngineError, match="--data-parallel-rank"):
+        create_scheduler(vllm_config=config)
+    parallel.data_parallel_external_lb = True
+    with pytest.raises(AttributeError, match="scheduler_config"):
+        create_scheduler(vllm_config=config)

@@ -12,6 +12,7 @@ from e2e.real_schedulers.following import Follower, follow_a_workload
 from e2e.real_schedulers.on_vllm.engine import Engine
 from e2e.real_schedulers.on_vllm.fixtures import Build
 from plait.backends.protocol.cache_state import CacheState
+from plait.backends.vllm.plugin import MAX_WAITING
 from plait.policy.scheduling.in_order import HitRatio
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
@@ -68,13 +69,13 @@ def test_copies_of_a_block_are_one_until_the_last_has_gone(build: Build) -> None
 def test_a_report_is_held_back_until_something_changes(build: Build) -> None:
     engine = build()
     reports = engine.scheduler.cache_reports
-    first = msgspec.msgpack.decode(reports.report(None, None, True), type=CacheState)
+    first = msgspec.msgpack.decode(reports.report(None, None, None, True), type=CacheState)
     assert first.snapshot
-    waiting = [reports.report(first.cursor, first.epoch, True) for _ in range(20)]
-    assert [future.done() for future in waiting] == [True] * 4 + [False] * 16, "those who gave up do not pile up"
+    waiting = [reports.report(first.cursor, first.epoch, None, True) for _ in range(MAX_WAITING + 4)]
+    assert [future.done() for future in waiting] == [True] * 4 + [False] * MAX_WAITING, "who gave up does not pile up"
     engine.add([position % 997 for position in range(200)], 1)
     engine.step()
     states = [msgspec.msgpack.decode(future.result(0), type=CacheState) for future in waiting]
-    assert [len(state.stored) for state in states] == [0] * 4 + [1] * 16
-    other_epoch = msgspec.msgpack.decode(reports.report(states[-1].cursor, "other", True), type=CacheState)
+    assert [len(state.stored) for state in states] == [0] * 4 + [1] * MAX_WAITING
+    other_epoch = msgspec.msgpack.decode(reports.report(states[-1].cursor, "other", None, True), type=CacheState)
     assert other_epoch.snapshot, "a cursor of another epoch says nothing"

@@ -1,7 +1,7 @@
 """The data path's HTTP/1.1 client: sends requests to one engine over a pool of keep-alive connections.
 
-Control traffic (probes, polling) uses httpx, which takes half a millisecond a request. On the data path that would be
-most of the gateway's cost.
+Reports of engines are read over it, too. Rare control traffic (probes) uses httpx, which takes half a millisecond a
+request. On the data path that would be most of the gateway's cost.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ class HttpClient:
     def post(self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Coroutine[None, None, Response]:
         """`request` with the method POST."""
         return self.request("POST", path, headers, body)
+
+    def get(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Coroutine[None, None, Response]:
+        """`request` with the method GET, without a body. The path may have a query."""
+        return self.request("GET", path, headers)
 
     async def request(
         self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes = b""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Final
 
@@ -20,14 +20,15 @@ import httpx
 import msgspec
 import structlog
 
-from plait.backends.protocol.cache_state import CacheState
+from plait.backends.errors import EngineError, EngineTimeoutError
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.engine_checks import context_mismatch, note
 from plait.gateway.fleet.health import EngineCounts, HealthChange, Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
-from plait.gateway.membership.probes import got, listed_routes, probe_cause, probe_client, probe_error, report_problem
+from plait.gateway.membership.probes import got, listed_routes, probe_cause, probe_client, probe_error
+from plait.gateway.membership.report_feed import RefusedReportError, ReportFeed, report_problem
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
@@ -202,11 +203,16 @@ class Monitor:
 
     async def _watch(self, engine: EngineConfig) -> None:
         """Probe and poll one engine until cancelled. Sets it aside when it does not answer."""
+        feed = ReportFeed(engine, self._upstream, self._router.gateway_id)
+        with closing(feed):
+            await self._watch_by(engine, feed)
+
+    async def _watch_by(self, engine: EngineConfig, feed: ReportFeed) -> None:
         async with probe_client(engine, self._upstream) as http:
             while True:
                 try:
-                    await self._follow(engine, http)
-                except httpx.TimeoutException:
+                    await self._follow(engine, http, feed)
+                except (httpx.TimeoutException, EngineTimeoutError):
                     await self._ask_again(engine, http)
                 except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
                     self._unreachable(engine, error)
@@ -246,12 +252,12 @@ class Monitor:
             self._told[engine.name] = reason, now_s
             log.info("probe failed", engine=engine.name, url=engine.url, error=reason)
 
-    async def _follow(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
+    async def _follow(self, engine: EngineConfig, http: httpx.AsyncClient, feed: ReportFeed) -> None:
         """Probe, then poll for as long as the engine answers."""
         while True:
             await self._probe(engine, http)
             requested_s = loop_time_s()
-            while await self._poll(engine, http):
+            while await self._poll(engine, http, feed):
                 self._answered(engine)
                 await asyncio.sleep(max(0.0, requested_s + MIN_REPORT_INTERVAL_S - loop_time_s()))
                 requested_s = loop_time_s()
@@ -287,25 +293,19 @@ class Monitor:
             log.info("probe answered", engine=engine.name, url=engine.url, models=sorted(offer.models))
         self._on_change(change)
 
-    async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient) -> bool:
+    async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient, feed: ReportFeed) -> bool:
         """Fetch and apply one report; False if the engine has none that can be used."""
         known = self._router.engines[engine.name].cache
         told, known_problem = (known.reports, known.problem), known.problem
         requested_s = loop_time_s()
-        query: dict[str, str | int] = {"wait_ms": self._upstream.report_wait_ms, "gateway": self._router.gateway_id}
-        if known.cursor is not None and known.epoch is not None:
-            query |= {"since": known.cursor, "epoch": known.epoch}
-        timeout = self._upstream.report_wait_ms / 1e3 + self._upstream.probe_timeout_s
         try:
-            headers = {"accept": "application/msgpack"}
-            response = await got(http, "/cache_state", params=query, headers=headers, timeout=timeout)
-            report = msgspec.msgpack.decode(response.content, type=CacheState)
+            report = await feed.next(known.epoch, known.cursor)
             agreement = self._agreements.of(engine.name, self._offers[engine.name], report.tokenizer)
             self._router.report(engine.name, report, requested_s, agreement, now_s=loop_time_s())
-        except httpx.TimeoutException:
+        except EngineTimeoutError:
             raise
-        except (httpx.HTTPError, msgspec.DecodeError, ValueError) as error:
-            if isinstance(error, httpx.TransportError):
+        except (EngineError, RefusedReportError, msgspec.DecodeError, ValueError) as error:
+            if isinstance(error, EngineError):
                 await self._probe(engine, http)  # raises if the engine has ended
             await self._search.compare(self._router.engines[engine.name], http)
             self._no_reports(engine, report_problem(error), told)

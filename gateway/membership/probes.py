@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import msgspec
 
-from plait.backends.errors import UnsupportedError
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 
 
@@ -17,16 +16,6 @@ class _Paths(msgspec.Struct):
     """The part of an OpenAPI document that counts here."""
 
     paths: dict[str, msgspec.Raw]
-
-
-class _RefusalError(msgspec.Struct):
-    message: str
-
-
-class _Refusal(msgspec.Struct):
-    """An error in OpenAI's shape, which the plugin's route answers with."""
-
-    error: _RefusalError
 
 
 async def got(http: httpx.AsyncClient, path: str, **options: Any) -> httpx.Response:
@@ -52,27 +41,13 @@ def probe_client(engine: EngineConfig, upstream: UpstreamConfig) -> httpx.AsyncC
     """The connections over which an engine is probed."""
     headers = {"authorization": f"Bearer {engine.api_key}"} if engine.api_key else {}
     timeout = httpx.Timeout(upstream.connect_timeout_s, read=upstream.probe_timeout_s)
-    return httpx.AsyncClient(base_url=engine.url, headers=headers, timeout=timeout, trust_env=False, verify=_trust())
+    return httpx.AsyncClient(base_url=engine.url, headers=headers, timeout=timeout, trust_env=False, verify=trust())
 
 
 @cache
-def _trust() -> ssl.SSLContext:
+def trust() -> ssl.SSLContext:
     """The system's certificates, loaded once: that takes 20 ms, in which no call goes on."""
     return httpx.create_ssl_context(trust_env=False)
-
-
-def report_problem(error: Exception) -> str | None:
-    """Why an engine with our plugin has no usable report; None for an engine without the plugin."""
-    if not isinstance(error, httpx.HTTPStatusError):
-        return probe_error(error)
-    status = error.response.status_code
-    try:
-        message = msgspec.json.decode(error.response.content, type=_Refusal).error.message
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        message = None
-    if status in {404, 405} or (status == UnsupportedError.status and message is None):
-        return None
-    return message or probe_error(error)
 
 
 def probe_cause(error: Exception) -> str:
@@ -89,6 +64,10 @@ def probe_error(error: Exception) -> str:
         return str(error) or type(error).__name__
     status, path = error.response.status_code, error.request.url.path
     if status in {401, 403}:
-        has_key = "authorization" in error.request.headers
-        return f"GET {path}: {status}, the engine {'refuses our key' if has_key else 'asks for a key'}: see api_key"
+        return key_problem(path, has_key="authorization" in error.request.headers)
     return f"GET {path}: status {status}"
+
+
+def key_problem(path: str, *, has_key: bool) -> str:
+    """What is wrong if an engine answers that we may not ask."""
+    return f"GET {path}: the engine {'refuses our key' if has_key else 'asks for a key'}: see api_key"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 from structlog.testing import capture_logs
 
 import plait.gateway.membership.monitor
-from plait.backends.errors import NotFoundError, UnsupportedError
+import plait.gateway.membership.report_feed
+from plait.backends.errors import EngineError, EngineTimeoutError, NotFoundError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
@@ -76,6 +78,37 @@ class FakeEngine:
         return [dict(request.url.params) for request in self.requests if request.url.path == "/base/cache_state"]
 
 
+class FakeHttp:
+    """Takes the reports' requests to a fake engine."""
+
+    def __init__(self, fake: FakeEngine, url: str, **_options: object) -> None:
+        self._fake = fake
+        self._url = url
+
+    async def get(self, path: str, headers: list[tuple[bytes, bytes]]) -> FakeAnswer:
+        try:
+            answer = await self._fake.answer(httpx.Request("GET", self._url + path, headers=headers))
+        except httpx.TimeoutException as error:
+            raise EngineTimeoutError(str(error)) from error
+        except httpx.HTTPError as error:
+            raise EngineError(str(error)) from error
+        return FakeAnswer(answer.status_code, answer.content)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass
+class FakeAnswer:
+    """An answer that has come."""
+
+    status: int
+    body: bytes
+
+    async def gather(self, _limit_bytes: int) -> bytes:
+        return self.body
+
+
 def report(*hashes: int, cursor: int = 1, epoch: str = "1", granularity: int = 64) -> CacheState:
     return CacheState(
         kind="embedded", engine="e", epoch=epoch, cursor=cursor, model="m", block_tokens=16,
@@ -112,6 +145,7 @@ async def watching(
     """A monitor of one engine, named a. The gateway has `tokenizer` for its models."""
     client = partial(httpx.AsyncClient, transport=httpx.MockTransport(fake.answer))
     monkeypatch.setattr(httpx, "AsyncClient", client)
+    monkeypatch.setattr(plait.gateway.membership.report_feed, "HttpClient", partial(FakeHttp, fake))
     monkeypatch.setattr(plait.gateway.membership.monitor, "AGE_INTERVAL_S", TICK_S)
     engine = msgspec.convert({"url": "http://engine/base", "name": "a", **config}, EngineConfig)
     router = Router(window_s=0.001)

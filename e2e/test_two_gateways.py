@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
-import httpx
 import pytest
 
 from e2e.sdk import asking
-from e2e.servers import NO_TLS, Launcher, Server, eventually
+from e2e.servers import Launcher, Server, eventually
+from e2e.two_gateways import SEEN_WITHIN_S, begin, begin_all, others, seen_after_s
 
-SEEN_WITHIN_S = 0.1
-"""Of a report that is at most 20 ms old; asking for the metrics takes most of it."""
-ROUNDS, AT_ONCE = 6, 5
+KILLS: Final = 100 if "PLAIT_NIGHTLY" in os.environ else 6
+AT_ONCE: Final = 5
+ENDLESS: Final = {"max_tokens": 4_000, "ignore_eos": True}
 Fleet = tuple[Server, Server]
 
 
@@ -40,33 +40,14 @@ def knows(gateway: Server) -> None:
     eventually(lambda: gateway.metric("plait_engine_reports") == 2)
 
 
-def others(gateway: Server) -> float:
-    """The calls that a gateway knows on all engines, and that it has not sent."""
-    return gateway.metric("plait_engine_other_calls")
-
-
-def seen_after_s(gateway: Server, calls: int) -> float:
-    """How long it takes until a gateway knows of so many calls of others."""
-    began_s = time.monotonic()
-    eventually(lambda: others(gateway) == calls)
-    return time.monotonic() - began_s
-
-
-def stream(gateway: Server, stack: ExitStack, text: str) -> httpx.Response:
-    """A call that has begun to answer, and takes long."""
-    http = stack.enter_context(httpx.Client(base_url=gateway.url, verify=NO_TLS, timeout=60))
-    body = asking(text, stream=True) | {"max_tokens": 4_000, "ignore_eos": True}
-    return stack.enter_context(http.stream("POST", "/v1/chat/completions", json=body))
-
-
 def test_each_sees_the_others_calls_and_their_end(gateways: Fleet) -> None:
     one, two = gateways
     with ExitStack() as stack:
         for number in range(3):
-            stream(one, stack, f"Tell me story {number}.")
+            begin(one, stack, asking(f"Tell me story {number}.", **ENDLESS))
         assert seen_after_s(two, 3) < SEEN_WITHIN_S
         with ExitStack() as of_two:
-            stream(two, of_two, "Tell me one more.")
+            begin(two, of_two, asking("Tell me one more.", **ENDLESS))
             assert seen_after_s(one, 1) < SEEN_WITHIN_S
             assert one.metric("plait_engine_outstanding_calls") == 3, "own calls are counted once"
             assert others(two) == 3
@@ -78,15 +59,9 @@ def test_each_sees_the_others_calls_and_their_end(gateways: Fleet) -> None:
 
 def test_a_gateway_that_is_killed_leaves_no_calls_behind_in_the_other(gateways: Fleet) -> None:
     one, two = gateways
-    for number in range(ROUNDS):
+    for number in range(KILLS):
         with ExitStack() as stack:
-            threads = [
-                threading.Thread(target=stream, args=(one, stack, f"Story {number} {call}.")) for call in range(AT_ONCE)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            begin_all(one, stack, [asking(f"Story {number} {call}.", **ENDLESS) for call in range(AT_ONCE)])
             assert seen_after_s(two, AT_ONCE) < SEEN_WITHIN_S
             one.kill()
             assert seen_after_s(two, 0) < 1

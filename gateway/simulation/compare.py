@@ -64,7 +64,8 @@ class Experiment:
     router's.
 
     Calls go to so many `gateways` in turn. They ask the engines each `report_interval_s`, and hear what these say
-    `report_delay_s` later. If they are `blind`, they do not hear of each other's calls.
+    `report_delay_s` later. If they are `blind`, they do not hear of each other's calls. With `ends_by_reports`, they
+    hear of their own calls' first tokens and ends in this way, too.
     """
 
     traces: Path | None = None
@@ -87,6 +88,7 @@ class Experiment:
     report_interval_s: float = REPORT_INTERVAL_S
     report_delay_s: float = 0.0
     blind: bool = False
+    ends_by_reports: bool = False
 
     def __post_init__(self) -> None:
         unknown = [policy for policy in self.policies if policy not in KNOWN]
@@ -182,6 +184,7 @@ def simulate(
         more=more,
         report_interval_s=experiment.report_interval_s,
         report_delay_s=experiment.report_delay_s,
+        ends_by_reports=experiment.ends_by_reports,
         ahead_s=AHEAD_S if experiment.admission else inf,
         progress=lambda finished: progress(label, finished, len(workload.calls)),
     )

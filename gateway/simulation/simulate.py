@@ -9,7 +9,8 @@ sends calls when they are ready (`send`). The same inputs give the same result.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -130,7 +131,8 @@ class Simulation:
     """A fleet in virtual time. `engines` are by id; the router must have exactly these engines.
 
     `more` routers have the same engines: each is another gateway, and calls go to the gateways in turn. What an engine
-    reports comes to them `report_delay_s` late.
+    reports comes to them `report_delay_s` late. With `ends_by_reports`, so do the first tokens and the ends of a
+    gateway's own calls, as to a router whose answers take another way.
 
     `ahead_s`, `max_wait_s` and `chat_tokens` are those of `Admission`: without an `ahead_s` (infinite), no call waits
     for its engine. If no `chat_tokens` are given, sessions are held where the placement is ours, as in the gateway.
@@ -146,6 +148,7 @@ class Simulation:
         more: Sequence[Router] = (),
         report_interval_s: float = REPORT_INTERVAL_S,
         report_delay_s: float = 0.0,
+        ends_by_reports: bool = False,
         ahead_s: float = AHEAD_S,
         max_wait_s: float = inf,
         chat_tokens: float | None = None,
@@ -165,6 +168,8 @@ class Simulation:
         self._model = model
         self._report_interval_s = report_interval_s
         self._report_delay_s = report_delay_s
+        self._ends_by_reports = ends_by_reports
+        self._unheard: dict[tuple[Router, str], list[Event]] = defaultdict(list)
         self._progress = progress or (lambda _finished: None)
         self._events: list[tuple[float, int, Event]] = []
         self._order = count()
@@ -285,32 +290,36 @@ class Simulation:
 
     def _deliver(self, output: Output, now_s: float) -> None:
         sent = self._in_engine[output.call]
-        record = sent.record
+        record, router = sent.record, sent.gateway.router
         if output.call.output_tokens == 1:
             record.first_token_s = now_s
-            sent.gateway.router.first_token(_booking(sent), now_s)
+            self._tell(sent, partial(router.first_token, _booking(sent)), now_s)
         if output.finished:
             record.finished_s = now_s
             record.cached_tokens = output.call.cached_tokens or 0
-            usage = CallUsage(record.prompt_tokens, record.output_tokens, record.cached_tokens)
-            sent.gateway.router.settle(_booking(sent), usage, now_s)
-            sent.gateway.admission.left(sent.waiting, record.prompt_tokens + record.output_tokens, now_s)
+            self._tell(sent, partial(_leave, sent), now_s)
             del self._in_engine[output.call]
             self._finished += 1
             self._progress(self._finished)
             sent.on_ended(record)
 
+    def _tell(self, sent: _Sent, event: Event, now_s: float) -> None:
+        """The gateway hears of its call now, or with the next report."""
+        if self._ends_by_reports:
+            self._unheard[sent.gateway.router, sent.record.engine_id].append(event)
+        else:
+            event(now_s)
+
     def _poll(self, router: Router, engine_id: str, now_s: float) -> None:
         cursor = router.engines[engine_id].cache.cursor
         state = self._engines[engine_id].cache_state(cursor, router.gateway_id)
+        heard = self._unheard.pop((router, engine_id), [])
+        hear = partial(_hear, partial(_report, router, engine_id, state, now_s), heard)
         if self._report_delay_s:
-            self._schedule(now_s + self._report_delay_s, partial(self._report, router, engine_id, state, now_s))
+            self._schedule(now_s + self._report_delay_s, hear)
         else:
-            self._report(router, engine_id, state, now_s, now_s)
-
-    def _report(self, router: Router, engine_id: str, state: CacheState, requested_s: float, now_s: float) -> None:
-        router.report(engine_id, state, requested_s, now_s=now_s)
-        next_s = max(now_s, requested_s + self._report_interval_s)
+            hear(now_s)
+        next_s = now_s + max(self._report_delay_s, self._report_interval_s)
         self._schedule(next_s, partial(self._poll, router, engine_id))
 
     def _age(self, router: Router, now_s: float) -> None:
@@ -321,6 +330,25 @@ class Simulation:
 def _booking(sent: _Sent) -> Booking:
     assert sent.waiting.booking is not None
     return sent.waiting.booking
+
+
+def _report(router: Router, engine_id: str, state: CacheState, requested_s: float, now_s: float) -> None:
+    router.report(engine_id, state, requested_s, now_s=now_s)
+
+
+def _hear(report: Event, heard: Iterable[Event], now_s: float) -> None:
+    """A report has come, with the first tokens and ends that were `heard` with it."""
+    report(now_s)
+    for event in heard:
+        event(now_s)
+
+
+def _leave(sent: _Sent, now_s: float) -> None:
+    """The gateway hears that a call has ended."""
+    record = sent.record
+    usage = CallUsage(record.prompt_tokens, record.output_tokens, record.cached_tokens)
+    sent.gateway.router.settle(_booking(sent), usage, now_s)
+    sent.gateway.admission.left(sent.waiting, record.prompt_tokens + record.output_tokens, now_s)
 
 
 def _nobody(_record: CallRecord) -> None:

@@ -59,6 +59,7 @@ from plait.gateway.programs.durability import new_durability
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.reloading import Reloading
+from plait.gateway.store.metrics import StoreCollector
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import at_loop_time
 from plait.policy.placement.rebalancing import rebalanced_e2
@@ -269,6 +270,7 @@ class Gateway:
             found = FoundConfig(self.config, self.router, self._prompts.tokenizers.specifications)
             self._supervisor.start("save", partial(found.save, self._save_to))
         if self._durability is not None:
+            self._registry.register(StoreCollector(self._durability.log))
             recover = partial(self._durability.recover, self._chained.runner, self._stored, self.router)
             self._supervisor.start("store", recover)
         if self._forwarding.peers.count > 1:

@@ -109,7 +109,11 @@ def _read(prompts: PromptReader, incoming: Incoming, body: CallBody, session_id:
     _check_whole(submission)
     annotations = _annotations(body, session_id)
     prompts.check(submission.opening)
-    return HeldSubmission(incoming, submission, annotations, sha256(b"submit" + incoming.body).digest())
+    return HeldSubmission(incoming, submission, annotations, _fingerprint(incoming.body))
+
+
+def _fingerprint(body: bytes) -> bytes:
+    return sha256(b"submit" + body).digest()
 
 
 def new_call(runner: CallRunner, session: Session, asked: HeldSubmission) -> HeldCall:
@@ -135,10 +139,11 @@ def new_call(runner: CallRunner, session: Session, asked: HeldSubmission) -> Hel
 
 
 def made_again(runner: CallRunner, session: Session, call_id: str, request: KeptRequest, now_s: float) -> HeldCall:
-    """The call of a submission that was kept. Raises `CallerError` if it could not run any more."""
+    """The call of a submission that was kept, and checked when it came. Raises `CallerError` if it cannot be read."""
     incoming = Incoming(request.path, request.headers, request.body, call_id, now_s, session.tenant.name)
     body = decode_body(request.body, _CALL)
-    return new_call(runner, session, _read(runner.reader.prompts, incoming, body, session.session_id))
+    submission, annotations = Submission(request.body, body), _annotations(body, session.session_id)
+    return new_call(runner, session, HeldSubmission(incoming, submission, annotations, _fingerprint(request.body)))
 
 
 def _check_whole(submission: Submission) -> None:

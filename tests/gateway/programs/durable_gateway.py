@@ -11,6 +11,7 @@ from typing import Any
 
 from plait.gateway.programs.durability import Durability
 from plait.gateway.store.event_log import Change
+from plait.gateway.store.sqlite_keeper import SqliteKeeper
 from tests.gateway.programs.chained_gateway import Exchange, Served, settle
 
 
@@ -42,10 +43,11 @@ class DurableServed(Served):
 
     async def stored(self) -> None:
         """All that has happened is in the store, and who waited for that was told."""
-        while self.durability.log.backlog_bytes:  # noqa: ASYNC110 - of a thread
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.002)
+        log = self.durability.log
         await settle()
+        while log.backlog_bytes or log._waiters:
+            await asyncio.sleep(0.001)
+            await settle()
 
     async def kill(self) -> None:
         """The end of the process: nothing more is written, and the lease is free."""
@@ -58,10 +60,17 @@ class DurableServed(Served):
         await settle()
 
 
+def keeper_of(served: DurableServed) -> SqliteKeeper:
+    """The keeper of its store."""
+    keeper = served.durability.log._keeper
+    assert isinstance(keeper, SqliteKeeper)
+    return keeper
+
+
 @contextmanager
 def held_commits(served: DurableServed) -> Iterator[None]:
     """Nothing is committed in the block."""
-    keeper, may_go_on = served.durability.log._keeper, threading.Event()
+    keeper, may_go_on = keeper_of(served), threading.Event()
     write = keeper.write
 
     def held(changes: Sequence[Change]) -> None:

@@ -1,0 +1,147 @@
+"""Stores that cannot be written, are held by another gateway, or cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from plait.gateway.config.sections import StoreConfig
+from plait.gateway.programs.durability import new_durability
+from plait.gateway.store import group_commit
+from plait.gateway.store.sqlite_keeper import MIGRATIONS, SqliteKeeper
+from tests.gateway.programs.chained_gateway import CHAT, settle
+from tests.gateway.programs.durable_gateway import DurableServed, durable, keeper_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store" / "plait.db"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "RETRY_S", 0.001)
+
+
+async def fail(served: DurableServed, *, readonly: bool = False) -> None:
+    """The disk is full from now on, or the file read-only."""
+    database = keeper_of(served)._opened
+    pages = database.execute("PRAGMA page_count").fetchone()[0]
+    database.execute("PRAGMA query_only = ON" if readonly else f"PRAGMA max_page_count = {pages}")
+
+
+async def mend(served: DurableServed) -> None:
+    database = keeper_of(served)._opened
+    database.execute("PRAGMA query_only = OFF")
+    database.execute("PRAGMA max_page_count = 1000000")
+    async with asyncio.timeout(10):
+        while served.durability.problem is not None:  # noqa: ASYNC110 - of a thread
+            await asyncio.sleep(0.001)
+
+
+async def plain_call(served: DurableServed) -> None:
+    """It gets to where engines are looked for, of which none is there."""
+    plain = await served.send(CHAT, {"model": "m", "messages": [{"role": "user", "content": "Hi"}]})
+    await asyncio.wait_for(plain.task, 10)
+    assert plain.refusal == (503, "no_engine_available")
+
+
+BIG = "x" * 50_000
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+async def test_what_runs_goes_on_and_says_that_it_is_not_durable(path: Path, readonly: bool) -> None:
+    async with durable(path) as served:
+        await served.submit("Write {{code}}", "code")
+        served.waits = False
+        await fail(served, readonly=readonly)
+        big = await served.value("big", BIG)
+        await asyncio.wait_for(big.task, 10)
+        assert (big.status, big.headers[b"plait-durable"]) == (200, b"false")
+        chat = await served.chat("Of it", output="out")
+        await served.engine.answer("Of it", "y")
+        await asyncio.wait_for(chat.task, 10)
+        assert (chat.text, chat.headers[b"plait-durable"]) == ("y", b"false")
+        new = await served.chat("Write", output="code", session="new")
+        assert new.refusal == (503, "store_failed")
+        assert new.headers[b"retry-after"] == b"1"
+        in_memory = await served.value("x", "1", plait_durable="false")
+        assert in_memory.status == 200
+        await plain_call(served)
+        await mend(served)
+        served.waits = True
+        assert b"plait-durable" not in (await served.value("small", "1")).headers
+        assert (await served.send("/v1/sessions", {"session_id": "new"})).status == 200
+    async with durable(path, max_attempts=3) as second:
+        got = await second.get("out")
+        assert got.json["value"] == "y", "what came meanwhile is written as soon as that is possible"
+
+
+async def test_a_second_gateway_waits_for_the_first_and_serves_plain_calls(path: Path) -> None:
+    async with durable(path) as first:
+        await first.value("task", "x")
+        second = DurableServed(path)
+        recovering = asyncio.ensure_future(second.recover())
+        async with asyncio.timeout(10):
+            while second.durability.problem is None:  # noqa: ASYNC110 - of a thread
+                await asyncio.sleep(0.001)
+        refused = await second.get("task")
+        assert refused.refusal == (503, "recovering")
+        assert "held by another gateway" in refused.json["error"]["message"]
+        await plain_call(second)
+    await recovering
+    got = await second.get("task")
+    assert got.json["value"] == "x"
+    await second.kill()
+
+
+def change(path: Path) -> None:
+    """As a disk does that forgets bits."""
+    path.write_bytes(path.read_bytes().replace(b"the right text", b"the wrong text", 5))
+
+
+async def test_a_corrupt_store_is_set_aside_and_sessions_begin_anew(path: Path) -> None:
+    async with durable(path) as first:
+        await first.value("task", "the right text " * 500)
+    change(path)
+    async with durable(path) as second:
+        assert len(second.executor.sessions) == 0
+        await second.value("task", "anew")
+    assert len(list(path.parent.glob("*.corrupt-*"))) == 1
+    async with durable(path) as third:
+        assert (await third.get("task")).json["value"] == "anew"
+
+
+def test_a_store_that_can_never_be_used_ends_the_start(path: Path) -> None:
+    later = SqliteKeeper(path, migrations=[*MIGRATIONS, lambda _: None])
+    later.open()
+    later.close()
+    with pytest.raises(ValueError, match="written by a later version of Plait"):
+        new_durability(StoreConfig(path=str(path)))
+    assert new_durability(StoreConfig()) is None
+
+
+async def test_stored_responses_outlive_the_gateway(path: Path) -> None:
+    async with durable(path) as first:
+        stored, now_s = first.gateway._stored, asyncio.get_running_loop().time()
+        for number in range(3):
+            stored.put("t", f"r{number}", previous=None, items=b"[]", answer=b'{"output": []}', now_s=now_s + number)
+        assert await stored.committed("t", "r2")
+        stored.delete("t", "r1", now_s + 3)
+        await first.stored()
+    async with durable(path) as second:
+        now_s = asyncio.get_running_loop().time()
+        assert second.gateway._stored.said_before("t", "r2", now_s) == []
+        with pytest.raises(Exception, match="no response 'r1'"):
+            second.gateway._stored.get("t", "r1", now_s)
+
+
+async def test_stored_responses_cannot_be_continued_until_they_are_read(path: Path) -> None:
+    served = DurableServed(path)
+    asked = await served.send("/v1/responses/r1", method="GET")
+    await settle()
+    assert asked.refusal == (503, "recovering")
+    await served.recover()
+    await served.kill()

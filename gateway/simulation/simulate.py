@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, product
 from math import inf
 
 from plait.backends.embedded.call import EmbeddedCall, Output
@@ -157,12 +157,12 @@ class Simulation:
         self.now_s = 0.0
         self.records: list[CallRecord] = []
         self.refused: list[CallRecord] = []
-        if chat_tokens is None:
-            chat_tokens = CHAT_TOKENS if router.is_ours else inf
-        new_admission = partial(Admission, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens)
-        self._gateways = [
-            _Gateway(one, new_admission(one, self._later, lambda _: UNLIMITED)) for one in (router, *more)
-        ]
+        chat_tokens = (CHAT_TOKENS if router.is_ours else inf) if chat_tokens is None else chat_tokens
+        routers = (router, *more)
+        new_admission = partial(
+            Admission, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens, gateways=len(routers)
+        )
+        self._gateways = [_Gateway(one, new_admission(one, self._later, lambda _: UNLIMITED)) for one in routers]
         self.admission = self._gateways[0].admission
         self._engines = engines
         self._model = model
@@ -173,14 +173,12 @@ class Simulation:
         self._progress = progress or (lambda _finished: None)
         self._events: list[tuple[float, int, Event]] = []
         self._order = count()
-        self._waiting = 0
+        self._waiting = self._finished = 0
         self._in_engine: dict[EmbeddedCall, _Sent] = {}
         self._not_admitted: dict[Engine, list[EmbeddedCall]] = {engine: [] for engine in engines.values()}
-        self._finished = 0
         self._to_come = 0  # events that must happen before the run ends
-        for gateway in self._gateways:
-            for engine_id in engines:
-                gateway.router.health.answered(engine_id, {model: None})
+        for gateway, engine_id in product(self._gateways, engines):
+            gateway.router.health.answered(engine_id, {model: None})
 
     def run(self, calls: Sequence[SimulatedCall] = ()) -> list[CallRecord]:
         """Send `calls` and run until no events are left; returns the records of all calls, in the order of sending."""

@@ -88,17 +88,13 @@ class WordMemo:
             return array("I", b"".join(map(young.__getitem__, words)))
         except KeyError:
             pass
-        old, common, new = known.old, self._common.get(tokenizer, {}), []
-        found: dict[str, bytes] = {}
-        for word in words:
-            if word not in young and word not in found:
-                found[word] = old.get(word) or common.get(word, b"")
-                if not found[word]:
-                    new.append(word)
+        old, common = known.old, self._common.get(tokenizer, {})
+        found = {word: old.get(word) or common.get(word, b"") for word in set(words).difference(young)}
+        new = [word for word in found if not found[word]]
         is_whole = len(new) > max(1, len(words) * DEAREST_SHARE)
         if is_whole:
             step = -(-len(new) // (2 + int(len(words) * LEARNED_SHARE)))
-            new = new[::step]  # from all of the text: its begin may be new each time
+            new = new[::step]  # in no order, so from all of the text: its begin may be new each time
         found.update(zip(new, map(array.tobytes, tokenizer.encode_parts(new)), strict=True))
         self._keep(key, found)
         if is_whole:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Generator, Sequence
+from math import inf
 from typing import Final
 
 import msgspec
@@ -110,7 +111,7 @@ class PromptReader:
                 if isinstance(prompt, list):
                     prompts.append(prompt)
                     continue
-                if context_tokens is not None and len(prompt) * 4 > context_tokens:  # else it fits, whatever it is
+                if len(prompt) * 4 > _surely_fitting_bytes(tokenizer, context_tokens):
                     size_bytes = len(prompt.encode(errors="replace"))
                     self.check_size(request.model, size_bytes, context_tokens, request.prompt_field)
                 if len(prompt) < encoder.part_characters:
@@ -158,3 +159,9 @@ class PromptReader:
             request.chat_template_kwargs,
         )
         return (self.tokenizers.worker(request.model).render(job),)
+
+
+def _surely_fitting_bytes(tokenizer: Tokenizer, context_tokens: int | None) -> float:
+    """A prompt of no more bytes is not refused for them (`check_size`)."""
+    longest = tokenizer.longest_token_bytes
+    return inf if context_tokens is None or longest is None else context_tokens * longest

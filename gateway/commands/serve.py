@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import glob
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -128,8 +128,9 @@ def _check_store(config: Config, workers: int) -> None:
         return
     path = Path(config.store.path)
     own = {path} if workers == 1 else {_part(path, number, workers) for number in range(workers)}
-    found = {path, *path.parent.glob(f"{glob.escape(path.name)}.*-of-*[0-9]")} - own
-    others = sorted(file.name for file in found if file.is_file())
+    of_workers = re.compile(rf"{re.escape(path.name)}(\.[0-9]+-of-[0-9]+)?")
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    others = sorted(file.name for file in beside if of_workers.fullmatch(file.name) and file not in own)
     if others:
         raise ValueError(
             f"{path.parent} has the store of another number of workers ({', '.join(others[:3])}): serve with as many, "

@@ -24,7 +24,7 @@ def test_each_worker_has_a_store_of_its_own(tmp_path: Path) -> None:
         (["s.db.0-of-2", "s.db.1-of-2-wal", "s.db.1-of-2"], 2, True),
         (["s.db.0-of-2"], 3, False),
         (["s.db.0-of-2"], 1, False),
-        (["other.db.0-of-2"], 3, True),
+        (["other.db.0-of-2", "s.db.0-of-2.corrupt-17", "s.db.1-of-2.lock"], 3, True),
         ([], 3, True),
     ],
 )

@@ -12,8 +12,10 @@ RUN python -m venv /opt/plait \
 
 FROM python:3.13-slim
 COPY --from=build /opt/plait /opt/plait
-# Tokenizers that engines offer, or that are downloaded, are kept in /var/cache/plait.
-RUN useradd --system --uid 999 --no-create-home plait && install --directory --owner plait --mode 0700 /var/cache/plait
+# Tokenizers that engines offer, or that are downloaded, are kept in /var/cache/plait. /var/lib/plait is for a store
+# (docs/durability.md): a new volume that is mounted there gets its owner and mode.
+RUN useradd --system --uid 999 --no-create-home plait \
+    && install --directory --owner plait --mode 0700 /var/cache/plait /var/lib/plait
 USER plait
 ENV PATH=/opt/plait/bin:$PATH \
     XDG_CACHE_HOME=/var/cache/plait \

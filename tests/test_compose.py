@@ -120,7 +120,15 @@ def test_the_gateway_has_the_engines_of_its_profile(profile: str) -> None:
 def test_the_gateway_needs_nothing_beside_its_engines(profile: str) -> None:
     """Models and tokenizers come from the engines."""
     assert not config(profile).models
-    assert not {"volumes", "configs", "environment"} & set(services(profile)[GATEWAYS[profile]])
+    assert not {"configs", "environment"} & set(services(profile)[GATEWAYS[profile]])
+
+
+@profiles
+def test_the_gateway_keeps_its_sessions_on_a_volume_that_the_images_user_can_write(profile: str) -> None:
+    assert services(profile)[GATEWAYS[profile]]["volumes"] == ["sessions:/var/lib/plait"]
+    assert config(profile).store.path == "/var/lib/plait/sessions.db"
+    made = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(r"install --directory --owner plait --mode 0700 .*/var/lib/plait\n", made)
 
 
 @profiles

@@ -27,16 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", action="append", default=[], metavar="NAME", help="a model whose tokenizer may be downloaded"
     )
+    parser.add_argument("--store", metavar="FILE", help="keep sessions in this file, instead of store.path")
     parser.add_argument("--engine-api-key", metavar="KEY", help=f"the engines' key (default: ${ENGINE_KEY})")
 
 
 @dataclass(frozen=True, slots=True)
 class GivenEngines:
-    """A configuration file (None: the defaults) with the engines and models that the command line adds."""
+    """A configuration file (None: the defaults) with the engines, models and store that the command line adds."""
 
     path: Path | None
     engines: tuple[EngineConfig, ...]
     models: tuple[str, ...]
+    store: str | None = None
 
     def load(self) -> Config:
         """The configuration. Raises `ConfigError`."""
@@ -50,7 +52,9 @@ class GivenEngines:
         twice = next((name for name in called if called.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"two engines are called {twice}: name them in a file, under [[engines]]")
-        return msgspec.structs.replace(config, engines=engines, models=config.models + models)
+        path = config.store.path if self.store is None else str(Path(self.store).absolute())
+        store = msgspec.structs.replace(config.store, path=path)
+        return msgspec.structs.replace(config, engines=engines, models=config.models + models, store=store)
 
 
 def given_engines(arguments: argparse.Namespace) -> GivenEngines:
@@ -64,7 +68,7 @@ def given_engines(arguments: argparse.Namespace) -> GivenEngines:
             f"or set {ENGINES}"
         )
     api_key = arguments.engine_api_key or os.environ.get(ENGINE_KEY) or None
-    return GivenEngines(arguments.config, tuple(_engines(urls, api_key)), tuple(arguments.model))
+    return GivenEngines(arguments.config, tuple(_engines(urls, api_key)), tuple(arguments.model), arguments.store)
 
 
 def _engines(urls: Sequence[str], api_key: str | None) -> list[EngineConfig]:

@@ -136,7 +136,8 @@ class Opening:
         head, self._head = self._head, b""
         if head:
             self._cycle.transport = self._transport
-            self._transport.write(head)
+            if not self._transport.is_closing():  # the client may have gone in this turn of the event loop
+                self._transport.write(head)
 
 
 @dataclass(frozen=True, slots=True)

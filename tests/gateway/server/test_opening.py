@@ -74,3 +74,11 @@ async def test_a_connection_closes_behind_what_was_written(pieces: list[bytes]) 
     await asyncio.sleep(0)
     assert b"".join(transport.written) == b"".join(pieces)
     assert transport.closed
+
+
+async def test_a_head_is_not_written_to_a_connection_that_has_closed_since() -> None:
+    cycle, transport = opening()
+    cycle.transport.write(b"head")
+    transport.close()
+    await asyncio.sleep(0)
+    assert transport.written == []

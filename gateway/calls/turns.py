@@ -24,7 +24,7 @@ JobT = TypeVar("JobT")
 T = TypeVar("T")
 
 Steps = Generator[Any, None, T]
-"""Work that yields after each turn, and returns its result. What it yields is for others."""
+"""Work that yields after each turn, and returns its result. What it yields is not looked at here."""
 
 
 class Turns(Generic[JobT]):

@@ -15,12 +15,14 @@ from plait.backends.http.client import HttpClient
 from plait.backends.http.response import Response
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import WatchedReceive
-from plait.gateway.config.sections import Config, EngineConfig, ModelConfig, StoreConfig
+from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig, ModelConfig, StoreConfig
 from plait.gateway.membership.engine_link import EngineLink
 
 MODEL: Final = "bench"
 COMPLETIONS: Final = "/v1/completions"
 CONTEXT_TOKENS: Final = 100_000
+ALL_AT_ONCE: Final = AdmissionConfig(ahead_s=1_000.0)
+"""Every call is sent at once: a measurement waits until so many are at the engine."""
 _JSON: Final = [(b"content-type", b"application/json")]
 
 
@@ -79,7 +81,9 @@ class Served:
     def __init__(self, store: StoreConfig | None = None) -> None:
         engine = EngineConfig(name="engine", url="http://127.0.0.1:1")
         models = (ModelConfig(name=MODEL, tokenizer="bytes"),)
-        self.gateway = Gateway(Config(models=models, engines=(engine,), store=store or StoreConfig()))
+        self.gateway = Gateway(
+            Config(models=models, engines=(engine,), admission=ALL_AT_ONCE, store=store or StoreConfig())
+        )
         self.engine = CuedEngine()
         links = self.gateway._links  # noqa: SLF001 - over a socket, the engine's CPU time would be measured too
         links["engine"] = EngineLink(cast("HttpClient", self.engine))

@@ -1,7 +1,9 @@
 """A thread that writes a log: what has come while it wrote goes into its next commit, so one disk serves thousands.
 
 The event loop appends changes and goes on. Whoever tells a client of something waits for `committed` first. Changes are
-written in the order in which they came, each `append` as a whole.
+written in the order in which they came, each `append` as a whole. While many changes come, the thread looks for them by
+itself, each `LOOK_S`. To wake a thread costs the loop a system call, and the interpreter's lock, just when it sends the
+calls that a value has made ready; so a thread that sleeps is woken `LOOK_S` later.
 
 If the log cannot be written, the thread tries again each `RETRY_S`, with the same changes. What comes meanwhile waits,
 up to `max_backlog_bytes`. Beyond that a stream loses its end: its later events are left out, too, so that what is
@@ -13,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Final
 
 import structlog
@@ -30,6 +32,9 @@ from plait.gateway.store.event_log import (
     StoreVersionError,
     StreamKey,
 )
+
+LOOK_S: Final = 0.002
+"""A call is at its engine 0.6 ms after the answer that it waited for, and nobody notices this with a value."""
 
 RETRY_S: Final = 1.0
 """Between two attempts to take the lease, or to write to a disk that fails: a client is asked to wait as long."""
@@ -46,7 +51,8 @@ BATCH_BYTES: Final = 2**22
 CHANGE_BYTES: Final = 256
 """What a change takes besides its data."""
 
-Batch = list[Change]
+Batch = tuple[Sequence[Change], int]
+"""What is written as a whole, and what it takes in memory, in bytes."""
 
 log = structlog.get_logger(__name__)
 
@@ -62,13 +68,16 @@ class GroupCommit:
         """Written so far."""
         self._keeper = keeper
         self._max_backlog_bytes = max_backlog_bytes
-        self._queue: SimpleQueue[Batch | None] = SimpleQueue()
+        self._queue = deque[Batch]()
+        self._wake = threading.Event()
+        self._sleeps = self._wakes_soon = False
         self._appended = self._committed = 0  # batches
         self._appended_bytes = self._committed_bytes = 0
         self._lost: set[StreamKey] = set()
         self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
         self._problem: str | None = None
         self._is_stalled = False
+        self._is_watched = False
         self._is_open = False
         self._stops = threading.Event()
         self._streams: asyncio.Future[list[StoredStream]] | None = None
@@ -108,11 +117,16 @@ class GroupCommit:
 
     def append(self, changes: Sequence[Change]) -> None:
         """Write these, after all that came before. Returns at once."""
-        batch = [change for change in changes if not self._is_lost(change)]
+        batch = changes
+        if self._lost or self.backlog_bytes > self._max_backlog_bytes:
+            batch = [change for change in changes if not self._is_lost(change)]
         if batch:
+            size_bytes = _size_bytes(batch)
             self._appended += 1
-            self._appended_bytes += _size_bytes(batch)
-            self._queue.put(batch)
+            self._appended_bytes += size_bytes
+            self._queue.append((batch, size_bytes))
+            if self._sleeps or not self._is_watched:
+                self._notice()
 
     async def committed(self, stream: StreamKey) -> bool:
         """Wait until all that was appended is stored. False if it is not, or not all of the stream."""
@@ -120,23 +134,43 @@ class GroupCommit:
             return False
         if self._committed >= self._appended:
             return True
-        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        assert self._loop is not None
+        waiter: asyncio.Future[bool] = self._loop.create_future()
         self._waiters.append((self._appended, waiter))
         self._settle()  # the thread looks for waiters after it has committed, and may have done so just now
-        try:
-            async with asyncio.timeout(STALLED_S):
-                return await waiter and stream not in self._lost
-        except TimeoutError:
-            self._is_stalled = True
-            return False
+        return await waiter and stream not in self._lost
 
     async def close(self) -> None:
         """Write what is left, and give the lease up."""
         self._stops.set()
-        self._queue.put(None)
+        self._wake.set()
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
         self._settle()
+
+    def _notice(self) -> None:
+        """Something has come: see to it that the thread is awake soon, and that it is not stalled for long."""
+        loop = self._loop
+        if loop is None:
+            return
+        if self._sleeps and not self._wakes_soon:
+            self._wakes_soon = True
+            loop.call_later(LOOK_S, self._wake_up)
+        if not self._is_watched:
+            self._is_watched = True
+            loop.call_later(STALLED_S, self._look, self._appended)
+
+    def _wake_up(self) -> None:
+        self._wakes_soon = False
+        self._wake.set()
+
+    def _look(self, number: int) -> None:
+        self._is_watched = False
+        if self._committed < number:
+            self._is_stalled = True
+            self._settle()
+        elif self._committed < self._appended:
+            self._notice()
 
     def _is_lost(self, change: Change) -> bool:
         """Whether a change is left out, because there is no room for it or for one before it in its stream."""
@@ -149,14 +183,14 @@ class GroupCommit:
 
     def _settle(self) -> None:
         """Tell those whose changes are committed, or all of them that they are not."""
-        if self._problem is None:
+        if self._committed >= self._appended:
             self._is_stalled = False
         waiting, self._waiters = self._waiters, []
         for number, waiter in waiting:
             is_written = number <= self._committed
             if waiter.done():
                 continue
-            if is_written or self._problem is not None or not self._thread.is_alive():
+            if is_written or self.problem is not None or not self._thread.is_alive():
                 waiter.set_result(is_written)
             else:
                 self._waiters.append((number, waiter))
@@ -204,36 +238,44 @@ class GroupCommit:
 
     def _write(self) -> None:
         """Write until the end."""
-        is_tidy, tidied_s, is_last = True, time.monotonic(), not self._is_open
-        while not is_last:
-            batches, is_last = self._next(None if is_tidy else TIDY_S)
+        tidied_s, is_tidy = time.monotonic(), True
+        while self._is_open:
+            is_last, batches = self._stops.is_set(), self._next()
             if batches:
                 self._commit(batches, is_last=is_last)
                 is_tidy = False
+            elif is_last:
+                break
             now_s = time.monotonic()
             if not is_tidy and (not batches or now_s - tidied_s > 10 * TIDY_S):
                 self._keeper.tidy()
-                is_tidy, tidied_s = not batches, now_s
+                is_tidy, tidied_s = True, now_s
             self.cpu_s = time.thread_time()
+            if len(batches) > 1:
+                time.sleep(LOOK_S)
+            else:
+                self._sleep(None if is_tidy else TIDY_S)
         self._keeper.tidy()
 
-    def _next(self, within_s: float | None) -> tuple[list[Batch], bool]:
-        """What has come, waited for if nothing has; and whether it is the last."""
+    def _sleep(self, longest_s: float | None) -> None:
+        """Wait until something comes."""
+        self._wake.clear()
+        self._sleeps = True
+        if not (self._queue or self._stops.is_set()):  # whoever appends later sees that the thread sleeps
+            self._wake.wait(longest_s)
+        self._sleeps = False
+
+    def _next(self) -> list[Batch]:
+        """What has come, up to `BATCH_BYTES`."""
         batches, size_bytes = list[Batch](), 0
-        with suppress(Empty):
-            batch = self._queue.get(timeout=within_s)
-            while batch is not None:
-                batches.append(batch)
-                size_bytes += _size_bytes(batch)
-                if size_bytes > BATCH_BYTES:
-                    return batches, False
-                batch = self._queue.get_nowait()
-            return batches, True
-        return batches, False
+        while self._queue and size_bytes < BATCH_BYTES:
+            batches.append(self._queue.popleft())
+            size_bytes += batches[-1][1]
+        return batches
 
     def _commit(self, batches: list[Batch], *, is_last: bool) -> None:
         """Write these, however often that has to be tried. At the end it is tried once."""
-        changes = [change for batch in batches for change in batch]
+        changes = [change for batch, _ in batches for change in batch]
         while True:
             try:
                 self._keeper.write(changes)
@@ -249,7 +291,7 @@ class GroupCommit:
         self._problem = None
         self.commits += 1
         self.changes += len(changes)
-        self._committed_bytes += sum(map(_size_bytes, batches))
+        self._committed_bytes += sum(size_bytes for _, size_bytes in batches)
         self._committed += len(batches)
         self._tell()
 
@@ -266,5 +308,7 @@ class GroupCommit:
                 self._loop.call_soon_threadsafe(self._settle)
 
 
-def _size_bytes(batch: Batch) -> int:
-    return sum(CHANGE_BYTES + len(change.data or b"") for change in batch)
+def _size_bytes(changes: Sequence[Change]) -> int:
+    if len(changes) == 1:
+        return CHANGE_BYTES + len(changes[0].data or b"")
+    return sum(CHANGE_BYTES + len(change.data or b"") for change in changes)

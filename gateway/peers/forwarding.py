@@ -6,20 +6,25 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final, NamedTuple
 
+import structlog
 from starlette.types import Receive, Send
 
 from plait.backends.errors import EngineError, PeerUnavailableError
 from plait.backends.http.client import HttpClient, Response, Timeouts
-from plait.gateway.asgi import Headers, unless_gone
+from plait.gateway.asgi import Headers, is_event_stream, unless_gone
 from plait.gateway.peers.peers import PEER_HEADER, Peers
 
 WAITS: Final = Timeouts(connect_s=2.0, first_byte_s=86_400.0, idle_s=86_400.0)
 """A get may wait for a variable for a day. A gateway that has ended closes its connections."""
 
-_OF_A_HOP: Final = frozenset(
-    (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"content-length", b"host",
-     b"expect", PEER_HEADER)
-)  # fmt: skip
+_OF_A_HOP: Final = frozenset((
+    b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"content-length", b"host",
+    b"expect", b"date",
+    b"origin",  # the gateway that the page has asked answers for the page's rights
+    PEER_HEADER,
+))  # fmt: skip
+
+log = structlog.get_logger(__name__)
 
 
 class Forwarded(NamedTuple):
@@ -60,9 +65,7 @@ class Forwarding:
             response = await self._clients[name].request(request.method, request.target, headers, request.body)
             yield response
         except EngineError as error:
-            raise PeerUnavailableError(
-                "The gateway that has this session does not answer now. Try again.", retry_after_s=1.0
-            ) from error
+            raise _unavailable() from error
         finally:
             if response is not None:
                 response.abort()
@@ -91,12 +94,27 @@ class Forwarding:
 
 
 async def pass_on(response: Response, send: Send) -> None:
-    """Send an answer on as it comes, without the headers of its hop."""
+    """Send an answer on as it comes, without the headers of its hop.
+
+    One that breaks off ends with an error event, if it is a stream. Else it stays without its end, so that the server
+    closes the connection.
+    """
     kept = [item for item in response.headers if item[0] not in _OF_A_HOP or item[0] == b"content-length"]
     await send({"type": "http.response.start", "status": response.status, "headers": kept})
-    while not response.is_read:
-        piece = await response.read_chunk()
-        if not piece:
-            break
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+    last = b""
+    try:
+        while not response.is_read:
+            piece = await response.read_chunk()
+            if not piece:
+                break
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except EngineError as error:
+        log.warning("a gateway has broken its answer off", error=error.message)
+        if not is_event_stream(response.headers):
+            return
+        last = b"data: %b\n\n" % _unavailable().body()
+    await send({"type": "http.response.body", "body": last})
+
+
+def _unavailable() -> PeerUnavailableError:
+    return PeerUnavailableError("The gateway that has this session does not answer now. Try again.", retry_after_s=1.0)

@@ -1,0 +1,97 @@
+"""A request that goes to another gateway, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from plait.backends.errors import PeerUnavailableError
+from plait.gateway.peers.forwarding import Forwarded, Forwarding
+from plait.gateway.peers.peers import Peers
+
+WHOLE = b"HTTP/1.1 201 Created\r\ndate: today\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\nhere"
+BROKEN = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 9\r\n\r\nhere"
+BROKEN_STREAM = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n"
+)
+REQUEST = Forwarded(
+    "POST", "/v1/get?x=1", [(b"origin", b"http://page"), (b"authorization", b"Bearer k"), (b"host", b"public")], b"{}"
+)
+
+
+class Peer:
+    """Another gateway: notes the heads of requests, and answers each with the same bytes before it closes."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.heads: list[bytes] = []
+        self._answer = answer
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(self._answer)
+        writer.close()
+
+
+@asynccontextmanager
+async def forwarding(answer: bytes) -> AsyncIterator[tuple[Forwarding, Peer]]:
+    peer = Peer(answer)
+    async with await asyncio.start_server(peer.serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        made = Forwarding(Peers({"0": "", "1": f"http://127.0.0.1:{port}"}, "0", "key"))
+        yield made, peer
+        await made.aclose()
+
+
+async def sent(made: Forwarding) -> list[Message]:
+    """The messages of an answer to `REQUEST`."""
+    messages: list[Message] = []
+
+    async def keep(message: Message) -> None:
+        messages.append(message)
+
+    async def stays() -> Any:
+        await asyncio.Event().wait()
+
+    await made.forward("1", REQUEST, stays, keep)
+    return messages
+
+
+async def test_a_request_passes_with_its_key_and_the_answer_without_what_is_of_a_hop() -> None:
+    async with forwarding(WHOLE) as (made, peer):
+        start, *rest = await sent(made)
+    (head,) = peer.heads
+    assert head.startswith(b"POST /v1/get?x=1 HTTP/1.1\r\n")
+    assert b"authorization: Bearer k\r\n" in head
+    assert b"plait-peer: key \r\n" in head
+    assert b"public" not in head
+    assert b"origin" not in head
+    headers = [(b"content-type", b"text/plain"), (b"content-length", b"4")]
+    assert start == {"type": "http.response.start", "status": 201, "headers": headers}
+    assert b"".join(message["body"] for message in rest) == b"here"
+    assert not rest[-1].get("more_body", False)
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
+    async with forwarding(BROKEN_STREAM) as (made, _):
+        _, *rest = await sent(made)
+    assert rest[0]["body"] == b"data: 1\n\n"
+    assert b"gateway_unavailable" in rest[-1]["body"]
+    assert not rest[-1].get("more_body", False)
+
+
+async def test_an_answer_that_breaks_off_does_not_look_whole() -> None:
+    async with forwarding(BROKEN) as (made, _):
+        *_, last = await sent(made)
+    assert last["more_body"]
+
+
+async def test_a_gateway_that_does_not_answer_is_said_to_be_unavailable() -> None:
+    async with forwarding(b"") as (made, _):
+        with pytest.raises(PeerUnavailableError) as raised:
+            await sent(made)
+    assert (raised.value.status, raised.value.retry_after_s) == (503, 1.0)

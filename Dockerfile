@@ -15,8 +15,8 @@ COPY --from=build /opt/plait /opt/plait
 # Tokenizers that engines offer, or that are downloaded, are kept in /var/cache/plait. /var/lib/plait is for a store
 # (docs/durability.md): a new volume that is mounted there gets its owner and mode.
 RUN useradd --system --uid 999 --no-create-home plait \
-    && install --directory --owner plait --mode 0700 /var/lib/plait \
-    && install --directory --owner plait --mode 0700 /var/cache/plait
+    && install --directory --owner plait --mode 0700 /var/lib/plait
+RUN install --directory --owner plait --mode 0700 /var/cache/plait
 USER plait
 ENV PATH=/opt/plait/bin:$PATH \
     XDG_CACHE_HOME=/var/cache/plait \

@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Minutes that `make soak` takes.
 SOAK   ?= 5
+# Tests start hundreds of processes. Without bytecode each compiles what it imports: 1.7 s of CPU time, not 0.5.
+export PYTHONDONTWRITEBYTECODE :=
 
 # What only real SGLang servers can show: what its adapter does. The rest is the gateway's, which vLLM's run covers.
 SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictions.py eviction_news.py greedy_output.py \

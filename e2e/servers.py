@@ -23,9 +23,11 @@ from e2e.ports import free_port
 
 PLAIT = Path(sys.executable).with_name("plait")
 DEADLINE_S = 30.0
-POLL_S = 0.005
+POLL_S, MOST_POLL_S = 0.005, 0.03
+"""Between two looks, which get rarer as the wait gets longer: a look takes 2 ms of CPU time from what is awaited."""
 LOGGED_AFTER_S = 0.1
 STOPPED_BY_SIGTERM = {0, -signal.SIGTERM}
+STOPPED = STOPPED_BY_SIGTERM | {-signal.SIGINT}
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of plain HTTP: loading the system's certificates would take them 20 ms each."""
@@ -51,6 +53,7 @@ class Server:
         self._command = [str(PLAIT), *arguments]
         self._ready_path = ready_path
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_interrupted = False
         STARTED.append(self)
 
     @property
@@ -77,6 +80,7 @@ class Server:
         with self.log_path.open("ab") as log:
             stderr = log if self.stderr is None else self.stderr
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=stderr)
+        self._is_interrupted = False
 
     def wait_until_ready(self) -> None:
         """Return once it answers; raises `AssertionError` with its log if it ended or the deadline passed."""
@@ -90,6 +94,12 @@ class Server:
         """Ask it to stop (SIGTERM); does not wait."""
         assert self._process is not None
         self._process.terminate()
+
+    def interrupt(self) -> None:
+        """Ask it to stop without a delay if it runs (SIGINT); does not wait."""
+        if self.running:
+            self.signal(signal.SIGINT)
+            self._is_interrupted = True
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
@@ -110,13 +120,14 @@ class Server:
     def stop(self) -> None:
         """Stop a running server; raises `AssertionError` if it has to be killed or has logged a traceback."""
         if self.running:
-            self.terminate()
+            if not self._is_interrupted:  # a second signal would end it at once
+                self.terminate()
             try:
                 status = self.wait()
             except subprocess.TimeoutExpired:
                 self.kill()
-                raise AssertionError(f"{self.name} did not stop at SIGTERM:\n{self.log_tail()}") from None
-            assert status in STOPPED_BY_SIGTERM, f"{self.name} ended with {status}:\n{self.log_tail()}"
+                raise AssertionError(f"{self.name} did not stop:\n{self.log_tail()}") from None
+            assert status in STOPPED, f"{self.name} ended with {status}:\n{self.log_tail()}"
         assert self.may_log_tracebacks or "Traceback" not in self.log(), f"{self.name} failed on the way:\n{self.log()}"
 
     def log(self) -> str:
@@ -154,25 +165,31 @@ class Launcher:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._servers: list[Server] = []
+        self._gateways: list[Server] = []
+        self._engines: list[Server] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         failures = []
-        for server in reversed(self._servers):
-            try:
-                server.stop()
-            except AssertionError as failure:
-                failures.append(str(failure))
+        for servers in (self._gateways, self._engines):
+            for server in servers:
+                server.interrupt()
+            for server in servers:
+                try:
+                    server.stop()
+                except AssertionError as failure:
+                    failures.append(str(failure))
         assert not failures, "\n".join(failures)
 
     def engine(self, name: str, *, model: str = "demo", time_scale: float = 20, options: Sequence[str] = ()) -> Server:
         """An embedded engine, not started yet; `options` are further ones of `plait engine`."""
         port = free_port()
         arguments = ["engine", "--port", str(port), "--name", name, "--model", model, "--time-scale", str(time_scale)]
-        return self._server(name, port, [*arguments, *options], "/health")
+        engine = Server(name, port, [*arguments, *options], self._folder / f"{name}.log", ready_path="/health")
+        self._engines.append(engine)
+        return engine
 
     def gateway(
         self,
@@ -199,17 +216,17 @@ class Launcher:
         for section, values in sections.items():
             config[section] = values if isinstance(values, list) else {**config.get(section, {}), **values}
         path.write_text(toml(config))
-        return self._server(name, port, ["serve", "--config", str(path)], "/ready")
+        return self._serve(name, port, ["--config", str(path)])
 
     def serve(self, *arguments: str, name: str = "gateway") -> Server:
         """A gateway by the arguments of `plait serve`, not started yet."""
         port = free_port()
-        return self._server(name, port, ["serve", *arguments, "--port", str(port)], "/ready")
+        return self._serve(name, port, [*arguments, "--port", str(port)])
 
-    def _server(self, name: str, port: int, arguments: Sequence[str], ready_path: str) -> Server:
-        server = Server(name, port, arguments, self._folder / f"{name}.log", ready_path=ready_path)
-        self._servers.append(server)
-        return server
+    def _serve(self, name: str, port: int, arguments: Sequence[str]) -> Server:
+        gateway = Server(name, port, ["serve", *arguments], self._folder / f"{name}.log", ready_path="/ready")
+        self._gateways.append(gateway)
+        return gateway
 
 
 @dataclass(frozen=True)
@@ -230,7 +247,7 @@ class Fleet:
 
 def eventually(holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
     """Return once `holds()`; raises what prevents it at the deadline: an `httpx.HTTPError`, or `AssertionError`."""
-    ends_s = time.monotonic() + deadline_s
+    ends_s, pause_s = time.monotonic() + deadline_s, POLL_S
     while True:
         failure: Exception | None = None
         try:
@@ -240,7 +257,8 @@ def eventually(holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> Non
             failure = error
         if time.monotonic() > ends_s:
             raise failure or AssertionError(f"still not so after {deadline_s:g} s")
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, MOST_POLL_S)
 
 
 def toml(config: Mapping[str, Any]) -> str:

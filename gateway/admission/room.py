@@ -65,7 +65,7 @@ class Room:
             queue.expire(now_s)
         if not queue.sent:
             return True
-        bound_s = min(self._ahead_s, SHARED_AHEAD_S) if is_shared else self._ahead_s
+        bound_s = self._bound_s(view, is_shared=is_shared)
         return backlog_s(view, now_s) < bound_s and not (is_shared and queue.sent * view.first_bytes.gap_s >= bound_s)
 
     def due_s(self, view: EngineView, tenant: str, now_s: float) -> float:
@@ -73,12 +73,21 @@ class Room:
         is_shared = self.active.are_several(now_s)
         if view.slots and not self._has_slot(view, tenant, now_s, is_shared=is_shared):
             return inf
-        bound_s = min(self._ahead_s, SHARED_AHEAD_S) if is_shared else self._ahead_s
-        queue, over_s = view.queue, backlog_s(view, now_s) - bound_s
+        over_s = backlog_s(view, now_s) - (bound_s := self._bound_s(view, is_shared=is_shared))
+        queue = view.queue
         if is_shared and queue.sent * view.first_bytes.gap_s >= bound_s:
             return queue.expires_s
         left_s = view.slowness * (queue.most_progress_s - queue.progress_s(now_s))
         return min(now_s + max(0.0, over_s) / view.slowness if over_s < left_s else inf, queue.expires_s)
+
+    def _bound_s(self, view: EngineView, *, is_shared: bool) -> float:
+        """How much the engine is sent: more while this gateway's part of what is there is less than its share.
+
+        Otherwise gateways whose calls fill an engine would be the first to learn of room, and keep all of it.
+        """
+        bound_s = min(self._ahead_s, SHARED_AHEAD_S) if is_shared else self._ahead_s
+        own = view.gateways * view.queue.own_share
+        return bound_s if own >= 1 else bound_s / own if own > 0 else inf
 
     def _has_slot(self, view: EngineView, tenant: str | None, now_s: float, *, is_shared: bool) -> bool:
         free = _free_slots(view)

@@ -86,7 +86,7 @@ class OthersCalls:
             cached_tokens = call.prompt_tokens - missed_tokens
             attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
             time_s = costs.prefill_time_s(missed_tokens, cached_tokens)
-            prefill = Prefill(missed_tokens, time_s, attention_s, now_s, is_urgent=call.is_urgent)
+            prefill = Prefill(missed_tokens, time_s, attention_s, now_s, is_urgent=call.is_urgent, is_own=False)
             if hashes:
                 leaf = self._tree.insert(hashes)
                 leaf.use(now_s)

@@ -18,7 +18,8 @@ MOST_PROGRESS = 0.95
 class Prefill:
     """One call's prefill: uncached tokens, and the seconds that it takes alone. `attention_s` is a part of them.
 
-    The engine was sent the call at `sent_s`. `is_urgent` says that the call has a TTFT.
+    The engine was sent the call at `sent_s`. `is_urgent` says that the call has a TTFT, and `is_own` that this gateway
+    has sent it.
     """
 
     tokens: int
@@ -27,6 +28,7 @@ class Prefill:
     sent_s: float
     is_streamed: bool = True
     is_urgent: bool = False
+    is_own: bool = True
 
 
 class PrefillQueue:
@@ -39,7 +41,7 @@ class PrefillQueue:
     """
 
     __slots__ = (
-        *("_held", "_sent", "_sent_time_s", "_whole"),
+        *("_held", "_own_time_s", "_sent", "_sent_time_s", "_whole"),
         *("attention_s", "expires_s", "head_s", "held", "sent", "sent_attention_s"),
         *("sent_tokens", "tokens", "urgent_tokens"),
     )
@@ -48,7 +50,7 @@ class PrefillQueue:
         self.tokens = self.sent_tokens = 0
         self.urgent_tokens = 0
         self.attention_s = self.sent_attention_s = 0.0
-        self._sent_time_s = 0.0
+        self._sent_time_s = self._own_time_s = 0.0
         self._held: dict[Prefill, None] = {}
         self._sent: dict[Prefill, None] = {}
         self._whole: deque[tuple[float, Prefill]] = deque()  # when the prefill of a call that is not streamed ends
@@ -85,6 +87,7 @@ class PrefillQueue:
         self.sent_tokens += prefill.tokens
         self.sent_attention_s += prefill.attention_s
         self._sent_time_s += prefill.time_s
+        self._own_time_s += prefill.time_s * prefill.is_own
         if not prefill.is_streamed:
             self._whole.append((now_s + self._sent_time_s, prefill))
             self.expires_s = self._whole[0][0]
@@ -99,6 +102,7 @@ class PrefillQueue:
             self.sent_tokens -= prefill.tokens
             self.sent_attention_s -= prefill.attention_s
             self._sent_time_s -= prefill.time_s
+            self._own_time_s -= prefill.time_s * prefill.is_own
             if self._whole:
                 while self._whole and self._whole[0][1] not in self._sent:
                     self._whole.popleft()
@@ -112,7 +116,7 @@ class PrefillQueue:
         self.urgent_tokens -= prefill.tokens * prefill.is_urgent
         self.attention_s -= prefill.attention_s
         if not self._sent:  # rounding ends with the calls
-            self._sent_time_s = self.sent_attention_s = 0.0
+            self._sent_time_s = self._own_time_s = self.sent_attention_s = 0.0
             if not self._held:
                 self.attention_s = 0.0
 
@@ -127,6 +131,11 @@ class PrefillQueue:
         while self.expires_s <= now_s:
             ended_s, prefill = self._whole[0]
             self.leave(prefill, ended_s)
+
+    @property
+    def own_share(self) -> float:
+        """The part of what the engine was sent, by time, that this gateway has sent."""
+        return self._own_time_s / self._sent_time_s if self._sent_time_s else 1.0
 
     @property
     def most_progress_s(self) -> float:
@@ -150,3 +159,4 @@ class PrefillQueue:
         waiting = [*self._held, *self._sent]
         assert self.urgent_tokens == sum(prefill.tokens for prefill in waiting if prefill.is_urgent)
         assert abs(self._sent_time_s - sum(prefill.time_s for prefill in self._sent)) < 1e-6 or not self._sent
+        assert abs(self._own_time_s - sum(prefill.time_s for prefill in self._sent if prefill.is_own)) < 1e-6

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from plait.policy.placement.prefill_queue import MOST_PROGRESS, Prefill, PrefillQueue
 
 
-def prefill(tokens: int, *, is_streamed: bool = True, is_urgent: bool = False) -> Prefill:
+def prefill(tokens: int, *, is_streamed: bool = True, is_urgent: bool = False, is_own: bool = True) -> Prefill:
     """Its times have few binary digits, so all sums are exact."""
-    return Prefill(tokens, tokens / 1024, tokens / 8192, 0.0, is_streamed, is_urgent)
+    return Prefill(tokens, tokens / 1024, tokens / 8192, 0.0, is_streamed, is_urgent, is_own)
 
 
 def new_queue(*sent: Prefill, held: tuple[Prefill, ...] = ()) -> PrefillQueue:
@@ -111,6 +111,20 @@ def test_a_prefill_that_was_given_up_does_not_keep_later_ones() -> None:
     assert not len(queue)
 
 
+# Whose they are.
+
+
+def test_what_others_have_sent_leaves_the_gateway_its_part_of_the_time() -> None:
+    own, others = prefill(1024), prefill(3072, is_own=False)
+    queue = new_queue(own, others, held=(prefill(512),))
+    assert queue.own_share == 0.25
+    queue.leave(own, 1.0)
+    assert queue.own_share == 0.0
+    queue.leave(others, 4.0)
+    assert queue.own_share == 1.0, "of nothing it has all"
+    queue.check()
+
+
 # What is urgent.
 
 
@@ -182,7 +196,7 @@ def test_the_sums_are_those_of_what_waits(events: list[tuple[str, int, bool, boo
         queue.expire(now_s)
         oracle.expire(set(queue._sent), now_s)
         if what == "add":
-            oracle.held.append(prefill(number, is_streamed=is_streamed, is_urgent=is_urgent))
+            oracle.held.append(prefill(number, is_streamed=is_streamed, is_urgent=is_urgent, is_own=number % 3 > 0))
             queue.add(oracle.held[-1])
         elif what == "send" and oracle.held:
             one = oracle.held[number % len(oracle.held)]
@@ -209,6 +223,8 @@ def check_sums(queue: PrefillQueue, oracle: Oracle, now_s: float) -> None:
     assert queue.sent_tokens == sum(one.tokens for one in oracle.sent)
     assert queue.sent_attention_s == sum(one.attention_s for one in oracle.sent)
     assert queue.urgent_tokens == sum(one.tokens for one in oracle.all if one.is_urgent)
+    own_s, sent_s = (sum(one.time_s for one in oracle.sent if one.is_own or is_all) for is_all in (False, True))
+    assert queue.own_share == (own_s / sent_s if sent_s else 1.0)
     assert queue.expires_s < inf or not any(one in oracle.ends for one in oracle.sent)
     most_s = MOST_PROGRESS * oracle.sent[0].time_s if oracle.sent else 0.0
     assert 0.0 <= queue.progress_s(now_s) <= queue.most_progress_s == most_s

@@ -74,20 +74,20 @@ class NewRunner:
 
     experiment: Experiment
     loads: tuple[float, ...]
-    counts: tuple[int, ...]
+    ways: tuple[tuple[int, Way, float], ...]
 
     def __call__(self, traces: Path) -> Runner:
         """The runner."""
-        return Runner(replace(self.experiment, traces=traces if traces.is_dir() else None), self.loads, self.counts)
+        return Runner(replace(self.experiment, traces=traces if traces.is_dir() else None), self.loads, self.ways)
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs tasks."""
+    """Runs tasks: each load, and each of the `ways`, with so many gateways and a delay of the reports in seconds."""
 
     experiment: Experiment
     loads: tuple[float, ...]
-    counts: tuple[int, ...]
+    ways: tuple[tuple[int, Way, float], ...]
 
     def __call__(self, task: Task) -> list[Ratios]:
         """All loads and counts of gateways on one workload."""
@@ -110,17 +110,18 @@ class Runner:
             one = run(1, "told", 0.0)
             found += [
                 Ratios(task.kind, task.seed, load, count, way, *_compared(run(count, way, delay_s), one))
-                for count, way, delay_s in _ways(self.counts)
+                for count, way, delay_s in self.ways
             ]
         return found
 
 
-def _ways(counts: Sequence[int]) -> Iterator[tuple[int, Way, float]]:
+def _ways(counts: Sequence[int], *, blind: bool) -> Iterator[tuple[int, Way, float]]:
     """So many gateways, how they hear, and how late."""
     yield 1, "blind", 0.0
     yield 1, "by reports", DELAY_S
     for count in counts:
-        yield count, "blind", DELAY_S
+        if blind:
+            yield count, "blind", DELAY_S
         yield count, "told", DELAY_S
 
 
@@ -138,7 +139,8 @@ def main() -> int:
         calls=arguments.calls, engines=arguments.engines, working_set=4.0, report_interval_s=INTERVAL_S
     )
     tasks = [Task(kind, seed) for kind in KINDS for seed in arguments.seeds]
-    runner = NewRunner(experiment, tuple(arguments.loads), tuple(arguments.gateways))
+    ways = tuple(_ways(arguments.gateways, blind=not arguments.only_told))
+    runner = NewRunner(experiment, tuple(arguments.loads), ways)
     found = [ratios for _, some in run_all(runner, arguments.traces, tasks, arguments.jobs) for ratios in some]
     made = list(claims(found))
     print("\n".join((*markdown(found), "", *map(_line, made))))
@@ -172,6 +174,9 @@ def markdown(found: Sequence[Ratios]) -> Iterator[str]:
         cells = []
         for ways in ({"blind"}, {"told", "by reports"}):
             of = [one for one in found if (one.kind, one.load, one.gateways) == row and one.way in ways]
+            if not of:
+                cells.append("-")
+                continue
             hit_rate = fmean(one.hit_rate for one in of)
             cells.append(f"{_mean(of, 'TTFT'):.2f} / {_mean(of, 'E2E'):.2f} / {hit_rate:.3f}")
         yield f"| {row[0]}, {row[1]:g}, {row[2]} | {cells[0]} | {cells[1]} |"
@@ -198,6 +203,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gateways", type=int, nargs="+", default=COUNTS, help="default: 4 16")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="in round robin's saturation")
     parser.add_argument("--seeds", type=int, nargs="+", default=(1, 2, 3, 4, 5), help="default: 1 to 5")
+    parser.add_argument("--only-told", action="store_true", help="leave out several blind gateways: half of the time")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     return parser.parse_args()
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 
-from e2e.programs import Program, ProgramCall, by_hand, map_reduce, whole
+from e2e.programs import Program, ProgramCall, chained_by_client, map_reduce, texts, whole
 from e2e.sdk import async_client
-from e2e.servers import DEADLINE_S, Fleet, Launcher
+from e2e.servers import DEADLINE_S, Fleet, Launcher, Server
 from plait.gateway.programs.record import SESSION, Started, Submitted, ValueSet, decoded
 from plait.gateway.store.event_log import StoredStream
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
@@ -68,7 +68,10 @@ class Findings:
 class Client:
     """One program's client, which sends again what gets no answer."""
 
-    def __init__(self, http: httpx.AsyncClient, findings: Findings, session: str, kind: str) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, findings: Findings, session: str, kind: str, fields: Mapping[str, Any]
+    ) -> None:
+        self._fields = fields
         self._http = http
         self._findings = findings
         self.session = session
@@ -95,11 +98,12 @@ class Client:
 
     async def _whole(self, program: Program) -> None:
         gets = {call.output: None for call in program[-4:]}
-        answer = await self._post("/v1/programs", {"session": self.session, "calls": whole(program), "gets": gets})
+        calls = [{**call, **self._fields} for call in whole(program)]
+        answer = await self._post("/v1/programs", {"session": self.session, "calls": calls, "gets": gets})
         self.told |= answer.json()["values"]
 
     async def _submit(self, call: ProgramCall, body: Mapping[str, Any]) -> None:
-        await self._post("/v1/submit", {**body, "session_id": self.session})
+        await self._post("/v1/submit", {**body, **self._fields, "session_id": self.session})
         self.told[call.output] = None
         self.told[call.output] = await self.get(call.output)
 
@@ -107,7 +111,7 @@ class Client:
         headers = {"plait-session": self.session, "plait-output": call.output}
         if call.inputs:
             headers["plait-inputs"] = ",".join(call.inputs)
-        answer = await self._post("/v1/chat/completions", call.request(call.prompt), headers)
+        answer = await self._post("/v1/chat/completions", {**call.request(call.prompt), **self._fields}, headers)
         self.told[call.output] = answer.json()["choices"][0]["message"]["content"]
 
     async def _post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> httpx.Response:
@@ -130,14 +134,15 @@ class Client:
 
 
 class Killing:
-    """Rounds over one store. `chance` decides on the moments."""
+    """Rounds over one gateway, whose store is the file `path`. `chance` decides on the moments.
 
-    def __init__(self, launch: Launcher, folder: Path, chance: random.Random, **store: str) -> None:
-        self.path = folder / "store" / "sessions.db"
-        engines = [launch.engine(f"demo-{number}", time_scale=10) for number in range(2)]
-        sections = {"path": str(self.path), **store}
-        self.gateway = launch.gateway(engines, store=sections, sessions={"max_attempts": MAX_ATTEMPTS})
-        self._fleet = Fleet(self.gateway, {engine.name: engine for engine in engines})
+    Each call has these `fields`, too.
+    """
+
+    def __init__(self, gateway: Server, path: Path, chance: random.Random, **fields: Any) -> None:
+        self.path = path
+        self.gateway = gateway
+        self._fields = fields
         self._chance = chance
         self._expected: dict[str, dict[str, str]] = {}
         self._span_s = 0.0
@@ -145,11 +150,10 @@ class Killing:
         self._clients: list[Client] = []
 
     async def start(self) -> None:
-        """Start the servers, and run each program undisturbed."""
-        await asyncio.to_thread(self._fleet.start)
+        """Run each program undisturbed. The servers run."""
         async with async_client(self.gateway) as client:
             for kind, program in PROGRAMS.items():
-                self._expected[kind] = await by_hand(client, program)
+                self._expected[kind] = texts(await chained_by_client([client], program, **self._fields))
         begun_s = time.monotonic()
         await self._round("undisturbed", kill_after_s=None)
         self._span_s = time.monotonic() - begun_s
@@ -166,7 +170,7 @@ class Killing:
     async def _round(self, name: str, kill_after_s: float | None) -> None:
         async with httpx.AsyncClient(base_url=self.gateway.url, timeout=DEADLINE_S, trust_env=False) as http:
             clients = [
-                Client(http, self.findings, f"{name}-{n}", ("team", "map-reduce")[n % 2])
+                Client(http, self.findings, f"{name}-{n}", ("team", "map-reduce")[n % 2], self._fields)
                 for n in range(PROGRAMS_A_ROUND)
             ]
             self._clients += clients
@@ -185,7 +189,7 @@ class Killing:
         told = {one: dict(one.told) for one in self._clients[-PROGRAMS_A_ROUND:]}
         begun_s = time.monotonic()
         self.gateway.start()
-        probe = Client(http, self.findings, self._clients[0].session, self._clients[0].kind)
+        probe = Client(http, self.findings, self._clients[0].session, self._clients[0].kind, {})
         await probe.get(PROGRAMS[probe.kind][-1].output)
         self.findings.recovery_s.append(time.monotonic() - begun_s)
         for one, known in told.items():
@@ -233,8 +237,12 @@ class Killing:
 
 
 async def killed(launch: Launcher, folder: Path, kills: int, seed: int, report: Sequence[Any] = ()) -> Findings:
-    """So many rounds. Each of `report` is called with the findings after each."""
-    killing = Killing(launch, folder, random.Random(seed))
+    """So many rounds on embedded engines. Each of `report` is called with the findings after each."""
+    path = folder / "store" / "sessions.db"
+    engines = [launch.engine(f"demo-{number}", time_scale=10) for number in range(2)]
+    gateway = launch.gateway(engines, store={"path": str(path)}, sessions={"max_attempts": MAX_ATTEMPTS})
+    await asyncio.to_thread(Fleet(gateway, {engine.name: engine for engine in engines}).start)
+    killing = Killing(gateway, path, random.Random(seed))
     await killing.start()
     for number in range(kills):
         await killing.kill(number)

@@ -89,6 +89,7 @@ def new_gateway(
     *,
     tenants: Sequence[Mapping[str, Any]] = (),
     admission: Mapping[str, Any] | None = None,
+    store: Mapping[str, Any] | None = None,
 ) -> Server:
     """A gateway over these engines that places by `policy`; not started yet."""
     port = free_port()
@@ -100,6 +101,7 @@ def new_gateway(
         "models": [{"name": MODEL, "tokenizer": str(model)}],
         "engines": [{"name": engine.name, "url": engine.url} for engine in engines.values()],
         **({"tenants": list(tenants)} if tenants else {}),
+        **({"store": dict(store)} if store else {}),
     }
     path = folder / f"{name}.toml"
     path.write_text(toml(config))

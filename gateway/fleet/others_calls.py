@@ -90,7 +90,7 @@ class OthersCalls:
             if hashes:
                 leaf = self._tree.insert(hashes)
                 leaf.use(now_s)
-                view.residency.book(leaf)
+                view.residency.book(leaf, shares=False)
         view.begin_reported(context_tokens, prefill, now_s)
         self._calls[call.number] = _Other(call.gateway, context_tokens, prefill, leaf)
         self._gateways[call.gateway] += 1
@@ -115,6 +115,5 @@ class OthersCalls:
 
     def _unbook(self, known: _Other) -> None:
         if known.leaf is not None:
-            self._view.residency.unshare(known.leaf)
             self._view.residency.unbook(known.leaf)
             known.leaf = None

@@ -47,8 +47,8 @@ class Residency:
             total += blocks
         return total
 
-    def book(self, leaf: Node, *, waits: bool = False) -> None:
-        """A call that ends at `leaf` was booked here. Its blocks are expected, and it counts as a sharer within H.
+    def book(self, leaf: Node, *, waits: bool = False, shares: bool = True) -> None:
+        """A call that ends at `leaf` was booked here. Its blocks are expected, and if it `shares`, it does so within H.
 
         If it `waits`, it was not sent yet; `send` follows.
         """
@@ -58,7 +58,7 @@ class Residency:
             if holding is None or holding.engine_id != engine_id:
                 holding = node.holding(engine_id)
             holding.bookings += 1
-            holding.sharers += 1
+            holding.sharers += shares
             holding.waiting += waits
             node = parent
         self._order.touch_path(leaf)

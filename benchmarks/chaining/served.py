@@ -15,7 +15,14 @@ from plait.backends.http.client import HttpClient
 from plait.backends.http.response import Response
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import WatchedReceive
-from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig, ModelConfig, StoreConfig
+from plait.gateway.config.sections import (
+    AdmissionConfig,
+    Config,
+    EngineConfig,
+    ModelConfig,
+    SessionsConfig,
+    StoreConfig,
+)
 from plait.gateway.membership.engine_link import EngineLink
 
 MODEL: Final = "bench"
@@ -78,11 +85,17 @@ class Served:
     With a store it is opened by `recover`, and closed by `close`.
     """
 
-    def __init__(self, store: StoreConfig | None = None) -> None:
+    def __init__(self, store: StoreConfig | None = None, sessions: SessionsConfig | None = None) -> None:
         engine = EngineConfig(name="engine", url="http://127.0.0.1:1")
         models = (ModelConfig(name=MODEL, tokenizer="bytes"),)
         self.gateway = Gateway(
-            Config(models=models, engines=(engine,), admission=ALL_AT_ONCE, store=store or StoreConfig())
+            Config(
+                models=models,
+                engines=(engine,),
+                admission=ALL_AT_ONCE,
+                store=store or StoreConfig(),
+                sessions=sessions or SessionsConfig(),
+            )
         )
         self.engine = CuedEngine()
         links = self.gateway._links  # noqa: SLF001 - over a socket, the engine's CPU time would be measured too

@@ -1,0 +1,139 @@
+"""How long a gateway takes to read its sessions when it starts: `python -m benchmarks recovery [--sessions N]`.
+
+Each session has values of 3 KB, and, in every second run, a call that was interrupted. The time counts from the lease
+until requests for sessions are answered; the interrupted calls start then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import json
+import os
+import pstats
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+import uvloop
+
+from benchmarks.chaining.served import MODEL, Served
+from plait.gateway.config.sections import SessionsConfig, StoreConfig
+from plait.gateway.log.events import configure_logging
+from plait.gateway.programs.held_call import KeptRequest
+from plait.gateway.programs.record import SESSION, Opened, SessionEvent, Started, Submitted, ValueSet
+from plait.gateway.server.full_collections import FullCollections
+from plait.gateway.simulation.compare import Claim
+from plait.gateway.store.event_log import Change, StreamKey
+from plait.gateway.store.sqlite_keeper import SqliteKeeper
+
+MOST_S: Final = 2.0
+VALUES: Final = 3
+VALUE: Final = "x" * 3_000
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_BODY: Final = msgspec.json.encode(
+    {
+        "model": MODEL,
+        "prompt": "Go on after {{v0}}: {{OUT}}",
+        "max_tokens": 10,
+        "placeholders": [
+            {"name": "v0", "semantic_var_id": "v0"},
+            {"name": "OUT", "in_out": True, "semantic_var_id": "o"},
+        ],
+    }
+)
+
+
+def main() -> int:
+    """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks recovery", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sessions", type=int, default=10_000, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument(
+        "--profile", action="store_true", help="of one recovery with interrupted calls: print where its time goes"
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
+    arguments = parser.parse_args()
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
+        configure_logging("info", "json")
+        if arguments.profile:
+            return _profiled(arguments.sessions)
+        times_s = {
+            is_open: [_recovered_s(arguments.sessions, is_open=is_open) for _ in range(arguments.rounds)]
+            for is_open in (False, True)
+        }
+    claims = []
+    for is_open, found_s in times_s.items():
+        name = f"{arguments.sessions:,} sessions {'with an interrupted call each' if is_open else 'without calls'} (s)"
+        claims.append(Claim(name, median(found_s), f"<= {MOST_S:g}", median(found_s) <= MOST_S))
+    for claim in claims:
+        print(f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
+    if arguments.json:
+        report = {
+            "experiment": "recovery",
+            "sessions": arguments.sessions,
+            "with_calls_s": times_s[True],
+            "without_s": times_s[False],
+        }
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return int(not all(claim.holds for claim in claims))
+
+
+def _profiled(sessions: int) -> int:
+    profile = cProfile.Profile()
+    _recovered_s(sessions, is_open=True, profile=profile)
+    pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(45)
+    return 0
+
+
+def _recovered_s(sessions: int, *, is_open: bool, profile: cProfile.Profile | None = None) -> float:
+    """Seconds of one recovery."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "store", "s.db")
+        _write(path, sessions, is_open=is_open)
+        return uvloop.run(_recover(path, profile))
+
+
+async def _recover(path: Path, profile: cProfile.Profile | None) -> float:
+    FullCollections(asyncio.get_running_loop()).start()  # as the gateway does
+    served = Served(StoreConfig(path=str(path)), SessionsConfig(max_sessions=1_000_000))
+    began_s = time.perf_counter()
+    if profile is not None:
+        profile.enable()
+    await served.recover()
+    if profile is not None:
+        profile.disable()
+    elapsed_s = time.perf_counter() - began_s
+    await served.close()
+    return elapsed_s
+
+
+def _write(path: Path, sessions: int, *, is_open: bool) -> None:
+    keeper = SqliteKeeper(path)
+    keeper.open()
+    for number in range(sessions):
+        stream = StreamKey(SESSION, "", f"s-{number}")
+        now_s = time.time()
+        keeper.write([Change(stream, now_s, _ENCODER.encode(event)) for event in _events(number, is_open=is_open)])
+    keeper.close()
+
+
+def _events(number: int, *, is_open: bool) -> Iterator[SessionEvent]:
+    yield Opened(3_600.0)
+    for value in range(VALUES):
+        yield ValueSet(f"v{value}", VALUE)
+    if is_open:
+        request = KeptRequest("submission", "/v1/completions", ((b"content-type", b"application/json"),), _BODY)
+        yield Submitted(f"call-{number}", ("v0",), ("o",), b"0" * 32, request)
+        yield Started(f"call-{number}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

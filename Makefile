@@ -13,10 +13,11 @@ SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictio
 	levers.py slo_order.py other_engines.py wrong_tokenizer.py)
 
 # Two processes, one file to one process: servers of a file's fixtures are shared by its tests.
-E2E := -n 2 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring
+E2E := -n 2 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
+	--ignore e2e/postgresql
 
-.PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring soak \
-	e2e-vllm e2e-sglang e2e-sglang-adapter environments nightly clean
+.PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring \
+	e2e-postgresql soak e2e-vllm e2e-sglang e2e-sglang-adapter environments nightly clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
 $(STAMP): pyproject.toml constraints.txt
@@ -63,6 +64,11 @@ e2e-monitoring: setup
 	$(BIN)/python -m e2e.monitoring.prometheus
 	$(BIN)/python -m pytest e2e/monitoring
 
+# Gateways that share a store, on a real PostgreSQL, which is installed with apt-get when it is not there yet.
+e2e-postgresql: setup
+	$(BIN)/python -m e2e.postgresql.server
+	$(BIN)/python -m pytest e2e/postgresql
+
 # Engines that fail and clients that misbehave, all at the same time, beside well-behaved ones.
 soak: setup
 	$(BIN)/python -m benchmarks soak --minutes $(SOAK)
@@ -105,7 +111,7 @@ test: check
 # Everything, the comparisons and the clients included that `.ci/run` leaves out; new examples for property tests.
 nightly: export PLAIT_NIGHTLY = 1
 nightly: test
-	$(MAKE) e2e-faults soak e2e-monitoring e2e-vllm e2e-clients e2e-sglang
+	$(MAKE) e2e-faults soak e2e-monitoring e2e-postgresql e2e-vllm e2e-clients e2e-sglang
 
 clean:
 	rm -rf $(VENV) .venv-* e2e/clients/node/node_modules .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

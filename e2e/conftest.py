@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from e2e.postgresql.server import stop_shared_postgres
 from e2e.sdk import Sdk, async_client, sync_client
 from e2e.servers import STARTED, Fleet, Launcher, Server
 from e2e.tenants import KEYS
@@ -45,6 +46,7 @@ def no_server_left() -> Iterator[None]:
     left = [server for server in STARTED if server.running]
     for server in left:
         server.kill()
+    stop_shared_postgres()
     assert not left, f"still running: {', '.join(server.name for server in left)}"
 
 

@@ -2,12 +2,13 @@
 
 A log holds streams of events, such as one of each session. It knows events as bytes. A gateway that keeps a log holds
 its lease: an owner's name with an epoch, which grows with each holder, so that what an earlier holder still tries to
-write is refused. `SqliteKeeper` keeps a log in a file of its own.
+write is refused. `SqliteKeeper` keeps a log in a file of its own. Several gateways share the log of a `SharedKeeper`:
+each has a lease, and each stream has one of them as its owner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -81,3 +82,48 @@ class Keeper(Protocol):
 
     def close(self) -> None:
         """Give the lease up."""
+
+
+class Member(NamedTuple):
+    """One of the gateways that share a log. `is_stale`: its lease is over, though nobody has taken its streams yet."""
+
+    epoch: int
+    url: str
+    release: str
+    is_stale: bool
+
+
+class Claims(NamedTuple):
+    """What was found of claimed streams: the epoch of each one's owner, and those that had lost their owner.
+
+    The latter are this gateway's from now on, with their events.
+    """
+
+    owners: Mapping[StreamKey, int]
+    adopted: Sequence[StoredStream]
+
+
+class SharedKeeper(Keeper, Protocol):
+    """Keeps a log for several gateways. `write` changes no stream of another one, and `read` takes what nobody owns."""
+
+    @property
+    def epoch(self) -> int:
+        """That of this gateway's lease; 0 before the first."""
+
+    def renew(self) -> list[Member]:
+        """Hold the lease for longer; returns all gateways. Those that have died lose their streams.
+
+        Raises `LeaseLostError` or `StoreError`, as all methods below.
+        """
+
+    def claim(self, streams: Sequence[StreamKey], *, instead: str) -> Claims:
+        """Become the owner of streams that have none, and begin those that are not there.
+
+        A stream of the kind `instead` with the same tenant and name stands for a claimed one.
+        """
+
+    def take_over(self) -> list[StoredStream]:
+        """Become the owner of some streams that have lost theirs; empty if there are none left."""
+
+    def release(self, streams: Sequence[StreamKey]) -> None:
+        """Let others have these."""

@@ -8,6 +8,9 @@ calls that a value has made ready; so a thread that sleeps is woken `LOOK_S` lat
 If the log cannot be written, the thread tries again each `RETRY_S`, with the same changes. What comes meanwhile waits,
 up to `max_backlog_bytes`. Beyond that a stream loses its end: its later events are left out, too, so that what is
 stored of it is always a beginning. `committed` says at once that nothing is stored for now.
+
+A log that several gateways share asks more of its keeper: `run` does it in the thread. If the lease is lost, nothing is
+written any more until `reopen`.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -32,6 +35,7 @@ from plait.gateway.store.event_log import (
     StoreVersionError,
     StreamKey,
 )
+from plait.gateway.store.jobs import Jobs
 
 LOOK_S: Final = 0.002
 """A call is at its engine 0.6 ms after the answer that it waited for, and nobody notices this with a value."""
@@ -51,6 +55,8 @@ BATCH_BYTES: Final = 2**22
 CHANGE_BYTES: Final = 256
 """What a change takes besides its data."""
 
+T = TypeVar("T")
+
 Batch = tuple[Sequence[Change], int]
 """What is written as a whole, and what it takes in memory, in bytes."""
 
@@ -58,9 +64,14 @@ log = structlog.get_logger(__name__)
 
 
 class GroupCommit:
-    """Writes to a `keeper`'s log from `start` to `close`. All other methods are the event loop's."""
+    """Writes to a `keeper`'s log from `start` to `close`. All other methods are the event loop's.
+
+    `on_lost` is called if another gateway has taken over what this one had, and calls `reopen`. Without it, the log is
+    closed then.
+    """
 
     def __init__(self, keeper: Keeper, max_backlog_bytes: int = 64 * 2**20) -> None:
+        self.on_lost: Callable[[], None] | None = None
         self.cpu_s = 0.0
         """CPU time of the thread so far."""
         self.commits = 0
@@ -69,6 +80,8 @@ class GroupCommit:
         self._keeper = keeper
         self._max_backlog_bytes = max_backlog_bytes
         self._queue = deque[Batch]()
+        self._jobs = Jobs()
+        self._may_reopen = threading.Event()
         self._wake = threading.Event()
         self._sleeps = self._wakes_soon = False
         self._appended = self._committed = 0  # batches
@@ -140,10 +153,31 @@ class GroupCommit:
         self._settle()  # the thread looks for waiters after it has committed, and may have done so just now
         return await waiter and stream not in self._lost
 
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do `work` in the thread, after all that was appended has been written. Raises `StoreError` if it fails.
+
+        Raises it, too, if nothing can be stored for now.
+        """
+        assert self._loop is not None, "it is started first"
+        done = self._jobs.add(work, self._appended)
+        self._wake.set()
+        result: T = await done
+        return result
+
+    def reopen(self) -> None:
+        """The lease was lost, and all that depended on it is gone: take another one. What was not written never is."""
+        assert self._loop is not None
+        self._queue.clear()
+        self._lost.clear()
+        self._committed, self._committed_bytes = self._appended, self._appended_bytes
+        self._streams = self._loop.create_future()
+        self._may_reopen.set()
+
     async def close(self) -> None:
         """Write what is left, and give the lease up."""
         self._stops.set()
         self._wake.set()
+        self._may_reopen.set()
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
         self._settle()
@@ -199,36 +233,43 @@ class GroupCommit:
 
     def _work(self) -> None:
         try:
-            self._read(self._opened())
-            self._write()
-        except (StoreVersionError, LeaseLostError) as error:
+            self._hold()
+            while self.on_lost is not None and self._loop is not None and not self._stops.is_set():
+                self._may_reopen.clear()
+                with suppress(RuntimeError):  # the loop may have ended meanwhile
+                    self._loop.call_soon_threadsafe(self.on_lost)
+                while not (self._may_reopen.wait(RETRY_S) or self._stops.is_set()):
+                    pass
+                self._hold()
+        except StoreVersionError as error:
             self._failed(str(error))
         finally:
             self._problem = self._problem or "the store is closed"
             self._keeper.close()
             self._tell()
+            self._jobs.give_up(self._problem)
+
+    def _hold(self) -> None:
+        """Take the lease, and write until it is lost or the end comes."""
+        try:
+            self._read(self._opened())
+            self._write()
+        except LeaseLostError as error:
+            self._is_open = False
+            self._failed(str(error))
 
     def _opened(self) -> list[StoredStream] | None:
         """Take the lease, however long that takes; None if the end comes first."""
         while not self._stops.is_set():
             try:
                 self._keeper.open()
-                return self._checked()
+                return _all_of(self._keeper)
             except LeaseLostError:
                 raise
             except StoreError as error:
                 self._failed(str(error))
             self._stops.wait(RETRY_S)
         return None
-
-    def _checked(self) -> list[StoredStream]:
-        """All that is stored. A log that cannot be read begins anew; its keeper keeps the old one."""
-        try:
-            return list(self._keeper.read())
-        except CorruptStoreError as error:
-            self._keeper.set_aside(error)
-            self._keeper.open()
-            return []
 
     def _read(self, streams: list[StoredStream] | None) -> None:
         if streams is not None and self._loop is not None and self._streams is not None:
@@ -246,6 +287,7 @@ class GroupCommit:
                 is_tidy = False
             elif is_last:
                 break
+            self._do_jobs()
             now_s = time.monotonic()
             if not is_tidy and (not batches or now_s - tidied_s > 10 * TIDY_S):
                 self._keeper.tidy()
@@ -261,7 +303,7 @@ class GroupCommit:
         """Wait until something comes."""
         self._wake.clear()
         self._sleeps = True
-        if not (self._queue or self._stops.is_set()):  # whoever appends later sees that the thread sleeps
+        if not (self._queue or self._jobs or self._stops.is_set()):  # whoever appends later sees that the thread sleeps
             self._wake.wait(longest_s)
         self._sleeps = False
 
@@ -286,19 +328,34 @@ class GroupCommit:
                 self._failed(str(error))
             if is_last or self._stops.wait(RETRY_S):
                 return
-        if self._problem is not None:
-            log.info("the store is written again")
-        self._problem = None
+        self._well()
         self.commits += 1
         self.changes += len(changes)
         self._committed_bytes += sum(size_bytes for _, size_bytes in batches)
         self._committed += len(batches)
         self._tell()
 
+    def _do_jobs(self) -> None:
+        """Do what `run` was asked for."""
+        for job in self._jobs.due(self._committed):
+            try:
+                job.run()
+                self._well()
+            except LeaseLostError:
+                raise
+            except StoreError as error:
+                self._failed(str(error))
+
+    def _well(self) -> None:
+        if self._problem is not None:
+            log.info("the store is written again")
+        self._problem = None
+
     def _failed(self, problem: str) -> None:
         if problem != self._problem:
             log.error("the store cannot be used: what comes now is in memory only", problem=problem)
         self._problem = problem
+        self._jobs.give_up(problem)
         self._tell()
 
     def _tell(self) -> None:
@@ -306,6 +363,16 @@ class GroupCommit:
         if (self._waiters or self._is_stalled) and self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._settle)
+
+
+def _all_of(keeper: Keeper) -> list[StoredStream]:
+    """All that is stored. A log that cannot be read begins anew; its keeper keeps the old one."""
+    try:
+        return list(keeper.read())
+    except CorruptStoreError as error:
+        keeper.set_aside(error)
+        keeper.open()
+        return []
 
 
 def _size_bytes(changes: Sequence[Change]) -> int:

@@ -208,3 +208,74 @@ async def test_it_is_tidied_once_nothing_comes(monkeypatch: pytest.MonkeyPatch) 
     commit.append([event("a")])
     await until(lambda: "tidy" in memory.calls)
     await commit.close()
+
+
+# What several gateways need that share a log.
+
+
+async def test_what_is_asked_of_the_keeper_is_done_after_what_was_appended() -> None:
+    memory = Memory()
+    commit = await opened(memory)
+    memory.gate.clear()
+    commit.append([event("a")])
+    asked = asyncio.ensure_future(commit.run(lambda: list(memory.written)))
+    await asyncio.sleep(0.01)
+    assert not asked.done()
+    memory.gate.set()
+    assert await asked == [[b"a"]]
+    await commit.close()
+
+
+async def test_nothing_is_asked_in_vain_of_a_store_that_is_away() -> None:
+    memory = Memory()
+    commit = await opened(memory)
+
+    def away() -> None:
+        raise StoreError("no route to host")
+
+    with pytest.raises(StoreError, match="no route to host"):
+        await commit.run(away)
+    assert commit.problem == "no route to host"
+    assert await commit.run(lambda: 1) == 1
+    assert not commit.problem, "it is back"
+    memory.problem = StoreError("away")
+    commit.append([event("a")])
+    with pytest.raises(StoreError, match="away"):
+        await commit.run(lambda: 1)
+    memory.problem = None
+    await commit.close()
+
+
+async def test_after_a_lost_lease_nothing_is_written_until_all_that_hung_on_it_is_gone() -> None:
+    memory, lost = Memory(), asyncio.Event()
+    commit = await opened(memory)
+    commit.on_lost = lost.set
+    memory.problem = LeaseLostError("taken over")
+    commit.append([event("a")])
+    assert not await commit.committed(ONE)
+    await lost.wait()
+    memory.problem = None
+    commit.append([event("of before")])
+    assert memory.written == []
+    commit.reopen()
+    assert await commit.streams() == []
+    commit.append([event("b", TWO)])
+    assert await commit.committed(TWO)
+    assert memory.written == [[b"b"]]
+    assert memory.calls.count("open") == 2
+    await commit.close()
+
+
+async def test_it_can_be_closed_while_it_waits_to_be_opened_again() -> None:
+    memory, lost = Memory(), asyncio.Event()
+    commit = await opened(memory)
+    commit.on_lost = lost.set
+
+    def renew() -> None:
+        raise LeaseLostError("taken over")
+
+    with pytest.raises(LeaseLostError):
+        await commit.run(renew)
+    await lost.wait()
+    await commit.close()
+    assert memory.calls[-1] == "close"

@@ -1,0 +1,227 @@
+"""A log that gateways share in a real PostgreSQL: leases, epochs as fences, owners, and connections that break."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.postgresql.server import ABSENT, binaries, new_database, shared_postgres
+from plait.gateway.store import postgres_keeper
+from plait.gateway.store.event_log import (
+    Change,
+    HeldElsewhereError,
+    LeaseLostError,
+    StoredStream,
+    StoreError,
+    StoreVersionError,
+    StreamKey,
+)
+from plait.gateway.store.postgres_keeper import PostgresKeeper
+
+pytestmark = pytest.mark.skipif(binaries() is None, reason=ABSENT)
+
+ONE, TWO, RESPONSE = (
+    StreamKey("session", "t", "one"),
+    StreamKey("session", "t", "two"),
+    StreamKey("response", "t", "one"),
+)
+
+
+@pytest.fixture
+def url() -> str:
+    return new_database(shared_postgres())
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_keeper, "LEASE_S", 0.5)
+
+
+def keeper_of(url: str, name: str = "a", version: int = 1) -> PostgresKeeper:
+    return PostgresKeeper(url, f"http://{name}", release="1", version=version, whole="response")
+
+
+@pytest.fixture
+def both(url: str) -> Iterator[tuple[PostgresKeeper, PostgresKeeper]]:
+    """Two gateways that have just begun."""
+    one, two = keeper_of(url, "a"), keeper_of(url, "b")
+    one.open()
+    two.open()
+    yield one, two
+    one.close()
+    two.close()
+
+
+def event(stream: StreamKey, data: str, version: int = 1) -> Change:
+    return Change(stream, 1.5, data.encode(), version)
+
+
+def end(stream: StreamKey) -> Change:
+    return Change(stream, 0.0, None)
+
+
+def texts(streams: list[StoredStream]) -> dict[StreamKey, str]:
+    return {key: "".join(bytes(change.data or b"").decode() for change in events) for key, events in streams}
+
+
+def lapse(url: str, epoch: int) -> None:
+    """Time passes for one gateway, which is stopped."""
+    shared_postgres().run(f"UPDATE plait.gateways SET until = now() - interval '1 s' WHERE epoch = {epoch}", url)
+
+
+def age(url: str, epoch: int) -> None:
+    """A gateway has held its lease for long."""
+    shared_postgres().run(f"UPDATE plait.gateways SET steady_since = now() - interval '1 h' WHERE epoch = {epoch}", url)
+
+
+def test_the_first_that_asks_owns_a_stream(both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
+    one, two = both
+    assert one.claim([ONE], instead="deleted").owners == {ONE: one.epoch}
+    assert two.claim([ONE, TWO], instead="deleted").owners == {ONE: one.epoch, TWO: two.epoch}
+    two.write([event(ONE, "x"), event(TWO, "y")])
+    one.close()
+    assert texts(two.take_over()) == {ONE: ""}, "what is another's cannot be written"
+
+
+def test_a_deleted_session_keeps_its_owner(both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
+    one, two = both
+    one.write([event(ONE._replace(kind="deleted"), "until then")])
+    assert two.claim([ONE], instead="deleted").owners == {ONE: one.epoch}
+
+
+def test_what_was_written_is_read_by_the_next_owner(both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
+    one, two = both
+    one.write([end(ONE), event(ONE, "a"), event(TWO, "b"), event(ONE, "c")])
+    one.write([event(TWO, "d"), end(ONE), event(ONE, "anew"), event(RESPONSE, "r")])
+    one.write([event(StreamKey("response", "t", "\0"), "no text of PostgreSQL")])
+    one.close()
+    taken = two.take_over()
+    assert texts(taken) == {ONE: "anew", TWO: "bd", RESPONSE: "r"}
+    assert taken[0].events[0] == event(ONE, "anew")
+    two.write([end(TWO), event(ONE, "!")])
+    two.close()
+    one.open()
+    assert texts(list(one.read())) == {ONE: "anew!", RESPONSE: "r"}
+
+
+def test_a_stream_that_is_let_go_is_taken_by_the_next_that_asks(both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
+    one, two = both
+    one.write([event(ONE, "a")])
+    one.release([ONE])
+    one.write([event(ONE, "too late")])
+    claims = two.claim([ONE], instead="deleted")
+    assert claims.owners == {ONE: two.epoch}
+    assert texts(list(claims.adopted)) == {ONE: "a"}
+
+
+def test_a_gateway_that_was_given_up_writes_nothing(url: str, both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
+    one, two = both
+    one.write([event(ONE, "a")])
+    lapse(url, one.epoch)
+    assert [member.is_stale for member in two.renew()] == [True, False], "it has not held its own lease for long"
+    age(url, two.epoch)
+    assert [member.epoch for member in two.renew()] == [two.epoch]
+    assert texts(two.take_over()) == {ONE: "a"}
+    for late in (lambda: one.write([event(ONE, "b")]), one.renew, lambda: one.claim([TWO], instead="deleted")):
+        with pytest.raises(LeaseLostError):
+            late()
+    assert one.open() > two.epoch
+    assert list(one.read()) == []
+    one.write([event(ONE, "still another's")])
+    two.close()
+    assert texts(one.take_over()) == {ONE: "a"}
+
+
+def test_after_an_outage_nobody_is_given_up_who_lives(url: str, both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
+    one, two = both
+    for keeper in both:
+        age(url, keeper.epoch)
+        lapse(url, keeper.epoch)  # the database was away
+    assert [member.epoch for member in two.renew()] == [one.epoch, two.epoch]
+    assert [member.is_stale for member in one.renew()] == [False, False]
+
+
+def test_leases_end_by_the_databases_clock(quick: None, url: str, both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
+    one, two = both
+    begun_s = time.monotonic()
+    one.renew()
+    while len(two.renew()) > 1:
+        time.sleep(0.05)
+    assert 0.5 <= time.monotonic() - begun_s < 5
+
+
+def test_the_next_process_at_an_address_has_its_streams_at_once(url: str) -> None:
+    first = keeper_of(url)
+    first.open()
+    first.write([event(ONE, "a")])
+    second = keeper_of(url)
+    second.open()
+    assert texts(list(second.read())) == {ONE: "a"}
+    with pytest.raises(LeaseLostError):
+        first.write([event(ONE, "b")])
+    with pytest.raises(HeldElsewhereError, match="another gateway has the advertise_url http://a, too"):
+        first.open()
+    second.close()
+    first.open()
+    first.close()
+
+
+def test_a_release_that_cannot_read_a_stream_leaves_it(url: str) -> None:
+    newer, older = keeper_of(url, "new", version=2), keeper_of(url, "old")
+    newer.open()
+    newer.write([event(ONE, "a", version=2)])
+    newer.close()
+    older.open()
+    assert older.take_over() == []
+    assert older.claim([ONE], instead="deleted").owners == {ONE: 0}
+    older.close()
+
+
+def test_a_connection_that_breaks_is_made_again_and_nothing_is_written_twice(url: str) -> None:
+    keeper = keeper_of(url)
+    keeper.open()
+    keeper.write([event(ONE, "a")])
+    keeper._commits -= 1  # the commit was made, and the connection broke before that was heard
+    shared_postgres().run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()", url)
+    with pytest.raises(StoreError):
+        keeper.write([event(ONE, "a")])
+    keeper.write([event(ONE, "a")])
+    keeper.write([event(ONE, "b")])
+    keeper.release([ONE])
+    assert texts(keeper.take_over()) == {ONE: "ab"}
+    keeper.close()
+
+
+def test_a_gateway_that_stops_within_a_transaction_blocks_the_others_for_two_seconds(
+    quick: None, both: tuple[PostgresKeeper, PostgresKeeper]
+) -> None:
+    one, two = both
+    assert one._database is not None
+    one._database.execute("BEGIN")
+    one._begin(one._database, 1)
+    begun_s = time.monotonic()
+    while len(two.renew()) > 1:
+        time.sleep(0.05)
+    assert time.monotonic() - begun_s < 5
+    with pytest.raises(StoreError):
+        one.write([event(ONE, "too late")])
+    with pytest.raises(LeaseLostError):
+        one.write([event(ONE, "too late")])
+
+
+def test_a_later_schema_is_refused(url: str) -> None:
+    keeper = keeper_of(url)
+    keeper.open()
+    keeper.close()
+    shared_postgres().run("UPDATE plait.schema SET version = 99", url)
+    with pytest.raises(StoreVersionError, match="written by a later version of Plait"):
+        keeper.open()
+    keeper.close()
+
+
+def test_a_password_in_the_url_is_refused_without_showing_it() -> None:
+    with pytest.raises(ValueError, match="PGPASSWORD") as refused:
+        keeper_of("postgresql://plait:hunter2@db/plait")
+    assert "hunter2" not in str(refused.value)

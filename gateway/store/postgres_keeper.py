@@ -1,0 +1,392 @@
+"""A log of events in PostgreSQL, which several gateways share.
+
+Each gateway has a row with an epoch that nobody else has had, and a lease that ends by the database's clock unless it
+is renewed. A stream names the epoch of its owner. Who gives a gateway up deletes its row first, and every transaction
+begins by changing the own row. So a gateway that was given up, and goes on later, writes nothing.
+
+When the database was away, all leases are over at once. So a gateway gives others up only when it has held its own
+lease for as long as one lasts: by then, all that live have renewed theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import groupby
+from typing import Any, Final
+
+import psycopg
+from psycopg import Connection
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import TupleRow
+
+from plait.gateway.store.event_log import (
+    Change,
+    Claims,
+    HeldElsewhereError,
+    LeaseLostError,
+    Member,
+    StoredStream,
+    StoreError,
+    StoreVersionError,
+    StreamKey,
+)
+
+LEASE_S: Final = 5
+"""A gateway that says nothing for so long has died. It renews its lease each second, so four attempts may fail."""
+
+SLICE: Final = 256
+"""Streams that are taken over at once: all gateways that are left get some."""
+
+WAITS: Final[dict[str, Any]] = {
+    "connect_timeout": 3,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 5_000,
+    "options": "-c idle_in_transaction_session_timeout=2s -c lock_timeout=2s -c statement_timeout=10s",
+}
+"""A gateway that is stopped in the middle of a transaction must not keep its locks: the database ends its session."""
+
+MIGRATION_LOCK: Final = 0x706C6974
+
+MIGRATIONS: Final = (
+    """
+    CREATE SEQUENCE plait.epochs;
+    CREATE TABLE plait.gateways (
+        epoch BIGINT PRIMARY KEY, url TEXT NOT NULL, release TEXT NOT NULL, until TIMESTAMPTZ NOT NULL,
+        steady_since TIMESTAMPTZ NOT NULL, commits BIGINT NOT NULL
+    );
+    CREATE TABLE plait.streams (
+        stream BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, kind TEXT NOT NULL, tenant TEXT NOT NULL,
+        name TEXT NOT NULL, owner BIGINT, version SMALLINT NOT NULL, UNIQUE (tenant, name, kind)
+    );
+    CREATE INDEX streams_of_owner ON plait.streams (owner);
+    CREATE TABLE plait.events (
+        stream BIGINT NOT NULL, event BIGINT GENERATED ALWAYS AS IDENTITY, version SMALLINT NOT NULL,
+        at_unix_s DOUBLE PRECISION NOT NULL, data BYTEA NOT NULL, PRIMARY KEY (stream, event)
+    );
+    """,
+)
+"""Each leads to the next version of the schema. It only adds: gateways of the release before go on meanwhile."""
+
+_ENTER: Final = """
+    INSERT INTO plait.gateways (epoch, url, release, until, steady_since, commits)
+    VALUES (nextval('plait.epochs'), %s, %s, now() + make_interval(secs => %s), now(), 0) RETURNING epoch
+"""
+
+_HOLD: Final = """
+    UPDATE plait.gateways AS own SET
+        commits = %s, until = now() + make_interval(secs => %s),
+        steady_since = CASE WHEN until < now() THEN now() ELSE steady_since END
+    FROM (SELECT commits FROM plait.gateways WHERE epoch = %s FOR NO KEY UPDATE) AS before
+    WHERE epoch = %s RETURNING before.commits
+"""
+"""Every transaction begins with it. Without a row the gateway was given up."""
+
+_LAPSED: Final = """
+    SELECT epoch FROM plait.gateways WHERE until < now() AND EXISTS (
+        SELECT FROM plait.gateways WHERE epoch = %s AND steady_since < now() - make_interval(secs => %s)
+    ) FOR UPDATE SKIP LOCKED
+"""
+
+_TAKE_SOME: Final = """
+    UPDATE plait.streams SET owner = %s WHERE stream IN (
+        SELECT stream FROM plait.streams WHERE owner IS NULL AND version <= %s AND kind <> %s
+        ORDER BY stream LIMIT %s FOR UPDATE SKIP LOCKED
+    ) RETURNING stream, kind, tenant, name
+"""
+
+_TAKE_ALL: Final = """
+    UPDATE plait.streams SET owner = %s WHERE owner IS NULL AND version <= %s AND kind = %s
+    RETURNING stream, kind, tenant, name
+"""
+
+_ADOPT: Final = """
+    UPDATE plait.streams AS known SET owner = %s
+    FROM unnest(%s::text[], %s::text[]) AS given (tenant, name)
+    WHERE known.tenant = given.tenant AND known.name = given.name AND kind IN (%s, %s)
+        AND owner IS NULL AND version <= %s
+    RETURNING stream, kind, known.tenant, known.name
+"""
+
+_CLAIM: Final = """
+    INSERT INTO plait.streams (kind, tenant, name, owner, version)
+    SELECT %s, tenant, name, %s, %s FROM unnest(%s::text[], %s::text[]) AS given (tenant, name)
+    WHERE NOT EXISTS (
+        SELECT FROM plait.streams AS known
+        WHERE known.tenant = given.tenant AND known.name = given.name AND kind IN (%s, %s)
+    ) ON CONFLICT DO NOTHING RETURNING stream, kind, tenant, name
+"""
+
+_OWNERS: Final = """
+    SELECT tenant, name, coalesce(owner, 0) FROM plait.streams
+    JOIN unnest(%s::text[], %s::text[]) AS given (tenant, name) USING (tenant, name) WHERE kind IN (%s, %s)
+"""
+
+_BEGIN: Final = """
+    INSERT INTO plait.streams AS known (kind, tenant, name, owner, version)
+    SELECT kind, tenant, name, %s, %s FROM unnest(%s::text[], %s::text[], %s::text[]) AS given (kind, tenant, name)
+    ON CONFLICT (tenant, name, kind) DO UPDATE SET owner = EXCLUDED.owner WHERE known.owner = EXCLUDED.owner
+    RETURNING stream, kind, tenant, name
+"""
+
+_WRITE: Final = """
+    INSERT INTO plait.events (stream, version, at_unix_s, data)
+    SELECT * FROM unnest(%b::bigint[], %b::smallint[], %b::float8[], %b::bytea[])
+"""
+
+
+class PostgresKeeper:
+    """Keeps a log in the database at `url`, for the gateway that others reach at `advertise_url`.
+
+    The password comes from libpq's own places, such as PGPASSWORD. `whole` is a kind of streams that refer to each
+    other: a gateway takes all of them over that there are. `version` is that of events which it can read. Raises
+    ValueError for a URL that cannot be used.
+    """
+
+    def __init__(self, url: str, advertise_url: str, *, release: str, version: int, whole: str = "") -> None:
+        self._place = place_of(url)
+        self._url = url
+        self._advertise_url = advertise_url
+        self._release = release
+        self._version = version
+        self._whole = whole
+        self.epoch = 0
+        self._commits = 0
+        self._streams: dict[StreamKey, int] = {}
+        self._database: Connection[TupleRow] | None = None
+
+    def __repr__(self) -> str:
+        return f"PostgresKeeper({self._place!r}, epoch={self.epoch})"
+
+    def check(self) -> None:
+        """A database may be away for now, so it is not asked."""
+
+    def open(self) -> int:
+        """Take a lease with a new epoch. What an earlier process at this address owned has no owner from now on."""
+        self._streams.clear()
+        with self._translated():
+            database = self._connected()
+            self._migrate(database)
+            with database.transaction():
+                namesakes = "SELECT epoch, until < now() FROM plait.gateways WHERE url = %s FOR UPDATE"
+                for epoch, is_over in database.execute(namesakes, (self._advertise_url,)).fetchall():
+                    if self.epoch and not is_over:  # this one was given up, though it runs
+                        raise HeldElsewhereError(f"another gateway has the advertise_url {self._advertise_url}, too")
+                    self._give_up(database, [epoch])
+                entered = database.execute(_ENTER, (self._advertise_url, self._release, LEASE_S)).fetchall()
+        self.epoch, self._commits = int(entered[0][0]), 0
+        return self.epoch
+
+    def read(self) -> Iterator[StoredStream]:
+        """The streams that nobody owns. They are this gateway's from now on."""
+        while streams := self.take_over():
+            yield from streams
+
+    def set_aside(self, problem: Exception) -> None:
+        """Not needed: the database looks after its files."""
+
+    def tidy(self) -> None:
+        """Not needed: the database vacuums."""
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Write these in one transaction. What belongs to another gateway is left out."""
+        events, ended = _final(changes)
+        number, begun = self._commits + 1, dict[StreamKey, int]()
+        with self._transaction() as database:
+            if self._begin(database, number):
+                self._delete(database, ended, events.keys())
+                begun = self._begun(database, [key for key in events if key not in self._streams])
+                self._insert(database, begun, events)
+        self._commits = number
+        self._streams.update(begun)
+        for key in ended - events.keys():
+            self._streams.pop(key, None)
+
+    def renew(self) -> list[Member]:
+        """Hold the lease for longer, and give up the gateways that have not."""
+        with self._transaction() as database:
+            self._begin(database, self._commits)
+            lapsed = database.execute(_LAPSED, (self.epoch, LEASE_S)).fetchall()
+            self._give_up(database, [epoch for (epoch,) in lapsed])
+            members = "SELECT epoch, url, release, until < now() FROM plait.gateways ORDER BY epoch"
+            return [Member(*row) for row in database.execute(members).fetchall()]
+
+    def claim(self, streams: Sequence[StreamKey], *, instead: str) -> Claims:
+        """Own what nobody owns, and begin what is not there."""
+        kind = streams[0].kind
+        asked = [key.tenant for key in streams], [key.name for key in streams], kind, instead
+        with self._transaction() as database:
+            self._begin(database, self._commits)
+            adopted = database.execute(_ADOPT, (self.epoch, *asked, self._version)).fetchall()
+            begun = database.execute(_CLAIM, (kind, self.epoch, self._version, *asked)).fetchall()
+            owners = database.execute(_OWNERS, asked).fetchall()
+            found = self._with_events(database, adopted)
+        self._know(begun + adopted)
+        return Claims({StreamKey(kind, tenant, name): owner for tenant, name, owner in owners}, found)
+
+    def take_over(self) -> list[StoredStream]:
+        """Own a slice of what nobody owns."""
+        with self._transaction() as database:
+            self._begin(database, self._commits)
+            asked = self.epoch, self._version, self._whole
+            rows = database.execute(_TAKE_SOME, (*asked, SLICE)).fetchall()
+            rows += database.execute(_TAKE_ALL, asked).fetchall()
+            found = self._with_events(database, rows)
+        self._know(rows)
+        return found
+
+    def release(self, streams: Sequence[StreamKey]) -> None:
+        """Nobody owns these from now on."""
+        numbers = [number for key in streams if (number := self._streams.pop(key, None)) is not None]
+        with self._transaction() as database:
+            database.execute(
+                "UPDATE plait.streams SET owner = NULL WHERE stream = ANY(%s) AND owner = %s", (numbers, self.epoch)
+            )
+
+    def close(self) -> None:
+        """Give the lease up, and all streams."""
+        if self._database is not None and self.epoch:
+            with suppress(psycopg.Error), self._database.transaction():
+                self._give_up(self._database, [self.epoch])
+        self._disconnect()
+
+    # What follows is within a transaction.
+
+    def _begin(self, database: Connection[TupleRow], number: int) -> bool:
+        """Hold the lease for longer, and note the number of the commit.
+
+        False if this commit was made before, and the connection broke before that was heard.
+        """
+        row = database.execute(_HOLD, (number, LEASE_S, self.epoch, self.epoch)).fetchone()
+        if row is None:
+            raise LeaseLostError(f"other gateways have given this one up (epoch {self.epoch}): its lease was over")
+        return int(row[0]) < number
+
+    def _give_up(self, database: Connection[TupleRow], epochs: Sequence[int]) -> None:
+        """These gateways have died. The streams are looked for after their last transactions have ended."""
+        if epochs:
+            database.execute("DELETE FROM plait.gateways WHERE epoch = ANY(%s)", (list(epochs),))
+            database.execute("UPDATE plait.streams SET owner = NULL WHERE owner = ANY(%s)", (list(epochs),))
+
+    def _begun(self, database: Connection[TupleRow], keys: Sequence[StreamKey]) -> dict[StreamKey, int]:
+        """New streams, without those that another gateway has."""
+        if not keys:
+            return {}
+        rows = database.execute(_BEGIN, (self.epoch, self._version, *map(list, zip(*keys, strict=True)))).fetchall()
+        return {StreamKey(*key): stream for stream, *key in rows}
+
+    def _delete(self, database: Connection[TupleRow], ended: Iterable[StreamKey], again: Container[StreamKey]) -> None:
+        """Delete the events of streams that have ended. Those that begin `again` are still this gateway's."""
+        gone = [known for key in ended if (known := self._streams.get(key)) is not None]
+        if gone:
+            database.execute("DELETE FROM plait.events WHERE stream = ANY(%s)", (gone,))
+        over = [known for key in ended if key not in again and (known := self._streams.get(key)) is not None]
+        if over:
+            database.execute("DELETE FROM plait.streams WHERE stream = ANY(%s)", (over,))
+
+    def _insert(
+        self, database: Connection[TupleRow], begun: Mapping[StreamKey, int], events: Mapping[StreamKey, list[Change]]
+    ) -> None:
+        """Write the events of streams that are this gateway's."""
+        numbers = ((key, begun.get(key) or self._streams.get(key)) for key in events)
+        rows = [
+            (number, change.version, change.at_unix_s, change.data)
+            for key, number in numbers
+            if number is not None
+            for change in events[key]
+        ]
+        if rows:
+            database.execute(_WRITE, tuple(map(list, zip(*rows, strict=True))))
+
+    def _with_events(self, database: Connection[TupleRow], rows: Sequence[TupleRow]) -> list[StoredStream]:
+        """Streams as they are read, in the order in which they were begun."""
+        keys = {number: StreamKey(kind, tenant, name) for number, kind, tenant, name in sorted(rows)}
+        if not keys:
+            return []
+        found = database.execute(
+            "SELECT stream, version, at_unix_s, data FROM plait.events WHERE stream = ANY(%s) ORDER BY stream, event",
+            (list(keys),),
+            binary=True,
+        ).fetchall()
+        events = {
+            stream: [Change(keys[stream], at_unix_s, bytes(data), version) for _, version, at_unix_s, data in run]
+            for stream, run in groupby(found, lambda row: int(row[0]))
+        }
+        return [StoredStream(key, events.get(number, [])) for number, key in keys.items()]
+
+    def _know(self, rows: Sequence[TupleRow]) -> None:
+        self._streams.update({StreamKey(*key): stream for stream, *key in rows})
+
+    # The connection.
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection[TupleRow]]:
+        with self._translated():
+            database = self._connected()
+            with database.transaction():
+                yield database
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """PostgreSQL's errors become `StoreError`s. After one the connection begins anew."""
+        try:
+            yield
+        except psycopg.Error as error:
+            self._disconnect()
+            raise StoreError(f"{self._place}: {' '.join(str(error).split())}") from error
+
+    def _connected(self) -> Connection[TupleRow]:
+        if self._database is None:
+            self._database = psycopg.connect(self._url, autocommit=True, **WAITS)
+        return self._database
+
+    def _disconnect(self) -> None:
+        if self._database is not None:
+            with suppress(psycopg.Error):
+                self._database.close()
+            self._database = None
+
+    def _migrate(self, database: Connection[TupleRow]) -> None:
+        """Bring the schema forward, one gateway at a time."""
+        with database.transaction():
+            database.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
+            if database.execute("SELECT to_regclass('plait.schema')").fetchone() == (None,):
+                database.execute("CREATE SCHEMA IF NOT EXISTS plait")
+                database.execute("CREATE TABLE plait.schema (version INTEGER NOT NULL)")
+                database.execute("INSERT INTO plait.schema VALUES (0)")
+            ((version,),) = database.execute("SELECT version FROM plait.schema").fetchall()
+            if version > len(MIGRATIONS):
+                raise StoreVersionError(
+                    f"{self._place} was written by a later version of Plait (schema {version}, this one knows "
+                    f"{len(MIGRATIONS)}): use that version, or another database"
+                )
+            for migration in MIGRATIONS[version:]:
+                database.execute(migration)
+            database.execute("UPDATE plait.schema SET version = %s", (len(MIGRATIONS),))
+
+
+def place_of(url: str) -> str:
+    """Host, port and database of a URL. Raises ValueError for a URL with a password, or that is none."""
+    try:
+        parts: dict[str, Any] = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise ValueError("store.url: expected postgresql://USER@HOST:PORT/DATABASE") from None  # not shown: a password
+    if parts.get("password"):
+        raise ValueError("store.url holds a password: expected a url without it; PGPASSWORD in the environment has it")
+    return f"{parts.get('host', 'localhost')}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"
+
+
+def _final(changes: Iterable[Change]) -> tuple[dict[StreamKey, list[Change]], set[StreamKey]]:
+    """The events that remain of each stream, and the streams that have ended meanwhile."""
+    events, ended = dict[StreamKey, list[Change]](), set[StreamKey]()
+    for change in changes:
+        if "\0" in change.stream.name:
+            continue  # PostgreSQL has no such text, and no session such a name: an engine has chosen it for a response
+        if change.data is None:
+            events.pop(change.stream, None)
+            ended.add(change.stream)
+        else:
+            events.setdefault(change.stream, []).append(change)
+    return events, ended

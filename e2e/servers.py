@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.ports import free_port
+
+if TYPE_CHECKING:
+    from e2e.several_gateways import Gateways
 
 PLAIT = Path(sys.executable).with_name("plait")
 DEADLINE_S = 30.0
@@ -34,6 +37,9 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 WORKERS = int(os.environ.get("PLAIT_TEST_WORKERS", "1"))
 """Processes of each gateway that has a configuration: all must look as one to clients."""
+
+GATEWAYS = int(os.environ.get("PLAIT_TEST_GATEWAYS", "1"))
+"""Gateways of each gateway that has a configuration, over one PostgreSQL: all must look as one to clients."""
 
 STARTED: list[Server] = []
 """Every server of this test run, so that its end can check that none is left."""
@@ -66,6 +72,11 @@ class Server:
         """The process's id."""
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def processes(self) -> int:
+        """How many processes count for themselves in its metrics."""
+        return WORKERS
 
     @property
     def resident_bytes(self) -> int:
@@ -203,6 +214,9 @@ class Launcher:
 
         `sections` add to the configuration, or replace keys of it. A list is an array of tables, such as `tenants`.
         """
+        if GATEWAYS > 1 and "store" not in sections:
+            more: dict[str, Any] = {**sections, "models": models}
+            return self.gateways(engines, name, **more)
         port = free_port()
         path = self._folder / f"{name}.toml"
         config: dict[str, Any] = {
@@ -215,8 +229,32 @@ class Launcher:
         }
         for section, values in sections.items():
             config[section] = values if isinstance(values, list) else {**config.get(section, {}), **values}
+        config["server"].setdefault("advertise_url", f"http://127.0.0.1:{port}")
         path.write_text(toml(config))
         return self._serve(name, port, ["--config", str(path)])
+
+    def gateways(
+        self,
+        engines: Iterable[Server | Mapping[str, Any]],
+        name: str = "gateway",
+        *,
+        database: str | None = None,
+        count: int = max(3, GATEWAYS),
+        **sections: Any,
+    ) -> Gateways:
+        """Several gateways that share a PostgreSQL (a new `database`), and a load balancer before them."""
+        from e2e.postgresql.server import new_database, shared_postgres  # noqa: PLC0415
+        from e2e.several_gateways import PEER_KEY, SECRET, Gateways  # noqa: PLC0415
+
+        store = {"url": database or new_database(shared_postgres())}
+        server = {"secret": SECRET, "peer_key": PEER_KEY, **sections.pop("server", {})}
+        engines = list(engines)
+        members = [
+            self.gateway(engines, f"{name}-{number}", server=server, store=store, **sections) for number in range(count)
+        ]
+        balanced = Gateways(name, free_port(), members, self._folder / f"{name}.log")
+        self._gateways.append(balanced)
+        return balanced
 
     def serve(self, *arguments: str, name: str = "gateway") -> Server:
         """A gateway by the arguments of `plait serve`, not started yet."""
@@ -242,7 +280,7 @@ class Fleet:
             server.start()
         for server in (*self.engines.values(), self.gateway):
             server.wait_until_ready()
-        eventually(lambda: self.gateway.metric("plait_engine_up") == WORKERS * len(self.engines))
+        eventually(lambda: self.gateway.metric("plait_engine_up") == self.gateway.processes * len(self.engines))
 
 
 def eventually(holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:

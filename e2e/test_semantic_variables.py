@@ -200,7 +200,7 @@ async def test_an_engine_that_dies_fails_the_chain_and_the_retry_mends_it(launch
         assert isinstance(results[0], openai.InternalServerError)
         assert refusal(results[1]) == (424, "input_failed")
         engine.start()
-        await asyncio.to_thread(eventually, lambda: gateway.metric("plait_engine_up") == 1)
+        await asyncio.to_thread(eventually, lambda: gateway.metric("plait_engine_up") == gateway.processes)
         for call in (ProgramCall("a", "Write."), ProgramCall("b", "{{a}}")):
             assert (await ask(client, "s", call)).choices
 

@@ -52,6 +52,8 @@ from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.metrics import new_registry
 from plait.gateway.open_requests import OpenRequests
 from plait.gateway.peers.forwarding import Forwarding
+from plait.gateway.peers.membership import Membership
+from plait.gateway.peers.metrics import MembershipCollector
 from plait.gateway.peers.peers import ALONE, Peers
 from plait.gateway.peers.session_routes import PeerFront, SessionRoutes
 from plait.gateway.programs.chained_calls import ChainedCalls
@@ -81,7 +83,8 @@ class Gateway:
         self, config: Config, secret: bytes | None = None, save_to: Path | None = None, peers: Peers = ALONE
     ) -> None:
         self.config = config
-        self._forwarding = Forwarding(peers)
+        self._durability = new_durability(config)
+        self._forwarding = Forwarding(peers, None if self._durability is None else self._durability.membership)
         self._save_to = save_to
         self.router = build_router(config)
         self._tenants = TenantIds(secret)
@@ -94,7 +97,6 @@ class Gateway:
         self._registry = new_registry()
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry, self._tenants.label)
-        self._durability = new_durability(config.store)
         executor = self._new_executor(reader, programs)
         for collector in (LogCollector(), FleetCollector(self.router), SessionCollector(executor)):
             self._registry.register(collector)
@@ -115,7 +117,7 @@ class Gateway:
         completions = CompletionApi(reader, relay, self._chained, self._forwarding)
         self._calls = CallApi(completions, ForwardingApi(completions, self._stored), self._keys, bodies, self.refusals)
         self._rest: ASGIApp = self._new_rest(bodies)
-        self._requests = OpenRequests(self._route if peers.count == 1 else self._route_among_peers())
+        self._requests = OpenRequests(self._route if self._forwarding.peers.is_alone else self._route_among_peers())
         self._front = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
 
     def _new_engines(self) -> EngineSet:
@@ -168,6 +170,7 @@ class Gateway:
             self._registry,
             metrics_keys=KeyRing(filter(None, [self.config.server.metrics_key])),
             is_stopping=lambda: self._requests.stopping,
+            membership=self._forwarding.membership,
         )
 
     def _new_relay(self) -> Relay:
@@ -251,6 +254,18 @@ class Gateway:
         is_call = scope["type"] == "http" and scope["path"] in ROUTES
         return (self._calls if is_call else self._rest)(scope, receive, send)
 
+    def _join(self, membership: Membership) -> None:
+        """Be one of the gateways that share a store: limits are divided among those that there are."""
+
+        def share() -> None:
+            self._terms.share(membership.peers.count, membership.peers.index)
+            self._admission.sessions.gateways = membership.peers.count
+
+        sessions = self._chained.executor.sessions
+        membership.on_members, membership.is_used = share, sessions.has
+        self._registry.register(MembershipCollector(membership))
+        self._supervisor.start("lease", membership.keep)
+
     async def _until_an_engine_answers(self) -> None:
         """Let the other gateways' clients not wait for this one's first look at the engines."""
         for _ in range(100):
@@ -273,6 +288,8 @@ class Gateway:
             self._registry.register(StoreCollector(self._durability.log))
             recover = partial(self._durability.recover, self._chained.runner, self._stored, self.router)
             self._supervisor.start("store", recover)
+        if self._forwarding.membership is not None:
+            self._join(self._forwarding.membership)
         if self._forwarding.peers.count > 1:
             await self._until_an_engine_answers()
         yield

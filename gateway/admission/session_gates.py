@@ -43,7 +43,8 @@ class SessionGates:
         gateways: int = 1,
     ) -> None:
         self.gates: dict[str, SessionGate] = {}
-        self.caches: Callable[[Router, str], Caches | None] = partial(caches, gateways=gateways)
+        self.gateways = gateways
+        self.caches: Callable[[Router, str], Caches | None] = self._caches
         self._router = router
         self._at = at
         self._weight = weight
@@ -52,6 +53,9 @@ class SessionGates:
         self._held: dict[Turn, Waiting] = {}
         self._closed: set[SessionGate] = set()  # as was logged
         self._is_looking = False
+
+    def _caches(self, router: Router, model: str) -> Caches | None:
+        return caches(router, model, self.gateways)
 
     def arrive(self, call: Waiting, now_s: float) -> bool:
         """A call has come. Returns whether it passes; if not, it is held until `on_free` is called with it."""

@@ -132,11 +132,18 @@ class TenantTerms:
         self._ids = ids
         self._gateways = gateways
         self._index = index
+        self._config = admission, tuple(tenants)
         self.weights: dict[str, float] = {}
         self.replace(admission, tenants)
 
+    def share(self, gateways: int, index: int) -> None:
+        """So many gateways share the limits from now on."""
+        self._gateways, self._index = gateways, index
+        self.replace(*self._config)
+
     def replace(self, admission: AdmissionConfig, tenants: Sequence[TenantConfig]) -> None:
         """Take over another configuration. What tenants have used so far still counts."""
+        self._config = admission, tuple(tenants)
         self._common = self._limits(None, admission)
         named = {self._ids.of_name(tenant.name): tenant for tenant in tenants}
         self._own = {identity: self._limits(tenant, admission) for identity, tenant in named.items()}

@@ -30,7 +30,7 @@ from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
 from plait.gateway.calls.stored_responses import StoredResponses
-from plait.gateway.peers.forwarding import Forwarded, Forwarding
+from plait.gateway.peers.forwarding import Forwarded, Forwarding, OwnedName
 from plait.gateway.programs.chained_calls import ChainedCalls, HeldRequest
 from plait.gateway.timer import loop_time_s
 
@@ -62,9 +62,10 @@ class CompletionApi:
             request = parse_request(incoming.body, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait)
             if annotations is not NO_ANNOTATIONS:
-                elsewhere = self.forwarding.elsewhere(incoming.tenant, annotations.session)
-                if elsewhere is not None:
-                    await self.forwarding.forward(elsewhere, _forwarded(incoming), receive, send)
+                owned, is_label = OwnedName(incoming.tenant, annotations.session), annotations.is_label
+                if await self.forwarding.forward_to_owner(
+                    owned, _forwarded(incoming), receive, send, is_label=is_label
+                ):
                     return
                 self.calls.prompts.check(request)
                 await self.chained.runner.entrance.whole(incoming.tenant, annotations.session)
@@ -164,7 +165,7 @@ class ForwardingApi:
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
         """The other gateway that has stored the response which a request continues; None if none has."""
         forwarding = self.completions.forwarding
-        if incoming.path != RESPONSES_PATH or not isinstance(previous, str) or forwarding.peers.count == 1:
+        if incoming.path != RESPONSES_PATH or not isinstance(previous, str) or forwarding.peers.is_alone:
             return None
         if self.stored.has(incoming.tenant, previous):
             return None

@@ -21,6 +21,7 @@ from plait.gateway.fleet.engine import degradation, engine_status
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import exposition
+from plait.gateway.peers.membership import Membership
 
 VERSION = version("plait")
 
@@ -39,7 +40,8 @@ _PAGE = """<!doctype html>
 class Operations:
     """Models, health, readiness and metrics. `configured` models have to be served for the gateway to be ready.
 
-    It is not ready while it `is_stopping`. The metrics need one of `metrics_keys`, if there is any.
+    It is not ready while it `is_stopping`. The metrics need one of `metrics_keys`, if there is any. A gateway that
+    shares its store has a `membership`.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class Operations:
         *,
         metrics_keys: KeyRing,
         is_stopping: Callable[[], bool],
+        membership: Membership | None = None,
     ) -> None:
+        self._membership = membership
         self._is_stopping = is_stopping
         self._router = router
         self._configured = configured
@@ -117,6 +121,7 @@ class Operations:
         }
         answer: dict[str, object] = {"ready": ready, "engines_up": serving}
         answer |= {"stopping": True} if stopping else {}
+        answer |= self._membership.described() if self._membership is not None and shows_all else {}
         answer |= ({"out": out} if out else {}) | ({"degraded": degraded} if degraded else {})
         return _json(answer, status=200 if ready else 503)
 

@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from plait.backends.errors import PlaitError
 from plait.gateway.api.awaited_variable import AwaitedVariable
 from plait.gateway.asgi import ClientGoneError, send_whole, unless_gone
 from plait.gateway.programs.executor import Executor
@@ -79,11 +80,14 @@ class VariableResponse(Response):
                 await self._send_deltas(send)
         except TimeoutError:
             awaited.give_up(self._session, self._timeout_s)
-        await self._session.record.committed()
-        await send({"type": "http.response.body", "body": self._ending()})
+        await send({"type": "http.response.body", "body": await self._ending()})
 
-    def _ending(self) -> bytes:
-        """The last events of the stream."""
+    async def _ending(self) -> bytes:
+        """The last events of the stream, once they are stored."""
+        try:
+            await self._session.record.stored()
+        except PlaitError as error:
+            return _event(error.body())
         if self._awaited.error is not None:
             return _event(self._awaited.error.body())
         return _event(msgspec.json.encode(self._set())) + b"data: [DONE]\n\n"

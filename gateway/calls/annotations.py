@@ -115,6 +115,11 @@ class Annotations(msgspec.Struct, frozen=True):
     priority: int = 0
     durable: bool | None = None
 
+    @property
+    def is_label(self) -> bool:
+        """Whether the call needs nothing of its session: it names it only."""
+        return not (self.inputs or self.output or self.when or self.session_objective)
+
 
 NO_ANNOTATIONS = Annotations()
 

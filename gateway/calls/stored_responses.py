@@ -108,6 +108,10 @@ class StoredResponses:
             self._write(tenant, response_id, _Kept(previous, items, answer), now_s)
         self._trim(tenant, now_s)
 
+    def clear(self) -> None:
+        """Another gateway has all of them now."""
+        self._tenants.clear()
+
     def has(self, tenant: str, response_id: str) -> bool:
         """Whether a response is stored here."""
         return tenant in self._tenants and response_id in self._tenants[tenant].responses

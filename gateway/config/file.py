@@ -137,6 +137,8 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield "engines: none is configured; add [[engines]] with a url, or [[services]]"
     if config.server.isolate_tenants and config.is_open:
         yield "server.isolate_tenants = true: expected server.api_keys or [[tenants]], which tell tenants apart"
+    if config.store.url is not None:
+        yield from _missing_for_sharing(config)
     yield from _repeated_keys(config)
     yield from _repeated("tenants", "name", [tenant.name for tenant in config.tenants])
     yield from _repeated("models", "name", [model.name for model in config.models])
@@ -144,6 +146,19 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from _repeated("engines", "url", [engine.url for engine in config.engines])
     yield from _repeated("engines", "name", [engine.name for engine in config.engines])
     yield from _repeated("services", "name", [service.name for service in config.services])
+
+
+def _missing_for_sharing(config: Config) -> Iterator[str]:
+    """What gateways need to share a store."""
+    server = config.server
+    if server.advertise_url is None:
+        yield "server.advertise_url is missing: with store.url, other gateways reach this one there"
+    if server.peer_key is None:
+        yield 'server.peer_key is missing: gateways that share store.url need the same, such as "${PLAIT_PEER_KEY}"'
+    if server.secret is None and not config.is_open:
+        yield "server.secret is missing: gateways that share store.url need the same, or tenants differ between them"
+    if server.workers > 1:
+        yield "server.workers: expected 1 with store.url; start several gateways, each with an advertise_url"
 
 
 def _repeated_keys(config: Config) -> Iterator[str]:

@@ -31,6 +31,7 @@ from plait.gateway.config.values import (
     Weight,
     base_url,
     passable,
+    root_url,
     shown,
 )
 
@@ -69,7 +70,8 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     others, for a proxy that passes it on (default none). cors_origins: origins whose pages may call from a browser, "*"
     for any (default none). drain_delay_s: seconds from SIGTERM, while `/ready` answers 503 and calls are still taken
     (default 5). slow_client_timeout_s: a client that does not read 64 KiB of its waiting answer in this time is
-    disconnected (default 60).
+    disconnected (default 60). advertise_url: where the other gateways that share the store reach this one; peer_key: a
+    secret by which they know each other (both needed with `url` of `[store]`, default none).
     """
 
     host: Text = "127.0.0.1"
@@ -97,8 +99,12 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     drain_delay_s: SecondsOrZero = 5.0
     shutdown_grace_s: SecondsOrZero = 30.0
     slow_client_timeout_s: Seconds = 60.0
+    advertise_url: Text | None = None
+    peer_key: Secret | None = None
 
     def __post_init__(self) -> None:
+        if self.advertise_url is not None:
+            msgspec.structs.force_setattr(self, "advertise_url", root_url("advertise_url", self.advertise_url))
         if not HOST.fullmatch(self.host):
             raise ValueError(f"host = {shown(self.host)}: expected a host name or an IP address, without a port")
         if self.admin_port is not None and (self.admin_key is None or self.admin_port == self.port):
@@ -262,11 +268,20 @@ class StoreConfig(Section, frozen=True, kw_only=True):
 
     path: a file of this machine's disk (default: none, all is in memory only). Prompts, values and answers are written
     to it, readable for this user alone; its folder needs mode 0700. synchronous: what an acknowledgement outlives,
-    normal (the process, default) or full (a power cut too; each commit waits for the disk).
+    normal (the process, default) or full (a power cut too; each commit waits for the disk). url: a PostgreSQL database
+    instead, which several gateways share, as postgresql://USER@HOST:PORT/DATABASE; PGPASSWORD in the environment has
+    the password (default none).
     """
 
     path: Text | None = None
     synchronous: Literal["normal", "full"] = "normal"
+    url: Text | None = None
+
+    def __post_init__(self) -> None:
+        if self.url is not None and not self.url.startswith(("postgresql://", "postgres://")):
+            raise ValueError("url: expected postgresql://USER@HOST:PORT/DATABASE")  # not shown: it may have a password
+        if self.url is not None and self.path is not None:
+            raise ValueError("url: expected no path beside it; sessions are in one of the two")
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):

@@ -65,7 +65,7 @@ NEVER_TO_CLIENTS = {
 }
 """Headers of answers that are never passed on, and why. Their values were made for the gateway alone."""
 
-SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys", "metrics_key", "secret"})
+SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys", "metrics_key", "peer_key", "secret"})
 HOST = re.compile(r"[A-Za-z0-9_.-]+|([0-9A-Fa-f]*:){2,}[0-9A-Fa-f.]*")  # a name or IPv4 address, or an IPv6 address
 _URL = re.compile(r"(https?)://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?")
 
@@ -99,6 +99,14 @@ def base_url(url: str) -> tuple[str, str]:
     if path.endswith("/v1"):
         raise ValueError(f"url = {shown(url)}: expected the engine's root, without /v1")
     return f"{scheme}://{host if port == default_port else f'{host}:{port}'}{path}", f"{host}:{port}"
+
+
+def root_url(key: str, url: str) -> str:
+    """A gateway's url without default port and trailing slash; `key` names it in errors."""
+    try:
+        return base_url(url)[0]
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
 
 
 def shown(value: object, key: str = "") -> str:

@@ -12,10 +12,14 @@ from starlette.types import Receive, Send
 from plait.backends.errors import EngineError, PeerUnavailableError
 from plait.backends.http.client import HttpClient, Response, Timeouts
 from plait.gateway.asgi import Headers, is_event_stream, unless_gone
+from plait.gateway.peers.membership import Membership, SessionMovedError, UnreachableStoreError
 from plait.gateway.peers.peers import PEER_HEADER, Peers
 
 WAITS: Final = Timeouts(connect_s=2.0, first_byte_s=86_400.0, idle_s=86_400.0)
 """A get may wait for a variable for a day. A gateway that has ended closes its connections."""
+
+MOVES: Final = 3
+"""So often a request is sent to a gateway that does not have its session any more; each time the store is asked."""
 
 _OF_A_HOP: Final = frozenset((
     b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"content-length", b"host",
@@ -40,20 +44,33 @@ class Forwarded(NamedTuple):
     port: int | None = None
 
 
+class OwnedName(NamedTuple):
+    """A tenant's session; None if a request names none."""
+
+    tenant: str
+    session: str | None
+
+
 class Forwarding:
-    """The way to the other gateways of `peers`."""
+    """The way to the other gateways: `peers`, or those of the `membership` in a store that they share."""
 
-    def __init__(self, peers: Peers) -> None:
-        self.peers = peers
-        self._clients = {
-            name: HttpClient(peers.urls[name], name=f"gateway {name}", timeouts=WAITS) for name in peers.others
-        }
+    def __init__(self, peers: Peers, membership: Membership | None = None) -> None:
+        self.peers = peers if membership is None else membership.peers
+        self.membership = membership
+        self._clients: dict[str, HttpClient] = {}
 
-    def elsewhere(self, tenant: str, session: str | None) -> str | None:
-        """The gateway that has the session, if that is another one."""
-        if session is None or self.peers.is_own(tenant, session):
+    async def elsewhere(self, tenant: str, session: str | None, *, is_label: bool = False) -> str | None:
+        """The gateway that has the session, if that is another one. Raises `PlaitError` if it cannot be told."""
+        if session is None:
             return None
-        return self.peers.owner(tenant, session)
+        if self.membership is None:
+            return None if self.peers.is_own(tenant, session) else self.peers.owner(tenant, session)
+        try:
+            return await self.membership.elsewhere(tenant, session)
+        except (UnreachableStoreError, PeerUnavailableError):
+            if is_label:
+                return None
+            raise
 
     @asynccontextmanager
     async def asked(self, name: str, request: Forwarded) -> AsyncIterator[Response]:
@@ -62,7 +79,7 @@ class Forwarding:
         headers.append(self.peers.sign(request.port))
         response = None
         try:
-            response = await self._clients[name].request(request.method, request.target, headers, request.body)
+            response = await self._client(name).request(request.method, request.target, headers, request.body)
             yield response
         except EngineError as error:
             raise _unavailable() from error
@@ -70,12 +87,44 @@ class Forwarding:
             if response is not None:
                 response.abort()
 
+    def _client(self, name: str) -> HttpClient:
+        if name not in self._clients:
+            self._clients[name] = HttpClient(self.peers.urls[name], name=f"gateway {name}", timeouts=WAITS)
+        return self._clients[name]
+
     async def forward(self, name: str, request: Forwarded, receive: Receive, send: Send) -> None:
         """Answer a request by what another gateway answers. Raises `PeerUnavailableError` and `ClientGoneError`."""
         await unless_gone(receive, self._forward(name, request, send))
 
+    async def forward_to_owner(
+        self, owned: OwnedName, request: Forwarded, receive: Receive, send: Send, *, is_label: bool = False
+    ) -> bool:
+        """Answer a request by the gateway that has its session; False if that is this one. Raises as `forward` does.
+
+        A session that `is_label` only is not worth an error where its owner has died, or cannot be told: the call is
+        served here.
+        """
+        for _ in range(MOVES):
+            name = await self.elsewhere(*owned, is_label=is_label)
+            if name is None:
+                return False
+            try:
+                await self.forward(name, request, receive, send)
+            except (SessionMovedError, PeerUnavailableError) as error:
+                if self.membership is not None and owned.session is not None:
+                    self.membership.forget(owned.tenant, owned.session)
+                if isinstance(error, PeerUnavailableError):
+                    if is_label and self.membership is not None:
+                        return False
+                    raise
+            else:
+                return True
+        raise _unavailable()
+
     async def _forward(self, name: str, request: Forwarded, send: Send) -> None:
         async with self.asked(name, request) as response:
+            if response.status == SessionMovedError.status:
+                raise SessionMovedError
             await pass_on(response, send)
 
     async def holder(self, path: str, headers: Headers) -> str | None:

@@ -12,16 +12,23 @@ PEER_HEADER: Final = b"plait-peer"
 """Of a request from another gateway: the key, and the port that the client has asked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Peers:
     """The gateways by name, this one's `own` name included, each with its address for the others.
 
-    Whoever has the `key` is one of them.
+    Whoever has the `key` is one of them. If they `share` a store, they come and go, and the store says who has a
+    session. Else each finds out by itself.
     """
 
     urls: Mapping[str, str]
     own: str
     key: str
+    share: bool = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there never is another one."""
+        return self.count == 1 and not self.share
 
     @property
     def count(self) -> int:
@@ -47,8 +54,8 @@ class Peers:
         return max(self.urls, key=lambda name: blake2b(place, digest_size=8, key=name.encode()).digest())
 
     def is_own(self, tenant: str, session: str) -> bool:
-        """Whether this gateway has a session."""
-        return self.count == 1 or self.owner(tenant, session) == self.own
+        """Whether this gateway has a session, or may make it."""
+        return self.count == 1 or self.share or self.owner(tenant, session) == self.own
 
     def sign(self, port: int | None) -> tuple[bytes, bytes]:
         """The header of a request to another gateway. `port` is the one that the client has asked."""

@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.backends.errors import AuthenticationError, NotFoundError, PeerUnavailableError, PlaitError
 from plait.gateway.asgi import ClientGoneError, Headers, id_of, read_body, send_error
 from plait.gateway.peers.exposition import merged
-from plait.gateway.peers.forwarding import Forwarded, Forwarding, pass_on
+from plait.gateway.peers.forwarding import Forwarded, Forwarding, OwnedName, pass_on
+from plait.gateway.peers.membership import OF_PEER
 from plait.gateway.peers.peers import PEER_HEADER
 
 OF_A_SESSION: Final = re.compile(r"/v1/(?:sessions|variables)/([^/]+)")
@@ -66,7 +67,7 @@ class SessionRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        if scope["type"] != "http" or is_of_peer(scope):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
@@ -79,10 +80,10 @@ class SessionRoutes:
             await send_error(send, error, request_id)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, method = scope["path"], scope["method"]
-        if path == METRICS and method == "GET":
+        path, method, is_first = scope["path"], scope["method"], not is_of_peer(scope)
+        if path == METRICS and method == "GET" and is_first and not self._forwarding.peers.share:
             await self._metrics(scope, receive, send)
-        elif path.startswith(ENGINES) and method != "GET":
+        elif path.startswith(ENGINES) and method != "GET" and is_first:
             await self._everywhere(scope, receive, send)
         else:
             await self._by_session(scope, receive, send)
@@ -93,18 +94,17 @@ class SessionRoutes:
         with suppress(AuthenticationError):
             tenant = self._tenant_of(scope["headers"])
             if (response := OF_A_RESPONSE.match(path)) is not None:
-                if not self._has_response(tenant, response[1]) and await self._elsewhere(scope, send):
+                is_elsewhere = not self._has_response(tenant, response[1]) and not is_of_peer(scope)
+                if is_elsewhere and await self._elsewhere(scope, send):
                     return
             elif (found := OF_A_SESSION.match(path)) is not None:
                 session = found[1]
             elif path in NAMING_A_SESSION and scope["method"] == "POST":
                 body = await read_body(receive, scope["headers"], self._max_body_bytes)
                 receive, session = _again(body, receive), _session_in(body)
-        name = self._forwarding.elsewhere(tenant, session)
-        if name is None:
+        owned = OwnedName(tenant, session)
+        if not await self._forwarding.forward_to_owner(owned, _forwarded(scope, body), receive, send):
             await self._app(scope, receive, send)
-        else:
-            await self._forwarding.forward(name, _forwarded(scope, body), receive, send)
 
     async def _elsewhere(self, scope: Scope, send: Send) -> bool:
         """Answer with what another gateway says of a response; False if none has it."""
@@ -167,7 +167,11 @@ class PeerFront:
             headers = [item for item in scope["headers"] if item[0] != PEER_HEADER]
             server = (scope["server"][0], port) if port else scope["server"]
             scope = {**scope, "headers": headers, "server": server, "plait.is_of_peer": True}
-        await self._app(scope, receive, send)
+        before = OF_PEER.set(port is not None)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            OF_PEER.reset(before)
 
 
 def _session_in(body: bytes) -> str | None:

@@ -298,7 +298,7 @@ class ChainedCall(ABC):
         text = None if output is None else TextTap(self._on_text)
         self.runner.executor.attempt(self.call, loop_time_s())
         if self.call.attempts > 1:  # so that the log has counted it, whatever comes
-            await self.session.record.committed()
+            await self.session.record.stored()
         delivery = msgspec.structs.replace(
             self.promise.delivery,
             text=text,

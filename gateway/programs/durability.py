@@ -2,24 +2,32 @@
 
 A gateway first waits for the log's lease, then reads. Until then sessions cannot be used (503, `Retry-After`), and all
 else can. When it stops, it gives its sessions to the next gateway: see `hand_over`.
+
+Where several gateways share the log, it restores what it takes over from others, too. What it cannot store it does not
+tell: another gateway may have its sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import structlog
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.gateway.calls.stored_responses import RESPONSE, StoredResponses
-from plait.gateway.config.sections import StoreConfig
+from plait.gateway.config.sections import Config, ServerConfig
 from plait.gateway.fleet.router import Router
+from plait.gateway.peers.membership import GivenUpError, Membership, UnreachableStoreError
+from plait.gateway.peers.peers import Peers
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.record import (
     DELETED,
+    RECORD_VERSION,
     SESSION,
     UNRECORDED,
     Opened,
@@ -32,7 +40,7 @@ from plait.gateway.programs.record import (
 from plait.gateway.programs.replay import Replay
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.slices import Pieces
-from plait.gateway.store.event_log import Change, StoredStream, StreamKey
+from plait.gateway.store.event_log import Change, StoredStream, StoreError, StreamKey
 from plait.gateway.store.group_commit import GroupCommit
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
 from plait.gateway.timer import loop_time_s
@@ -45,6 +53,9 @@ FLEET_S = 60.0
 """Interrupted calls wait so long for an engine of their model: an engine's first probes take some seconds."""
 
 POLL_S = 0.05
+
+LEAVE_S = 0.1
+"""Between two looks for sessions whose calls have ended, while the gateway stops."""
 
 log = structlog.get_logger(__name__)
 
@@ -74,13 +85,24 @@ class NotStoredError(PlaitError):
 
 
 class Durability:
-    """The `Records` of a gateway with a store: how its sessions are written, read and given to the next gateway."""
+    """The `Records` of a gateway with a store: how its sessions are written, read and given to the next gateway.
 
-    def __init__(self, log: GroupCommit) -> None:
+    `membership` is there if other gateways share the log.
+    """
+
+    def __init__(self, log: GroupCommit, membership: Membership | None = None) -> None:
         self.log = log
+        self.membership = membership
+        if membership is not None:
+            membership.restore = self._restore
+            log.on_lost = self._lose
         self._offset_s = 0.0
         self._why: str | None = "the store is being read"
         self._is_frozen = False
+        self._restart: asyncio.Future[None] | None = None
+        self._leaving: asyncio.Future[None] | None = None
+        self._parts: tuple[CallRunner, StoredResponses, Router] | None = None
+        self._starting: set[asyncio.Task[None]] = set()
         self.is_over = False
         """Whether the sessions were given to the next gateway."""
 
@@ -95,9 +117,13 @@ class Durability:
             raise GatewayStoppingError
         if self._why is not None:
             raise RecoveringError(self.log.problem or self._why)
+        if self.membership is not None and self.log.problem is not None:
+            raise UnreachableStoreError
 
     def new(self, tenant: str, session_id: str, *, durable: bool) -> Unrecorded:
         """A record in the log, unless the session is to be in memory. Raises `NotStoredError`."""
+        if self.membership is not None:
+            self.membership.owns(tenant, session_id)
         if not durable:
             return UNRECORDED
         if self.log.problem is not None:
@@ -116,44 +142,91 @@ class Durability:
         """Write these, until `freeze`."""
         if not self._is_frozen:
             self.log.append(changes)
+            if self.membership is not None and len(changes) == 1 and changes[0].data is None:
+                self.membership.has_ended(changes[0].stream.tenant, changes[0].stream.name)
 
     async def committed(self, stream: StreamKey) -> bool:
-        """Wait until all that was appended is stored. False if it is not, or not all of the stream."""
-        return await self.log.committed(stream)
+        """Wait until all that was appended is stored. False if it is not, or not all of the stream.
+
+        Raises `UnreachableStoreError` instead if others share the log.
+        """
+        is_stored = await self.log.committed(stream)
+        if not is_stored and self.membership is not None:
+            raise UnreachableStoreError
+        return is_stored
 
     async def recover(self, runner: CallRunner, responses: StoredResponses, router: Router) -> None:
         """Wait for the lease, read, make all sessions again, and start their calls when there are engines."""
         self._offset_s = time.time() - loop_time_s()
+        self._parts = runner, responses, router
         if not self.log.is_started:
             self.log.start()
         streams = await self.log.streams()
+        await (self._restore if self.membership is None else self.membership.take)(streams)
+        self._why = None
+        if self._starting:
+            await asyncio.wait(self._starting)
 
-        def has_engine(model: str) -> bool:
-            return bool(router.models.able(router.models.target(model)))
-
+    async def _restore(self, streams: Sequence[StoredStream]) -> None:
+        """Make sessions again. Their calls are started when there are engines."""
+        assert self._parts is not None
+        runner, responses, router = self._parts
         begun_s, start, models = loop_time_s(), asyncio.Event(), set[str]()
         await runner.slices.run("", self._made(streams, runner, responses, start, models))
-        self._why = None
         log.info("sessions recovered", streams=len(streams), seconds=round(loop_time_s() - begun_s, 3))
-        try:
-            async with asyncio.timeout(FLEET_S):
-                while not all(map(has_engine, models)):  # noqa: ASYNC110 - engines do not tell
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            log.warning("no engine for calls that were interrupted", models=sorted(models))
-        start.set()
+        starting = asyncio.create_task(_when_engines_are_there(router, models, start), name="store-start")
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
 
     def hand_over(self, runner: CallRunner) -> None:
         """The gateway stops: the next one goes on with the durable sessions.
 
         Who waits for a variable or for a call that has not begun is told to come again at once. Running calls end here
-        if they can, and what they make is written. No further call is started.
+        if they can, and what they make is written. No further call is started. Gateways that share the log get each
+        session as soon as no call of it runs here.
         """
         self.is_over = True
         runner.handed_over.set()
+        if self.membership is not None:
+            self.membership.is_leaving = True
+            self._leaving = asyncio.ensure_future(self._leave(self.membership, runner))
         for session in runner.executor.sessions:
             if session.record.stores:
                 _tell_waiting(session)
+
+    async def _leave(self, membership: Membership, runner: CallRunner) -> None:
+        """Let other gateways have the sessions, one by one."""
+        while not self._is_frozen:
+            kept = set[tuple[str, str]]()
+            for session in list(runner.executor.sessions):
+                if session.record.stores and not session.graph.view.running_calls:
+                    self._end_here(runner, session, GatewayStoppingError())
+                else:
+                    kept.add((session.tenant.name, session.session_id))
+            with suppress(StoreError):
+                await membership.leave(but=kept)
+            await asyncio.sleep(LEAVE_S)
+
+    def _end_here(self, runner: CallRunner, session: Session, error: PlaitError) -> None:
+        """End a session that goes on elsewhere."""
+        was_frozen, self._is_frozen = self._is_frozen, True
+        runner.executor.endings.end(session, error, loop_time_s())
+        self._is_frozen = was_frozen
+
+    def _lose(self) -> None:
+        """Others have given this gateway up, and have its sessions now: they end here, and their clients are told."""
+        assert self._parts is not None
+        assert self.membership is not None
+        runner, responses, _ = self._parts
+        count = len(runner.executor.sessions)
+        log.error("this gateway was given up: other gateways go on with its sessions", sessions=count)
+        self._why = "its lease is over"
+        for session in list(runner.executor.sessions):
+            self._end_here(runner, session, GivenUpError())
+        responses.clear()
+        self.membership.lost()
+        self.log.reopen()
+        self._restart = asyncio.ensure_future(self.recover(*self._parts))
 
     def freeze(self) -> None:
         """What the end of this gateway does to its sessions is not written."""
@@ -161,6 +234,9 @@ class Durability:
 
     async def close(self) -> None:
         """Write what is left, and give the lease up."""
+        for task in (*self._starting, self._restart, self._leaving):
+            if task is not None:
+                task.cancel()
         await self.log.close()
 
     def _made(
@@ -209,13 +285,45 @@ class Durability:
         return Recorded(self, stream, self._offset_s)
 
 
-def new_durability(config: StoreConfig) -> Durability | None:
+def new_durability(config: Config) -> Durability | None:
     """The durability of a gateway; None without a store. Raises ValueError for a store that can never be used."""
-    if config.path is None:
+    store = config.store
+    if store.url is not None:
+        return _shared(store.url, config.server)
+    if store.path is None:
         return None
-    keeper = SqliteKeeper(Path(config.path), config.synchronous)
+    keeper = SqliteKeeper(Path(store.path), store.synchronous)
     keeper.check()
     return Durability(GroupCommit(keeper))
+
+
+def _shared(url: str, server: ServerConfig) -> Durability:
+    """The durability of a gateway that shares its store."""
+    try:
+        from plait.gateway.store.postgres_keeper import PostgresKeeper  # noqa: PLC0415 - an extra has what it needs
+    except ImportError:
+        raise ValueError("store.url needs psycopg: pip install 'plait[postgresql]'") from None
+    own, key = server.advertise_url, server.peer_key
+    assert own is not None and key is not None, "the configuration was checked"  # noqa: PT018
+    keeper = PostgresKeeper(url, own, release=version("plait"), version=RECORD_VERSION, whole=RESPONSE)
+    log = GroupCommit(keeper)
+    peers = Peers({own: own}, own, key, share=True)
+    return Durability(log, Membership(log, keeper, peers, kind=SESSION, instead=DELETED))
+
+
+async def _when_engines_are_there(router: Router, models: Collection[str], start: asyncio.Event) -> None:
+    """Set `start` when there are engines for all of the models, or have not come for long."""
+
+    def has_engine(model: str) -> bool:
+        return bool(router.models.able(router.models.target(model)))
+
+    try:
+        async with asyncio.timeout(FLEET_S):
+            while not all(map(has_engine, models)):  # noqa: ASYNC110 - engines do not tell
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        log.warning("no engine for calls that were interrupted", models=sorted(models))
+    start.set()
 
 
 def _tell_waiting(session: Session) -> None:

@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
-from plait.backends.errors import SessionEndedError
+from plait.backends.errors import PlaitError, SessionEndedError
 from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction, Unproduced, timed_by
 from plait.gateway.programs.growing_text import utf8_bytes
@@ -192,11 +192,11 @@ class Endings:
         session.record.deleted(until_s, now_s)
         self.end(session, "was deleted", now_s)
 
-    def end(self, session: Session, why: str, now_s: float) -> None:
-        """End a session: fail its calls and getters, and free its memory."""
+    def end(self, session: Session, why: str | PlaitError, now_s: float) -> None:
+        """End a session: fail its calls and getters, and free its memory. `why` may be what these are told."""
         if session.ended:
             return
-        error = SessionEndedError(f"The session '{session.session_id}' {why}.")
+        error = SessionEndedError(f"The session '{session.session_id}' {why}.") if isinstance(why, str) else why
         calls, getters = self._sessions.end(session)
         self._after.lose(calls, getters)
         self._after.continuations.each(calls, lambda call: call.owner.on_broken(error), now_s)

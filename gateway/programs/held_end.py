@@ -43,8 +43,11 @@ class HeldEnd:
         self._held.clear()
 
     async def release(self) -> None:
-        """Pass on what is held, once all so far is stored. An answer that begins now says so if it is not."""
-        is_stored = await self._record.committed()
+        """Pass on what is held, once all so far is stored. An answer that begins now says so if it is not.
+
+        Raises `PlaitError` if nobody may be told any more, because another gateway has the session.
+        """
+        is_stored = await self._record.stored()
         held, self._held = self._held, []
         for message in held:
             await self._send(_marked(message, is_stored=is_stored))

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from plait.gateway.peers.membership import UnreachableStoreError
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.store.event_log import Change, StreamKey
@@ -26,6 +27,9 @@ SESSION = "session"
 
 DELETED = "deleted"
 """The kind of the stream that says until when a deleted session's id is refused."""
+
+AGAIN_S = 0.1
+"""Between two looks whether a store that could not be reached can be."""
 
 TOUCHES = 16
 """How often in its time to live a session that is only read is written to be alive."""
@@ -134,7 +138,10 @@ class Log(Protocol):
         """Write these, after all that came before. Returns at once."""
 
     async def committed(self, stream: StreamKey) -> bool:
-        """Wait until all that was appended is stored. False if it is not, or not all of the stream."""
+        """Wait until all that was appended is stored. False if it is not, or not all of the stream.
+
+        Raises `PlaitError` if nobody may be told what is not stored.
+        """
 
 
 class Unrecorded:
@@ -151,7 +158,14 @@ class Unrecorded:
         return True
 
     async def committed(self) -> bool:
-        """Wait until all events so far are stored. False if they are not, though they should be."""
+        """Wait until all events so far are stored. False if they are not, though they should be.
+
+        Raises `PlaitError` if nobody may be told then, because another gateway may have the session.
+        """
+        return True
+
+    async def stored(self) -> bool:
+        """The same, for an answer that has begun: while the store cannot be reached it waits."""
         return True
 
     @contextmanager
@@ -235,6 +249,16 @@ class Recorded(Unrecorded):
                 self._is_whole = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._is_whole)
         return await self._log.committed(self.stream)
+
+    async def stored(self) -> bool:
+        """Wait for the log. Raises if the session has ended here, because another gateway has it."""
+        while True:
+            try:
+                return await self.committed()
+            except UnreachableStoreError:
+                await asyncio.sleep(AGAIN_S)
+                if self._is_ended:
+                    raise
 
     @contextmanager
     def whole(self) -> Iterator[None]:

@@ -156,6 +156,10 @@ class Sessions:
             )
         return session
 
+    def has(self, tenant: str, session_id: str) -> bool:
+        """Whether the tenant has a session of this id here."""
+        return tenant in self.tenants and session_id in self.tenants[tenant].sessions
+
     def label(self, tenant: str, session_id: str, now_s: float) -> Session | None:
         """A call names this session, and needs nothing of it. Keeps the session alive if there is one.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.gateway.config.sections import StoreConfig
+from plait.gateway.config.sections import Config, StoreConfig
 from plait.gateway.programs.durability import new_durability
 from plait.gateway.store import group_commit
 from plait.gateway.store.sqlite_keeper import MIGRATIONS, SqliteKeeper
@@ -119,8 +119,8 @@ def test_a_store_that_can_never_be_used_ends_the_start(path: Path) -> None:
     later.open()
     later.close()
     with pytest.raises(ValueError, match="written by a later version of Plait"):
-        new_durability(StoreConfig(path=str(path)))
-    assert new_durability(StoreConfig()) is None
+        new_durability(Config(store=StoreConfig(path=str(path))))
+    assert new_durability(Config()) is None
 
 
 async def test_stored_responses_outlive_the_gateway(path: Path) -> None:

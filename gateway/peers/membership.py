@@ -1,0 +1,280 @@
+"""One gateway among those that share a store: its lease, who the others are, and which of them has a session.
+
+A session is the gateway's that is the first to be asked for it. The store decides, so all find the same one. Each
+gateway remembers what the store said. A gateway that is asked for another's session by a third one says so
+(`SessionMovedError`), and that one asks the store again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Container, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Final, TypeVar
+
+import structlog
+
+from plait.backends.errors import PeerUnavailableError, PlaitError
+from plait.gateway.peers.peers import Peers
+from plait.gateway.store.event_log import (
+    Change,
+    Member,
+    SharedKeeper,
+    StoredStream,
+    StoreError,
+    StreamKey,
+)
+from plait.gateway.store.group_commit import GroupCommit
+from plait.gateway.timer import loop_time_s
+
+RENEW_S: Final = 1.0
+
+ASK_S: Final = 3.0
+"""So long a request waits for the store to say who has its session. It takes some milliseconds."""
+
+UNUSED_S: Final = 600.0
+"""A name that calls share, without variables, is given up after so long without a call."""
+
+REMEMBERED: Final = 100_000
+"""Others' sessions whose owner is remembered: some 20 MB."""
+
+OF_PEER: Final = ContextVar("OF_PEER", default=False)
+"""Whether another gateway has sent the request that this task answers."""
+
+Name = tuple[str, str]
+"""A session's tenant and name."""
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+
+class SessionMovedError(PlaitError):
+    """Another gateway has the session. Only gateways are told so."""
+
+    status = 421
+    default_code = "session_moved"
+
+    def __init__(self) -> None:
+        super().__init__("Another gateway has this session.")
+
+
+class GivenUpError(PlaitError):
+    """The others have given this gateway up, and what it did since is not stored."""
+
+    status = 503
+    default_code = "gateway_given_up"
+
+    def __init__(self) -> None:
+        super().__init__("Another gateway has taken this session over. Send the request again.", retry_after_s=1.0)
+
+
+class UnreachableStoreError(PlaitError):
+    """Who has a session, or whether something is stored, cannot be told now."""
+
+    status = 503
+    default_code = "store_failed"
+
+    def __init__(self) -> None:
+        super().__init__("The store of sessions cannot be reached now. Send the request again.", retry_after_s=1.0)
+
+
+class Membership:
+    """One gateway's. `kind` is that of sessions' streams, `instead` that of what stands for one that was deleted.
+
+    `restore` is given the streams that it takes over, `is_used` says whether it needs a session, and `on_members` is
+    called when gateways have come or gone.
+    """
+
+    def __init__(
+        self, group_commit: GroupCommit, keeper: SharedKeeper, peers: Peers, *, kind: str, instead: str
+    ) -> None:
+        self.members: Sequence[Member] = ()
+        """All gateways, as the store has them."""
+        self.taken_over = 0
+        """Sessions that another gateway had before."""
+        self.is_leaving = False
+        """Whether this gateway takes no more sessions."""
+        self.restore: Callable[[Sequence[StoredStream]], Awaitable[None]]
+        self.is_used: Callable[[str, str], bool] = lambda _tenant, _session: False
+        self.on_members: Callable[[], None] = lambda: None
+        self._log = group_commit
+        self._kind = kind
+        self._instead = instead
+        self._keeper = keeper
+        self.peers = peers
+        self._urls: dict[int, str] = {}  # of the others that live, by epoch
+        self._own: dict[Name, float] = {}  # when each was asked for last
+        self._others: OrderedDict[Name, int] = OrderedDict()
+        self._asked: dict[Name, asyncio.Future[int]] = {}
+        self._asking: asyncio.Task[None] | None = None
+        self._coming: dict[Name, asyncio.Event] = {}
+
+    def described(self) -> dict[str, object]:
+        """The gateways by address, as `/ready` shows them."""
+        peers = {member.url: "stale" if member.is_stale else "live" for member in self.members}
+        return {"peers": peers, "store": self._log.problem or "ok"}
+
+    # Who has a session.
+
+    async def elsewhere(self, tenant: str, session: str) -> str | None:
+        """The gateway that has a session, if that is another one. A session that nobody has is this one's from now on.
+
+        Raises `UnreachableStoreError`, `PeerUnavailableError` for an owner that has died, and `SessionMovedError`.
+        """
+        name = tenant, session
+        if name in self._own:
+            self._own[name] = loop_time_s()
+            await self._whole(name)
+            return None
+        is_of_peer = OF_PEER.get()
+        if self.is_leaving and not is_of_peer:
+            return None
+        url = None if is_of_peer else self._urls.get(self._others.get(name, 0))
+        if url is not None:
+            return url
+        owner = 0 if self.is_leaving else await self._owner(name)
+        if owner == self._keeper.epoch:
+            await self._whole(name)
+            return None
+        if is_of_peer:
+            raise SessionMovedError
+        if owner not in self._urls:  # it may be new
+            await self._renewed()
+        url = self._urls.get(owner)
+        if url is None:
+            raise PeerUnavailableError("The gateway that had this session has ended. Try again.", retry_after_s=1.0)
+        self._others[name] = owner
+        if len(self._others) > REMEMBERED:
+            self._others.popitem(last=False)
+        return url
+
+    def owns(self, tenant: str, session: str) -> None:
+        """A session is made here whose name nobody else can know."""
+        self._own[tenant, session] = loop_time_s()
+
+    def has_ended(self, tenant: str, session: str) -> None:
+        """A session of this gateway is over, and its stream."""
+        self._own.pop((tenant, session), None)
+
+    def forget(self, tenant: str, session: str) -> None:
+        """The gateway that was remembered for a session does not have it, or does not answer."""
+        self._others.pop((tenant, session), None)
+
+    async def _whole(self, name: Name) -> None:
+        """Wait until a session that was taken over is there."""
+        if name in self._coming:
+            await self._coming[name].wait()
+
+    async def _owner(self, name: Name) -> int:
+        """The epoch of a session's owner, by the store."""
+        if self._log.problem is not None:
+            raise UnreachableStoreError
+        waiter = self._asked.get(name)
+        if waiter is None:
+            waiter = self._asked[name] = asyncio.get_running_loop().create_future()
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._ask(), name="store-claims")
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await asyncio.shield(waiter)
+        except (TimeoutError, StoreError):
+            raise UnreachableStoreError from None
+
+    async def _renewed(self) -> None:
+        """Learn who the others are, sooner than by `keep`."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                await self.renew()
+        except (TimeoutError, StoreError):
+            raise UnreachableStoreError from None
+
+    async def _ask(self) -> None:
+        """Ask the store for all that requests wait for, in as few transactions as it takes."""
+        while self._asked:
+            asked, self._asked = self._asked, {}
+            keys = [StreamKey(self._kind, *name) for name in asked]
+            try:
+                claims = await self._log.run(partial(self._keeper.claim, keys, instead=self._instead))
+            except StoreError as error:
+                for waiter in asked.values():
+                    waiter.set_exception(error)
+                    waiter.exception()  # whoever asked may have gone
+                continue
+            now_s = loop_time_s()
+            for name in asked:
+                if claims.owners.get(StreamKey(self._kind, *name)) == self._keeper.epoch:
+                    self._own[name] = now_s
+            await self.take(claims.adopted)
+            for name, waiter in asked.items():
+                waiter.set_result(claims.owners.get(StreamKey(self._kind, *name), 0))
+        self._asking = None
+
+    # The lease.
+
+    async def keep(self) -> None:
+        """Renew the lease, and take over what gateways leave that have died, for ever."""
+        swept_s = loop_time_s()
+        while True:
+            try:
+                await self.renew()
+                if not self.is_leaving:
+                    while streams := await self._log.run(self._keeper.take_over):
+                        await self.take(streams)
+            except StoreError as error:
+                log.debug("the lease was not renewed", problem=str(error))
+            if loop_time_s() - swept_s > UNUSED_S / 10:
+                swept_s = loop_time_s()
+                self._sweep(swept_s)
+            await asyncio.sleep(RENEW_S)
+
+    async def renew(self) -> None:
+        """Hold the lease for longer, and learn who the others are."""
+        self.members = await self._log.run(self._keeper.renew)
+        live = {member.epoch: member.url for member in self.members if not member.is_stale}
+        live[self._keeper.epoch] = self.peers.own
+        self._urls = {epoch: url for epoch, url in live.items() if url != self.peers.own}
+        urls = {url: url for url in sorted(live.values())}
+        if urls != self.peers.urls:
+            log.info("gateways", own=self.peers.own, others=[url for url in urls if url != self.peers.own])
+            self.peers.urls = urls
+            self.on_members()
+
+    async def leave(self, *, but: Container[Name]) -> None:
+        """Let other gateways have all sessions `but` these, once all that was appended is written."""
+        names = [name for name in self._own if name not in but]
+        for name in names:
+            del self._own[name]
+        if names:
+            keys = [StreamKey(kind, *name) for kind in (self._kind, self._instead) for name in names]
+            await self._log.run(partial(self._keeper.release, keys))
+
+    def lost(self) -> None:
+        """The others have given this gateway up: nothing is its own any more."""
+        self._own.clear()
+        self._others.clear()
+
+    async def take(self, streams: Sequence[StoredStream]) -> None:
+        """Streams are this gateway's now: restore them. Requests for them wait until that is done."""
+        names = {(key.tenant, key.name) for key, _ in streams if key.kind in {self._kind, self._instead}}
+        self.taken_over += len(names)
+        whole, now_s = asyncio.Event(), loop_time_s()
+        self._own.update(dict.fromkeys(names, now_s))
+        self._coming.update(dict.fromkeys(names, whole))
+        try:
+            if streams:
+                await self.restore(streams)
+        finally:
+            whole.set()
+            for name in names:
+                self._coming.pop(name, None)
+
+    def _sweep(self, now_s: float) -> None:
+        """Give up names that calls do not use any more."""
+        unused = [name for name, used_s in self._own.items() if now_s - used_s > UNUSED_S and not self.is_used(*name)]
+        for name in unused:
+            del self._own[name]
+        if unused:
+            self._log.append([Change(StreamKey(self._kind, *name), 0.0, None) for name in unused])

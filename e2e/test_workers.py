@@ -56,6 +56,18 @@ def test_each_worker_gets_calls_and_metrics_are_of_all(gateway: Server) -> None:
     assert all(by_worker)
 
 
+def test_connections_are_spread_evenly(gateway: Server) -> None:
+    clients = [httpx.Client(base_url=gateway.url, trust_env=False, verify=NO_TLS) for _ in range(4 * WORKERS)]
+    try:
+        for client in clients:
+            assert client.post(CHAT, json=chat("hello")).status_code == 200
+        by_worker = [gateway.metric("plait_calls_total", worker=str(number)) for number in range(WORKERS)]
+        assert by_worker == [4] * WORKERS
+    finally:
+        for client in clients:
+            client.close()
+
+
 def test_a_session_is_the_same_from_every_connection(gateway: Server) -> None:
     for number in range(6):
         session = gateway.post("/v1/sessions", json={}).json()["id"]

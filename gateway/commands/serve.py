@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from socket import socket
 
 import msgspec
 
@@ -67,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
         return
     write_stderr_in_background()
     gateway = Gateway(config, secret, arguments.save)
-    _serve(gateway, [one for host, port in ports for one in bound_sockets(host, port)], given.load)
+    _serve(gateway, Worker(0, [one for host, port in ports for one in bound_sockets(host, port)]), given.load)
 
 
 def _ports(arguments: argparse.Namespace, config: Config) -> list[tuple[str, int]]:
@@ -101,10 +100,11 @@ def _run_workers(
         config, name = load(), str(worker.number)
         configure_logging(config.log.level, config.log.format, worker=name)
         save_to = arguments.save if worker.number == 0 else None
-        _serve(Gateway(config, secret, save_to, Peers(urls, name, key)), worker.sockets, load, worker.parent)
+        _serve(Gateway(config, secret, save_to, Peers(urls, name, key)), worker, load)
 
     groups = [[one for sockets in each for one in sockets] for each in zip(*listeners, private, strict=True)]
-    status = WorkerProcesses(groups, serve).run()
+    ports_shared = {one.getsockname()[1] for shared in listeners for one in shared[0]}
+    status = WorkerProcesses(groups, ports_shared, serve).run()
     if status:
         raise SystemExit(status)
 
@@ -138,8 +138,8 @@ def _check_store(config: Config, workers: int) -> None:
         )
 
 
-def _serve(gateway: Gateway, sockets: Sequence[socket], load: Callable[[], Config], parent: int | None = None) -> None:
-    """Serve on these sockets, until a signal comes or the process that can be read from `parent` has ended.
+def _serve(gateway: Gateway, worker: Worker, load: Callable[[], Config]) -> None:
+    """Serve as this worker, until a signal comes or its parent has ended.
 
     SIGHUP lets the gateway `load` its configuration again.
     """
@@ -151,7 +151,7 @@ def _serve(gateway: Gateway, sockets: Sequence[socket], load: Callable[[], Confi
         body_timeout_s=server.body_timeout_s,
     )
     slow_clients = SlowClients(server.slow_client_timeout_s, gateway.on_slow_client)
-    bounds = ClientBounds(limits, gateway.refusals.count, slow_clients)
+    bounds = ClientBounds(limits, gateway.refusals.count, slow_clients, share=worker.share)
     on_hangup = partial(gateway.reload, load)
-    stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup, parent)
-    run_draining_server(gateway, sockets, stops, max_connections=server.max_connections, bounds=bounds)
+    stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup, worker.parent, worker.share)
+    run_draining_server(gateway, worker.sockets, stops, max_connections=server.max_connections, bounds=bounds)

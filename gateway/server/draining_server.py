@@ -9,12 +9,14 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, cast
 
 import structlog
 import uvicorn
 
+from plait.gateway.server.balance import Share
 from plait.gateway.server.full_collections import FullCollections
+from plait.gateway.server.http_protocol import BoundedProtocol
 from plait.gateway.server.listening import ListeningServer
 
 LINGER_S = 0.5
@@ -41,6 +43,7 @@ class Stops:
     """How the server stops `app`, and what SIGHUP does.
 
     It stops as by SIGTERM, too, once the file descriptor `parent` can be read: the process that started it has ended.
+    A server that is one of several has its `share` of their connections.
     """
 
     app: Stoppable
@@ -48,6 +51,7 @@ class Stops:
     grace_s: float
     on_hangup: Callable[[], None]
     parent: int | None = None
+    share: Share | None = None
 
 
 class DrainingServer(ListeningServer):
@@ -70,6 +74,8 @@ class DrainingServer(ListeningServer):
         self._loop.add_signal_handler(signal.SIGHUP, self._stops.on_hangup)
         if self._stops.parent is not None:
             self._loop.add_reader(self._stops.parent, self._on_parent_gone, self._stops.parent)
+        if self._stops.share is not None:
+            self._stops.share.open(self._new_protocol)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal asks to stop."""
@@ -83,6 +89,13 @@ class DrainingServer(ListeningServer):
         else:
             self._loop.call_soon_threadsafe(self._begin_stop, sig)
 
+    def _new_protocol(self) -> asyncio.Protocol:
+        """Of a connection that another worker has handed on."""
+        new = cast("Callable[..., BoundedProtocol]", self.config.http_protocol_class)
+        protocol = new(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol.may_hand_on = False
+        return protocol
+
     def _on_parent_gone(self, parent: int) -> None:
         assert self._loop is not None
         self._loop.remove_reader(parent)
@@ -94,6 +107,8 @@ class DrainingServer(ListeningServer):
         delay_s = 0.0 if sig == signal.SIGINT else self._stops.drain_delay_s
         log.info("stopping", signal=signal.Signals(sig).name, listens_for_s=delay_s, grace_s=self._stops.grace_s)
         self._stops.app.begin_stop()
+        if self._stops.share is not None:
+            self._stops.share.close()
         self._loop.call_later(delay_s, super().handle_exit, sig, None)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
 from plait.gateway.asgi import WatchedReceive, error_headers, id_of
+from plait.gateway.server.balance import Share
 from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
 
 SLOWEST_BYTES = 64 * 1024
@@ -142,12 +143,16 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class ClientBounds:
-    """What a client may do. `on_refused` gets each error that is answered here. None: no client is too slow."""
+    """What a client may do. `on_refused` gets each error that is answered here. None: no client is too slow.
+
+    A `share` hands connections on to other workers.
+    """
 
     limits: RequestLimits = DEFAULT_LIMITS
     on_refused: OnRefused = lambda _error: None
     slow_clients: SlowClients | None = None
     connections: ConnectionBounds = field(default_factory=lambda: ConnectionBounds(MAX_CONNECTIONS))
+    share: Share | None = None
 
 
 ANY_CLIENT = ClientBounds()
@@ -159,6 +164,9 @@ class BoundedProtocol(PatientProtocol):
     def __init__(self, *arguments: Any, bounds: ClientBounds, **options: Any) -> None:
         super().__init__(*arguments, slow_clients=bounds.slow_clients, **options)
         self._connections = bounds.connections
+        self._share = bounds.share
+        self.may_hand_on = True
+        self._is_counted = False
         self._on_refused = bounds.on_refused
         self._now_s = self.loop.time()  # when bytes came last
         self._bounds = RequestBounds(bounds.limits, self._now_s)
@@ -171,6 +179,11 @@ class BoundedProtocol(PatientProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Of asyncio: a client has come."""
         super().connection_made(transport)
+        if self._share is not None and self._share.is_for_all(transport):
+            if self.may_hand_on and self._share.hand_on(transport):
+                return
+            self._is_counted = True
+            self._share.came()
         descriptor = transport.get_extra_info("socket").fileno()
         try:
             self._connections.check(len(self.connections), descriptor, self._now_s)
@@ -191,6 +204,8 @@ class BoundedProtocol(PatientProtocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
+        if self._share is not None and self._is_counted:
+            self._share.went()
 
     def data_received(self, data: bytes) -> None:
         """Of asyncio: bytes have come."""

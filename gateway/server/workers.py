@@ -1,7 +1,8 @@
 """Worker processes: several gateways on one port, under a parent that starts, watches, restarts and drains them.
 
 Each worker has listening sockets of its own on the port (SO_REUSEPORT), and the system gives each connection to one of
-them. The parent keeps the sockets, too: what comes to a worker that has died waits there for its successor.
+them, which may hand it on (`balance`). The parent keeps the sockets, too: what comes to a worker that has died waits
+there for its successor.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from socket import socket
 from typing import Final, NoReturn
 
 import structlog
+
+from plait.gateway.server.balance import Balance, Share
 
 EVENTS: Final = frozenset((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """What the parent waits for. All but the first are passed on to the workers."""
@@ -33,11 +36,15 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker: its number from 0 on, and its listening sockets. `parent` is readable once the parent has ended."""
+    """One worker: its number from 0 on, and its listening sockets. `parent` is readable once the parent has ended.
+
+    A process that is alone has no parent, and no `share` of several workers' connections.
+    """
 
     number: int
     sockets: Sequence[socket]
-    parent: int
+    parent: int | None = None
+    share: Share | None = None
 
 
 @dataclass(slots=True)
@@ -52,10 +59,16 @@ class _Slot:
 
 
 class WorkerProcesses:
-    """Runs `serve` in a process for each of the `sockets`' groups. The process that calls `run` has one thread."""
+    """Runs `serve` in a process for each of the `sockets`' groups. The process that calls `run` has one thread.
 
-    def __init__(self, sockets: Sequence[Sequence[socket]], serve: Callable[[Worker], None]) -> None:
+    Connections to the `ports` are spread evenly.
+    """
+
+    def __init__(
+        self, sockets: Sequence[Sequence[socket]], ports: Collection[int], serve: Callable[[Worker], None]
+    ) -> None:
         self._slots = [_Slot(group) for group in sockets]
+        self._balance = Balance(len(sockets), ports)
         self._serve = serve
         self._is_stopping = False
         self._has_run = False  # a worker has been steady, so the configuration can be used
@@ -101,7 +114,7 @@ class WorkerProcesses:
                     other.close()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server listens: its default would end the process
         signal.pthread_sigmask(signal.SIG_UNBLOCK, EVENTS)
-        self._serve(Worker(number, sockets, self._parent))
+        self._serve(Worker(number, sockets, self._parent, self._balance.of(number)))
         raise SystemExit(0)
 
     def _pass_on(self, signal_number: int) -> None:
@@ -127,6 +140,7 @@ class WorkerProcesses:
     def _ended(self, number: int, slot: _Slot, status: int) -> int:
         """A worker has ended: it will be started again, unless its configuration cannot be used."""
         now_s, pid, slot.pid = time.monotonic(), slot.pid, None
+        self._balance.close(number)
         if self._is_stopping:
             return 0
         if now_s - slot.started_s >= STEADY_S:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -138,10 +139,13 @@ def main() -> int:
     experiment = Experiment(
         calls=arguments.calls, engines=arguments.engines, working_set=4.0, report_interval_s=INTERVAL_S
     )
-    tasks = [Task(kind, seed) for kind in KINDS for seed in arguments.seeds]
+    tasks = [Task(kind, seed) for seed in arguments.seeds for kind in arguments.kinds]
     ways = tuple(_ways(arguments.gateways, blind=not arguments.only_told))
     runner = NewRunner(experiment, tuple(arguments.loads), ways)
-    found = [ratios for _, some in run_all(runner, arguments.traces, tasks, arguments.jobs) for ratios in some]
+    found = list[Ratios]()
+    for _, some in run_all(runner, arguments.traces, tasks, arguments.jobs):
+        found += some
+        print("\n".join(map(_progress, some)), file=sys.stderr, flush=True)
     made = list(claims(found))
     print("\n".join((*markdown(found), "", *map(_line, made))))
     if arguments.json is not None:
@@ -190,6 +194,11 @@ def _line(claim: Claim) -> str:
     return f"- {'holds' if claim.holds else 'FAILS'}: {claim.name}: {claim.value:.3f} (target {claim.target:.3f})"
 
 
+def _progress(one: Ratios) -> str:
+    where = f"{one.kind}, seed {one.seed}, load {one.load:g}, {one.gateways} {one.way}"
+    return f"{where}: TTFT {one.ttft:.3f}, E2E {one.e2e:.3f}, hit rate {one.hit_rate:.3f}"
+
+
 def _quiet(_what: str, _done: int, _of: int) -> None:
     """No progress."""
 
@@ -202,6 +211,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--engines", type=int, default=8, help="default: %(default)s")
     parser.add_argument("--gateways", type=int, nargs="+", default=COUNTS, help="default: 4 16")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="in round robin's saturation")
+    parser.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS, help="of prompts (default: both)")
     parser.add_argument("--seeds", type=int, nargs="+", default=(1, 2, 3, 4, 5), help="default: 1 to 5")
     parser.add_argument("--only-told", action="store_true", help="leave out several blind gateways: half of the time")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")

@@ -16,6 +16,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal
@@ -40,6 +41,9 @@ APPLICATION_ID: Final = 0x706C6974
 
 EVENTS_BITS: Final = 24
 """A stream has at most 2**24 events: a session may have 200,000 variables. 2**39 streams are left."""
+
+AT_ONCE: Final = 8
+"""So many events are written in one statement, which is a transaction of its own: it takes four fifths of the time."""
 
 Synchronous = Literal["normal", "full"]
 Migration = Callable[[sqlite3.Connection], None]
@@ -151,6 +155,10 @@ class SqliteKeeper:
         """Write these in one transaction, if the lease is still held."""
         database, before = self._opened, (dict[StreamKey, tuple[int, int]](), self._next_stream)
         try:
+            if self._go_on(changes):
+                with _translated(self.path):
+                    self._append(database, [self._row(database, change, before[0]) for change in changes])
+                return
             with _translated(self.path), _transaction(database):
                 self._check_lease(database)
                 for is_end, run in groupby(changes, lambda change: change.data is None):
@@ -255,6 +263,17 @@ class SqliteKeeper:
         if epoch != self._epoch:
             raise LeaseLostError(f"{self.path} was taken over (epoch {epoch}, this gateway's was {self._epoch})")
 
+    def _go_on(self, changes: Sequence[Change]) -> bool:
+        """Whether these are a few further events of streams that have begun."""
+        is_few = 0 < len(changes) <= AT_ONCE
+        return is_few and all(change.data is not None and change.stream in self._streams for change in changes)
+
+    def _append(self, database: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> None:
+        """Write these, and nothing else, if the lease is still held."""
+        values = [value for row in rows for value in row]
+        if not database.execute(_appending(len(rows)), (*values, self._owner, self._epoch)).rowcount:
+            self._check_lease(database)
+
     def _row(
         self, database: sqlite3.Connection, change: Change, before: dict[StreamKey, tuple[int, int]]
     ) -> tuple[int, int, float, int, bytes]:
@@ -287,6 +306,14 @@ class SqliteKeeper:
             else:
                 self._streams[key] = known
         self._next_stream = next_stream
+
+
+@cache
+def _appending(events: int) -> str:
+    """The statement that writes so many events if an owner has an epoch."""
+    rows = ", ".join(["(?, ?, ?, ?, ?)"] * events)
+    lease = "(SELECT epoch FROM leases WHERE owner = ?) = ?"
+    return f"INSERT INTO events SELECT * FROM (VALUES {rows}) WHERE {lease}"  # noqa: S608 - question marks
 
 
 def _ids(stream: int) -> tuple[int, int]:

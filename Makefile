@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # What only real SGLang servers can show: what its adapter does. The rest is the gateway's, which vLLM's run covers.
 SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictions.py eviction_news.py greedy_output.py \
-	levers.py slo_order.py other_engines.py wrong_tokenizer.py)
+	levers.py slo_order.py other_engines.py wrong_tokenizer.py two_gateways.py)
 
 # Two processes, one file to one process: servers of a file's fixtures are shared by its tests.
 E2E := -n 2 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \

@@ -1,7 +1,8 @@
 """How long a gateway takes to read its sessions when it starts: `python -m benchmarks recovery [--sessions N]`.
 
-Each session has values of 3 KB, and, in every second run, a call that was interrupted. The time counts from the lease
-until requests for sessions are answered; the interrupted calls start then.
+Each session has values of 3 KB, and, in every second run, a call that was interrupted. The time counts until requests
+for sessions are answered. Then sessions are made one by one, and one that is asked for at once; the interrupted calls
+start when all are there.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ _BODY: Final = msgspec.json.encode(
 )
 
 
+Recovery = tuple[float, float]
+"""Seconds until sessions can be used, and until all are there."""
+
+
 def main() -> int:
     """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks recovery", description=(__doc__ or "").splitlines()[0])
@@ -65,23 +70,22 @@ def main() -> int:
         configure_logging("info", "json")
         if arguments.profile:
             return _profiled(arguments.sessions)
-        times_s = {
+        times = {
             is_open: [_recovered_s(arguments.sessions, is_open=is_open) for _ in range(arguments.rounds)]
             for is_open in (False, True)
         }
     claims = []
-    for is_open, found_s in times_s.items():
-        name = f"{arguments.sessions:,} sessions {'with an interrupted call each' if is_open else 'without calls'} (s)"
-        claims.append(Claim(name, median(found_s), f"<= {MOST_S:g}", median(found_s) <= MOST_S))
+    for is_open, found in times.items():
+        kind = "with an interrupted call each" if is_open else "without calls"
+        usable_s, all_s = (median(one) for one in zip(*found, strict=True))
+        name = f"{arguments.sessions:,} sessions {kind} can be used after (s)"
+        claims.append(Claim(name, usable_s, f"<= {MOST_S:g}", usable_s <= MOST_S))
+        print(f"{arguments.sessions:,} sessions {kind} are there after {all_s:.2f} s")
     for claim in claims:
         print(f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
     if arguments.json:
-        report = {
-            "experiment": "recovery",
-            "sessions": arguments.sessions,
-            "with_calls_s": times_s[True],
-            "without_s": times_s[False],
-        }
+        report = {"experiment": "recovery", "sessions": arguments.sessions}
+        report |= {"without_calls_s": times[False], "with_calls_s": times[True]}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return int(not all(claim.holds for claim in claims))
 
@@ -93,26 +97,38 @@ def _profiled(sessions: int) -> int:
     return 0
 
 
-def _recovered_s(sessions: int, *, is_open: bool, profile: cProfile.Profile | None = None) -> float:
-    """Seconds of one recovery."""
+def _recovered_s(sessions: int, *, is_open: bool, profile: cProfile.Profile | None = None) -> Recovery:
+    """One recovery."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "store", "s.db")
         _write(path, sessions, is_open=is_open)
         return uvloop.run(_recover(path, profile))
 
 
-async def _recover(path: Path, profile: cProfile.Profile | None) -> float:
+async def _recover(path: Path, profile: cProfile.Profile | None) -> Recovery:
     FullCollections(asyncio.get_running_loop()).start()  # as the gateway does
     served = Served(StoreConfig(path=str(path)), SessionsConfig(max_sessions=1_000_000))
     began_s = time.perf_counter()
     if profile is not None:
         profile.enable()
-    await served.recover()
+    recovering = asyncio.ensure_future(served.recover())
+    usable_s = await _usable(served) - began_s
+    await recovering
     if profile is not None:
         profile.disable()
-    elapsed_s = time.perf_counter() - began_s
+    all_s = time.perf_counter() - began_s
     await served.close()
-    return elapsed_s
+    return usable_s, all_s
+
+
+async def _usable(served: Served) -> float:
+    """When requests for sessions are answered: a client comes again each 5 ms."""
+    while True:
+        request = served.get("s-0", "v0", None)
+        await request.task
+        if request.status == 200:
+            return time.perf_counter()
+        await asyncio.sleep(0.005)
 
 
 def _write(path: Path, sessions: int, *, is_open: bool) -> None:

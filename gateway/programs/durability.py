@@ -1,7 +1,8 @@
 """Durable sessions: they are written to a log while they go on, and made again from it when a gateway starts.
 
 A gateway first waits for the log's lease, then reads. Until then sessions cannot be used (503, `Retry-After`), and all
-else can. When it stops, it gives its sessions to the next gateway: see `hand_over`.
+else can. Then it makes them one by one, and one that is asked for at once. When it stops, it gives its sessions to the
+next gateway: see `hand_over`.
 
 Where several gateways share the log, it restores what it takes over from others, too. What it cannot store it does not
 tell: another gateway may have its sessions.
@@ -13,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -103,6 +105,7 @@ class Durability:
         self._leaving: asyncio.Future[None] | None = None
         self._parts: tuple[CallRunner, StoredResponses, Router] | None = None
         self._starting: set[asyncio.Task[None]] = set()
+        self._left: dict[tuple[str, str], Callable[[], None]] = {}  # makes a session that was read, by tenant and name
         self.is_over = False
         """Whether the sessions were given to the next gateway."""
 
@@ -112,13 +115,19 @@ class Durability:
         return self.log.problem
 
     def check(self) -> None:
-        """Raise `RecoveringError` until all sessions are there, and `GatewayStoppingError` once they are given away."""
+        """Raise `RecoveringError` until all sessions are read, and `GatewayStoppingError` once they are given away."""
         if self.is_over:
             raise GatewayStoppingError
         if self._why is not None:
             raise RecoveringError(self.log.problem or self._why)
         if self.membership is not None and self.log.problem is not None:
             raise UnreachableStoreError
+
+    def make(self, tenant: str, session_id: str) -> None:
+        """Make a session now that was read, if that was not done yet."""
+        make = self._left.pop((tenant, session_id), None)
+        if make is not None:
+            make()
 
     def new(self, tenant: str, session_id: str, *, durable: bool) -> Unrecorded:
         """A record in the log, unless the session is to be in memory. Raises `NotStoredError`."""
@@ -172,7 +181,14 @@ class Durability:
         assert self._parts is not None
         runner, responses, router = self._parts
         begun_s, start, models = loop_time_s(), asyncio.Event(), set[str]()
-        await runner.slices.run("", self._made(streams, runner, responses, start, models))
+        for stream in streams:
+            if stream.key.kind == SESSION:
+                make = partial(self._make_session, stream, runner, start, models)
+                self._left[stream.key.tenant, stream.key.name] = make
+        await runner.slices.run("", self._others_made(streams, runner, responses))
+        if self.membership is None:
+            self._why = None  # who asks for a session gets it made at once
+        await runner.slices.run("", self._made())
         log.info("sessions recovered", streams=len(streams), seconds=round(loop_time_s() - begun_s, 3))
         starting = asyncio.create_task(_when_engines_are_there(router, models, start), name="store-start")
         self._starting.add(starting)
@@ -224,6 +240,7 @@ class Durability:
         for session in list(runner.executor.sessions):
             self._end_here(runner, session, GivenUpError())
         responses.clear()
+        self._left.clear()
         self.membership.lost()
         self.log.reopen()
         self._restart = asyncio.ensure_future(self.recover(*self._parts))
@@ -239,21 +256,21 @@ class Durability:
                 task.cancel()
         await self.log.close()
 
-    def _made(
-        self,
-        streams: Sequence[StoredStream],
-        runner: CallRunner,
-        responses: StoredResponses,
-        start: asyncio.Event,
-        models: set[str],
+    def _others_made(
+        self, streams: Sequence[StoredStream], runner: CallRunner, responses: StoredResponses
     ) -> Pieces[None]:
-        kinds: dict[str, Callable[[StoredStream], None]] = {
-            SESSION: lambda stream: self._make_session(stream, runner, start, models),
-            DELETED: lambda stream: self._refuse(stream, runner),
-            RESPONSE: lambda stream: responses.restore(stream, self._offset_s, loop_time_s()),
-        }
+        """What is no session: ids that are refused, and responses."""
         for stream in streams:
-            kinds[stream.key.kind](stream)
+            if stream.key.kind == DELETED:
+                self._refuse(stream, runner)
+            elif stream.key.kind == RESPONSE:
+                responses.restore(stream, self._offset_s, loop_time_s())
+            yield
+
+    def _made(self) -> Pieces[None]:
+        """The sessions that nobody has asked for meanwhile, the oldest first."""
+        while self._left:
+            self.make(*next(iter(self._left)))
             yield
 
     def _make_session(self, stream: StoredStream, runner: CallRunner, start: asyncio.Event, models: set[str]) -> None:

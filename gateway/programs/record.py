@@ -362,6 +362,9 @@ class Records(Protocol):
     def check(self) -> None:
         """Raise `PlaitError` while sessions cannot be used, because those of an earlier gateway are being read."""
 
+    def make(self, tenant: str, session_id: str) -> None:
+        """Make the session from its record if it has one, and is not there yet."""
+
     def new(self, tenant: str, session_id: str, *, durable: bool) -> Unrecorded:
         """The record of a new session. Raises `PlaitError` if a durable one cannot be promised now."""
 
@@ -374,6 +377,9 @@ class InMemory:
 
     def check(self) -> None:
         """Nothing has to be read."""
+
+    def make(self, tenant: str, session_id: str) -> None:
+        """There are no records."""
 
     def new(self, _tenant: str, _session_id: str, *, durable: bool) -> Unrecorded:  # noqa: ARG002 - a Records
         """In memory."""

@@ -114,6 +114,7 @@ class Sessions:
         `LimitError` if the tenant has too many that are not idle, and what the records raise.
         """
         self._records.check()
+        self._records.make(tenant, session_id)
         owner = self.tenants.get(tenant) or Tenant(tenant)
         session = owner.sessions.get(session_id)
         if session is None:
@@ -165,6 +166,7 @@ class Sessions:
 
         Raises `SessionEndedError` for a deleted session.
         """
+        self._records.make(tenant, session_id)
         owner = self.tenants.get(tenant)
         session = None if owner is None else owner.sessions.get(session_id)
         if session is None:

@@ -81,12 +81,13 @@ class Room:
         return min(now_s + max(0.0, over_s) / view.slowness if over_s < left_s else inf, queue.expires_s)
 
     def _bound_s(self, view: EngineView, *, is_shared: bool) -> float:
-        """How much the engine is sent: more while this gateway's part of what is there is less than its share.
+        """How much the engine is sent, by this gateway and others, before this one waits.
 
-        Otherwise gateways whose calls fill an engine would be the first to learn of room, and keep all of it.
+        It counts its own part: a tenant alone may send as much through each gateway. Of several tenants' calls each
+        gateway sends its share. Otherwise whoever fills an engine would be the first to learn of room, and keep all.
         """
         bound_s = min(self._ahead_s, SHARED_AHEAD_S) if is_shared else self._ahead_s
-        own = view.gateways * view.queue.own_share
+        own = view.queue.own_share * (view.gateways if is_shared else 1)
         return bound_s if own >= 1 else bound_s / own if own > 0 else inf
 
     def _has_slot(self, view: EngineView, tenant: str | None, now_s: float, *, is_shared: bool) -> bool:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.prefill_queue import Prefill
-from tests.gateway.admission.test_room import AHEAD_S, has_room, new_engine, prefill, room, room_s, send
+from tests.gateway.admission.test_room import (
+    AHEAD_S,
+    has,
+    has_room,
+    new_engine,
+    prefill,
+    room,
+    room_of,
+    room_s,
+    send,
+)
 
 
 def other_sent(engine: EngineView, *prefills: Prefill) -> None:
@@ -15,33 +25,35 @@ def other_sent(engine: EngineView, *prefills: Prefill) -> None:
     engine.gateways = 2
 
 
-def test_an_engine_that_others_fill_has_room_for_a_gateways_share() -> None:
+def test_a_tenant_alone_is_sent_as_much_by_each_gateway() -> None:
     engine = new_engine()
     other_sent(engine, prefill(4_990))  # 5 s
-    assert room(engine, 0.0) == (True, 0.0), "it has sent nothing"
-    send(engine, prefill(190))
     assert room(engine, 0.0) == (True, 0.0)
-    send(engine, prefill(400))
-    assert room(engine, 0.0)[0] is False, "half a second is its share"
+    send(engine, prefill(900))
+    assert room(engine, 0.0) == (True, 0.0), "less than a second is its own"
+    send(engine, prefill(190))
+    assert room(engine, 0.0)[0] is False
     when_s = room_s(engine, AHEAD_S, 0.0)
     assert not has_room(engine, AHEAD_S, when_s - 0.01)
     assert has_room(engine, AHEAD_S, when_s + 0.01), "it counts with its part of what is left"
 
 
-def test_while_others_have_little_there_a_gateway_sends_as_much_as_alone() -> None:
-    engine = new_engine(prefill(790))
-    other_sent(engine, prefill(90))
-    assert room(engine, 0.0) == (True, 0.0)
-    send(engine, prefill(200))
-    assert room(engine, 0.0)[0] is False
+def test_of_several_tenants_each_gateway_sends_its_share() -> None:
+    shared, engine = room_of("ab"), new_engine()
+    other_sent(engine, prefill(4_990))
+    assert has(shared, engine, "ab") == [True, True], "it has sent nothing"
+    send(engine, prefill(90))
+    assert has(shared, engine, "ab") == [True, True]
+    send(engine, prefill(60))
+    assert has(shared, engine, "ab") == [False, False], "an eighth of a second is its share"
 
 
-def test_the_prompts_of_the_gateways_add_up_to_their_bound_each() -> None:
-    """Each sees its own and the other's; none is sent more while both have their share."""
-    ours, theirs = new_engine(prefill(590)), new_engine(prefill(590))
-    for engine in (ours, theirs):
-        other_sent(engine, prefill(590))
-        assert not has_room(engine, AHEAD_S, 0.0)
+def test_with_little_of_others_there_it_sends_as_much_as_alone() -> None:
+    shared, engine = room_of("ab"), new_engine(prefill(190))
+    other_sent(engine, prefill(40))
+    assert has(shared, engine, "a") == [True]
+    send(engine, prefill(20))
+    assert has(shared, engine, "a") == [False]
 
 
 def test_the_slots_of_others_are_taken_but_a_gateways_share_is_not() -> None:

@@ -42,7 +42,7 @@ APPLICATION_ID: Final = 0x706C6974
 EVENTS_BITS: Final = 24
 """A stream has at most 2**24 events: a session may have 200,000 variables. 2**39 streams are left."""
 
-AT_ONCE: Final = 8
+AT_ONCE: Final = 64
 """So many events are written in one statement, which is a transaction of its own: it takes four fifths of the time."""
 
 Synchronous = Literal["normal", "full"]

@@ -163,7 +163,8 @@ class Killing:
         try:
             await self._round(f"kill-{number}", kill_after_s=self._chance.uniform(0, self._span_s))
         except AssertionError as failure:
-            failure.add_note(self.gateway.log_tail(40))
+            state = "runs" if self.gateway.running else "has ended"
+            failure.add_note(f"the gateway {state}:\n{self.gateway.log_tail(40)}")
             raise
         self.findings.kills += 1
 

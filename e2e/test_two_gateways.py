@@ -14,7 +14,7 @@ from e2e.sdk import asking
 from e2e.servers import Launcher, Server, eventually
 from e2e.two_gateways import SEEN_WITHIN_S, begin, begin_all, others, seen_after_s
 
-KILLS: Final = 100 if "PLAIT_NIGHTLY" in os.environ else 6
+KILLS: Final = 100 if "PLAIT_NIGHTLY" in os.environ else 2
 AT_ONCE: Final = 5
 ENDLESS: Final = {"max_tokens": 4_000, "ignore_eos": True}
 Fleet = tuple[Server, Server]

@@ -260,6 +260,7 @@ class Gateway:
         def share() -> None:
             self._terms.share(membership.peers.count, membership.peers.index)
             self._admission.sessions.gateways = membership.peers.count
+            self._forwarding.part()
 
         sessions = self._chained.executor.sessions
         membership.on_members, membership.is_used = share, sessions.has

@@ -127,6 +127,11 @@ class Forwarding:
                 raise SessionMovedError
             await pass_on(response, send)
 
+    def part(self) -> None:
+        """Some gateways may have died: who waits for their answers waits no more."""
+        for name in [name for name in self._clients if name not in self.peers.urls]:
+            self._clients.pop(name).lose("its lease is over", waiting_only=False)
+
     async def holder(self, path: str, headers: Headers) -> str | None:
         """The first of the other gateways that has something at a path; None if none has."""
         for name in self.peers.others:

@@ -193,24 +193,27 @@ class Membership:
 
     async def _ask(self) -> None:
         """Ask the store for all that requests wait for, in as few transactions as it takes."""
-        while self._asked:
-            asked, self._asked = self._asked, {}
-            keys = [StreamKey(self._kind, *name) for name in asked]
-            try:
-                claims = await self._log.run(partial(self._keeper.claim, keys, instead=self._instead))
-            except StoreError as error:
-                for waiter in asked.values():
-                    waiter.set_exception(error)
-                    waiter.exception()  # whoever asked may have gone
-                continue
-            now_s = loop_time_s()
-            for name in asked:
-                if claims.owners.get(StreamKey(self._kind, *name)) == self._keeper.epoch:
-                    self._own[name] = now_s
-            await self.take(claims.adopted)
-            for name, waiter in asked.items():
-                waiter.set_result(claims.owners.get(StreamKey(self._kind, *name), 0))
-        self._asking = None
+        try:
+            while self._asked:
+                asked, self._asked = self._asked, {}
+                await self._ask_for(asked)
+        finally:
+            self._asking = None
+
+    async def _ask_for(self, asked: dict[Name, asyncio.Future[int]]) -> None:
+        keys = [StreamKey(self._kind, *name) for name in asked]
+        try:
+            claims = await self._log.run(partial(self._keeper.claim, keys, instead=self._instead))
+        except StoreError as error:
+            for waiter in asked.values():
+                waiter.set_exception(error)
+                waiter.exception()  # whoever asked may have gone
+            return
+        owners, now_s = {name: claims.owners.get(StreamKey(self._kind, *name), 0) for name in asked}, loop_time_s()
+        self._own.update({name: now_s for name, owner in owners.items() if owner == self._keeper.epoch})
+        await self.take(claims.adopted)
+        for name, waiter in asked.items():
+            waiter.set_result(owners[name])
 
     # The lease.
 

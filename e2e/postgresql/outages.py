@@ -1,0 +1,185 @@
+"""Programs over several gateways while these, or their store, fail: what has to hold afterwards.
+
+Clients send each request to a random gateway, and what gets no answer again, as SDKs do. Every program has to end with
+the texts that an undisturbed run gives, and all that a client was told has to be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+
+from e2e.killing import MAX_ATTEMPTS, PROGRAMS, WAYS, Client, Findings
+from e2e.postgresql.server import new_database, shared_postgres
+from e2e.programs import by_hand
+from e2e.sdk import async_client
+from e2e.servers import DEADLINE_S, Fleet, Launcher, Server, eventually
+from plait.gateway.programs.record import SESSION, Started, Submitted, decoded
+from plait.gateway.store.postgres_keeper import PostgresKeeper
+
+PROGRAMS_AT_ONCE: Final = 9
+TAKEN_OVER_WITHIN_S: Final = 10.0
+CHAT: Final = "/v1/chat/completions"
+
+
+@dataclass
+class Plain:
+    """Plain calls, one after the other: they must notice nothing."""
+
+    calls: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+class Outages:
+    """Three gateways over one database, which `kill`, `stop` and the like disturb. `chance` decides on the moments."""
+
+    def __init__(self, launch: Launcher, chance: random.Random) -> None:
+        self.url = new_database(shared_postgres())
+        engines = [launch.engine(f"demo-{number}", time_scale=10) for number in range(2)]
+        self.gateways = launch.gateways(engines, database=self.url, sessions={"max_attempts": MAX_ATTEMPTS})
+        self.chance = chance
+        self.findings = Findings()
+        self.taken_over_s: list[float] = []
+        """From the death of a gateway until another one answers for each of its sessions."""
+        self.span_s = 0.0
+        """An undisturbed round."""
+        self._fleet = Fleet(self.gateways, {engine.name: engine for engine in engines})
+        self._expected: dict[str, dict[str, str]] = {}
+        self._sessions = 0
+
+    async def start(self) -> None:
+        """Start the servers, and run each program undisturbed."""
+        await asyncio.to_thread(self._fleet.start)
+        async with async_client(self.gateways) as client:
+            for kind, program in PROGRAMS.items():
+                self._expected[kind] = await by_hand(client, program)
+        begun_s = time.monotonic()
+        await self.round("undisturbed")
+        self.span_s = time.monotonic() - begun_s
+
+    async def round(self, name: str, disturb: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Programs, and what disturbs them. What clients had been told by then has to be there at the end."""
+        async with httpx.AsyncClient(base_url=self.gateways.url, timeout=DEADLINE_S, trust_env=False) as http:
+            kinds = list(PROGRAMS)
+            clients = [
+                Client(http, self.findings, f"{name}-{n}", kinds[n % len(kinds)], {}) for n in range(PROGRAMS_AT_ONCE)
+            ]
+            self._sessions += len(clients)
+            running = [asyncio.create_task(one.run(WAYS[n % len(WAYS)])) for n, one in enumerate(clients)]
+            if disturb is not None:
+                await asyncio.sleep(self.chance.uniform(0, self.span_s))
+                await disturb()
+            try:
+                await asyncio.gather(*running)
+            except AssertionError as failure:
+                failure.add_note(await asyncio.to_thread(self._state, str(failure).partition(":")[0]))
+                raise
+            for one in clients:
+                await self._check(one)
+        self.findings.programs += len(clients)
+
+    async def _check(self, client: Client) -> None:
+        expected = self._expected[client.kind]
+        for variable, value in client.told.items():
+            self.findings.told += 1
+            if value != expected[variable]:
+                self.findings.problems.append(f"{client.session}: told {variable} = {value!r}")
+        for call in PROGRAMS[client.kind]:
+            if await client.get(call.output) != expected[call.output]:
+                self.findings.problems.append(f"{client.session}: {call.output} is not what it has to be")
+
+    def _state(self, session: str) -> str:
+        """What the store and the gateways say of a session."""
+        tables = [shared_postgres().run(f"SELECT * FROM plait.{table}", self.url) for table in ("gateways", "streams")]
+        said = [f"{one.url}: {one.get(f'/v1/sessions/{session}').text}" for one in self.gateways.members if one.running]
+        return "\n".join([*tables, *said])
+
+    # What disturbs.
+
+    async def kill(self) -> None:
+        """Kill a random gateway, wait until the others have its sessions, and start it again."""
+        await asyncio.to_thread(self._kill, self.chance.choice(self.gateways.members))
+        self.findings.kills += 1
+
+    def _kill(self, gateway: Server) -> None:
+        sessions = self.sessions_of(gateway)
+        gateway.kill()
+        died_s = time.monotonic()
+        others = [one for one in self.gateways.members if one.running]
+        for session in sessions:
+            other = self.chance.choice(others)
+            eventually(lambda session=session, other=other: other.get(f"/v1/sessions/{session}").status_code == 200)  # type: ignore[misc]
+        self.taken_over_s.append(time.monotonic() - died_s)
+        gateway.start()
+        gateway.wait_until_ready()
+
+    async def restart_one_by_one(self) -> None:
+        """Restart all gateways as an update does."""
+        for gateway in self.gateways.members:
+            await asyncio.to_thread(gateway.terminate)
+            await asyncio.to_thread(gateway.wait)
+            gateway.start()
+            await asyncio.to_thread(gateway.wait_until_ready)
+
+    def sessions_of(self, gateway: Server) -> list[str]:
+        """The sessions that a gateway has, by the store."""
+        found = shared_postgres().run(
+            "SELECT name FROM plait.streams JOIN plait.gateways ON epoch = owner "
+            f"WHERE url = '{gateway.url}' AND kind = 'session'",
+            self.url,
+        )
+        return found.split()
+
+    @asynccontextmanager
+    async def plain_calls(self) -> AsyncIterator[Plain]:
+        """Plain calls beside all else."""
+        plain, stops = Plain(), asyncio.Event()
+        task = asyncio.create_task(self._call_plainly(plain, stops))
+        try:
+            yield plain
+        finally:
+            stops.set()
+            await task
+
+    async def _call_plainly(self, plain: Plain, stops: asyncio.Event) -> None:
+        body: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+        async with httpx.AsyncClient(base_url=self.gateways.url, timeout=DEADLINE_S, trust_env=False) as http:
+            while not stops.is_set():
+                plain.calls += 1
+                try:
+                    answer = await http.post(CHAT, json={**body, "stream": plain.calls % 2 == 0})
+                except httpx.TransportError as error:
+                    plain.problems.append(repr(error))
+                else:
+                    if answer.status_code != 200 or (plain.calls % 2 == 0 and not answer.text.endswith("[DONE]\n\n")):
+                        plain.problems.append(f"{answer.status_code} {answer.text[-200:]}")
+                await asyncio.sleep(0.02)
+
+    # The end.
+
+    def end(self) -> Findings:
+        """Stop, and read from the log how often each call was started."""
+        self.gateways.stop()
+        keeper = PostgresKeeper(self.url, "http://end", release="", version=1)
+        keeper.open()
+        sessions = [stream for stream in keeper.read() if stream.key.kind == SESSION]
+        keeper.close()
+        for stream in sessions:
+            events = [decoded(change) for change in stream.events]
+            starts = Counter(event.call_id for event in events if isinstance(event, Started))
+            for event in events:
+                if isinstance(event, Submitted):
+                    self.findings.starts[starts[event.call_id]] += 1
+                    if starts[event.call_id] > MAX_ATTEMPTS:
+                        self.findings.problems.append(f"{stream.key.name}: {event.call_id} was started too often")
+        if len(sessions) != self._sessions:
+            self.findings.problems.append(f"{self._sessions} sessions were made, and {len(sessions)} are there")
+        return self.findings

@@ -1,0 +1,110 @@
+"""A log that several gateways share, in memory: what `PostgresKeeper` does, without a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from plait.gateway.store.event_log import Change, Claims, LeaseLostError, Member, StoredStream, StoreError, StreamKey
+
+
+@dataclass
+class SharedMemory:
+    """What all gateways see. While it is `away` nobody can ask it."""
+
+    owners: dict[StreamKey, int | None] = field(default_factory=dict)
+    events: dict[StreamKey, list[Change]] = field(default_factory=dict)
+    members: dict[int, Member] = field(default_factory=dict)
+    epochs: int = 0
+    away: bool = False
+
+    def give_up(self, epoch: int) -> None:
+        """A gateway has died."""
+        self.members.pop(epoch, None)
+        self.owners = {key: None if owner == epoch else owner for key, owner in self.owners.items()}
+
+    def stale(self, epoch: int) -> None:
+        """Its lease is over, and nobody has noticed."""
+        self.members[epoch] = self.members[epoch]._replace(is_stale=True)
+
+
+class MemoryKeeper:
+    """One gateway's `SharedKeeper`."""
+
+    def __init__(self, shared: SharedMemory, url: str) -> None:
+        self.epoch = 0
+        self.claims = 0
+        self._shared = shared
+        self._url = url
+
+    def check(self) -> None:
+        pass
+
+    def open(self) -> int:
+        self._check_away()
+        self._shared.epochs += 1
+        self.epoch = self._shared.epochs
+        self._shared.members[self.epoch] = Member(self.epoch, self._url, "1", is_stale=False)
+        return self.epoch
+
+    def read(self) -> Iterator[StoredStream]:
+        return iter(self.take_over())
+
+    def write(self, changes: Sequence[Change]) -> None:
+        self._check()
+        for change in changes:
+            if self._shared.owners.setdefault(change.stream, self.epoch) != self.epoch:
+                continue
+            if change.data is None:
+                self._shared.events.pop(change.stream, None)
+                del self._shared.owners[change.stream]
+            else:
+                self._shared.events.setdefault(change.stream, []).append(change)
+
+    def renew(self) -> list[Member]:
+        self._check()
+        return list(self._shared.members.values())
+
+    def claim(self, streams: Sequence[StreamKey], *, instead: str) -> Claims:
+        self._check()
+        self.claims += 1
+        keys = {key: key._replace(kind=instead) for key in streams}
+        keys = {key: other if other in self._shared.owners else key for key, other in keys.items()}
+        adopted = [key for key in keys.values() if key in self._shared.owners and self._shared.owners[key] is None]
+        for key in keys.values():
+            if self._shared.owners.get(key) is None:
+                self._shared.owners[key] = self.epoch
+        return Claims({key: self._shared.owners[there] or 0 for key, there in keys.items()}, self._streams(adopted))
+
+    def take_over(self) -> list[StoredStream]:
+        self._check()
+        taken = [key for key, owner in self._shared.owners.items() if owner is None]
+        self._shared.owners.update(dict.fromkeys(taken, self.epoch))
+        return self._streams(taken)
+
+    def release(self, streams: Sequence[StreamKey]) -> None:
+        self._check()
+        for key in streams:
+            if self._shared.owners.get(key) == self.epoch:
+                self._shared.owners[key] = None
+
+    def set_aside(self, _problem: Exception) -> None:
+        pass
+
+    def tidy(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._shared.give_up(self.epoch)
+
+    def _streams(self, keys: Sequence[StreamKey]) -> list[StoredStream]:
+        return [StoredStream(key, self._shared.events.get(key, [])) for key in keys]
+
+    def _check_away(self) -> None:
+        if self._shared.away:
+            raise StoreError("away")
+
+    def _check(self) -> None:
+        self._check_away()
+        if self.epoch not in self._shared.members:
+            raise LeaseLostError("given up")

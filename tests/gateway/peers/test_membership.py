@@ -1,0 +1,224 @@
+"""Which of the gateways that share a store has a session, and what they do as others come, stop and die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+
+from plait.backends.errors import PeerUnavailableError
+from plait.gateway.peers import membership
+from plait.gateway.peers.membership import OF_PEER, Membership, SessionMovedError, UnreachableStoreError
+from plait.gateway.peers.peers import Peers
+from plait.gateway.store import group_commit
+from plait.gateway.store.event_log import Change, StoredStream, StreamKey
+from plait.gateway.store.group_commit import GroupCommit
+from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
+
+ONE = StreamKey("session", "t", "one")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "RETRY_S", 0.001)
+    monkeypatch.setattr(membership, "RENEW_S", 0.001)
+
+
+class OneGateway:
+    """A gateway's membership, and what it was given to restore."""
+
+    def __init__(self, shared: SharedMemory, url: str) -> None:
+        self.keeper = MemoryKeeper(shared, url)
+        self.log = GroupCommit(self.keeper)
+        peers = Peers({url: url}, url, "key", share=True)
+        self.membership = Membership(self.log, self.keeper, peers, kind="session", instead="deleted")
+        self.membership.restore = self._restore
+        self.restored: list[StoredStream] = []
+        self.may_restore = asyncio.Event()
+        self.may_restore.set()
+
+    async def owner(self, session: str = "one") -> str | None:
+        return await self.membership.elsewhere("t", session)
+
+    async def _restore(self, streams: Sequence[StoredStream]) -> None:
+        await self.may_restore.wait()
+        self.restored += streams
+
+
+@asynccontextmanager
+async def gateways(count: int = 2) -> AsyncIterator[tuple[SharedMemory, list[OneGateway]]]:
+    """So many that know each other."""
+    shared = SharedMemory()
+    made = [OneGateway(shared, f"http://{number}") for number in range(count)]
+    for gateway in made:
+        gateway.log.start()
+        await gateway.log.streams()
+    for gateway in made:
+        await gateway.membership.renew()
+    yield shared, made
+    shared.away = False
+    for gateway in made:
+        await gateway.log.close()
+
+
+@contextmanager
+def of_peer() -> Iterator[None]:
+    token = OF_PEER.set(True)
+    yield
+    OF_PEER.reset(token)
+
+
+@asynccontextmanager
+async def kept(gateway: OneGateway) -> AsyncIterator[None]:
+    """The gateway renews its lease, and takes over what the dead leave."""
+    task = asyncio.create_task(gateway.membership.keep())
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(holds: object) -> None:
+    assert callable(holds)
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - of a thread
+            await asyncio.sleep(0.001)
+
+
+async def test_the_first_that_is_asked_has_a_session_and_the_others_remember() -> None:
+    async with gateways() as (_, (one, two)):
+        assert await one.owner() is None
+        assert await two.owner() == "http://0"
+        asked = one.keeper.claims, two.keeper.claims
+        assert (await one.owner(), await two.owner()) == (None, "http://0")
+        assert (one.keeper.claims, two.keeper.claims) == asked
+
+
+async def test_requests_that_come_together_ask_the_store_together() -> None:
+    async with gateways(1) as (_, (one,)):
+        assert await asyncio.gather(*(one.owner(f"s{number % 5}") for number in range(20))) == [None] * 20
+        assert one.keeper.claims <= 2
+
+
+async def test_a_gateway_that_is_sent_anothers_session_says_so() -> None:
+    async with gateways(3) as (_, (one, two, three)):
+        assert await one.owner() is None
+        with of_peer(), pytest.raises(SessionMovedError):
+            await two.owner()
+        with of_peer():
+            assert await three.owner("new") is None, "nobody has it"
+
+
+async def test_a_session_that_is_over_can_be_anybodys() -> None:
+    async with gateways() as (_, (one, two)):
+        assert await one.owner() is None
+        assert await two.owner() == "http://0"
+        one.log.append([Change(ONE, 0.0, None)])
+        one.membership.has_ended("t", "one")
+        await one.log.committed(ONE)
+        two.membership.forget("t", "one")
+        assert await two.owner() is None
+        assert await one.owner() == "http://1"
+
+
+async def test_a_new_gateway_is_known_as_soon_as_it_has_a_session() -> None:
+    async with gateways(1) as (shared, (one,)):
+        new = OneGateway(shared, "http://new")
+        new.log.start()
+        await new.log.streams()
+        assert await new.owner() is None
+        assert await one.owner() == "http://new"
+        assert one.membership.peers.others == ["http://new"]
+        await new.log.close()
+
+
+async def test_what_a_dead_gateway_leaves_is_restored_before_it_is_used() -> None:
+    async with gateways(3) as (shared, (one, two, three)):
+        one.log.append([Change(ONE, 1.0, b"event")])
+        await one.log.committed(ONE)
+        shared.stale(one.keeper.epoch)
+        await two.membership.renew()
+        assert two.membership.peers.others == ["http://2"]
+        with pytest.raises(PeerUnavailableError):
+            await two.owner()
+        shared.give_up(one.keeper.epoch)
+        two.may_restore.clear()
+        async with kept(two):
+            await until(lambda: two.membership.taken_over)
+            asked = asyncio.ensure_future(two.owner())
+            await asyncio.sleep(0.01)
+            assert not asked.done()
+            assert await three.owner() == "http://1"
+            two.may_restore.set()
+            assert await asked is None
+        assert [stream.key for stream in two.restored] == [ONE]
+
+
+async def test_who_asks_for_a_session_that_nobody_has_any_more_gets_it() -> None:
+    async with gateways() as (shared, (one, two)):
+        one.log.append([Change(ONE, 1.0, b"event")])
+        await one.log.committed(ONE)
+        shared.give_up(one.keeper.epoch)
+        assert await two.owner() is None
+        assert [stream.key for stream in two.restored] == [ONE]
+
+
+async def test_a_gateway_that_stops_lets_go_of_its_sessions_and_takes_none() -> None:
+    async with gateways() as (_, (one, two)):
+        for session in ("one", "busy"):
+            assert await one.owner(session) is None
+            assert await two.owner(session) == "http://0"
+        one.membership.is_leaving = True
+        await one.membership.leave(but={("t", "busy")})
+        with of_peer(), pytest.raises(SessionMovedError):
+            await one.owner()
+        two.membership.forget("t", "one")
+        assert await two.owner() is None
+        assert (await one.owner("busy"), await one.owner("new")) == (None, None)
+        assert await two.owner("new") is None, "it was not claimed"
+
+
+async def test_without_its_store_a_gateway_knows_only_what_it_knew() -> None:
+    async with gateways() as (shared, (one, two)):
+        assert await one.owner() is None
+        assert await two.owner() == "http://0"
+        shared.away = True
+        with pytest.raises(UnreachableStoreError):
+            await one.owner("new")
+        assert one.membership.described() == {"peers": {"http://0": "live", "http://1": "live"}, "store": "away"}
+        with pytest.raises(UnreachableStoreError):
+            await one.owner("new")
+        assert (await one.owner(), await two.owner()) == (None, "http://0")
+        shared.away = False
+        async with kept(one):
+            await until(lambda: one.log.problem is None)
+        assert await one.owner("new") is None
+
+
+async def test_a_gateway_that_was_given_up_has_nothing_until_it_is_back() -> None:
+    async with gateways() as (shared, (one, two)):
+        assert await one.owner() is None
+        lost = asyncio.Event()
+        one.log.on_lost = lost.set
+        shared.give_up(one.keeper.epoch)
+        async with kept(one):
+            await lost.wait()
+            one.membership.lost()
+            assert await two.owner() is None
+            one.log.reopen()
+            await one.log.streams()
+            await two.membership.renew()
+            assert await one.owner() == "http://1"
+
+
+async def test_names_that_calls_do_not_use_any_more_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateways() as (_, (one, two)):
+        assert await one.owner("label") is None
+        assert await one.owner("used") is None
+        one.membership.is_used = lambda _tenant, session: session == "used"
+        monkeypatch.setattr(membership, "UNUSED_S", 0.0)
+        async with kept(one):
+            await until(lambda: ("t", "label") not in one.membership._own)
+        await one.log.committed(ONE)
+        assert (await two.owner("label"), await two.owner("used")) == (None, "http://0")

@@ -34,7 +34,7 @@ ALIAS: Final = "gateway"
 GATEWAYS: Final = {"embedded": "gateway", "vllm": "gateway-vllm", "sglang": "gateway-sglang"}
 SERVE_COMMAND: Final = {"vllm": vllm_command, "sglang": sglang_command}
 REAL: Final = tuple(SERVE_COMMAND)
-PROFILES: Final = {*GATEWAYS, "monitoring"}
+PROFILES: Final = {*GATEWAYS, "several", "monitoring"}
 PORT: Final = 8100
 MONITORING: Final = ROOT / "deploy" / "monitoring"
 
@@ -224,7 +224,7 @@ def test_engines_have_a_gpu_each_and_keep_the_model(profile: str) -> None:
 def test_every_profile_that_a_page_names_is_there() -> None:
     pages = [ROOT / "README.md", ROOT / "docker-compose.yml", *(ROOT / "docs").rglob("*.md")]
     named = {name for page in pages for name in re.findall(r"--profile (\w+) (?:up|down)", page.read_text())}
-    assert named == {*REAL, "monitoring"}
+    assert named == {*REAL, "several", "monitoring"}
 
 
 def test_prometheus_scrapes_the_gateway_by_a_name_that_each_has() -> None:

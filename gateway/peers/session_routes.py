@@ -90,7 +90,7 @@ class SessionRoutes:
 
     async def _by_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer here or elsewhere. A wrong key is left to the application, which says so."""
-        path, body, session, tenant = scope["path"], b"", None, ""
+        path, body, session, tenant, again = scope["path"], b"", None, "", receive
         with suppress(AuthenticationError):
             tenant = self._tenant_of(scope["headers"])
             if (response := OF_A_RESPONSE.match(path)) is not None:
@@ -101,10 +101,10 @@ class SessionRoutes:
                 session = found[1]
             elif path in NAMING_A_SESSION and scope["method"] == "POST":
                 body = await read_body(receive, scope["headers"], self._max_body_bytes)
-                receive, session = _again(body, receive), _session_in(body)
+                again, session = _again(body, receive), _session_in(body)
         owned = OwnedName(tenant, session)
         if not await self._forwarding.forward_to_owner(owned, _forwarded(scope, body), receive, send):
-            await self._app(scope, receive, send)
+            await self._app(scope, again, send)
 
     async def _elsewhere(self, scope: Scope, send: Send) -> bool:
         """Answer with what another gateway says of a response; False if none has it."""

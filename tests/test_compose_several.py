@@ -1,0 +1,69 @@
+"""The compose file's profile with several gateways, checked without a container engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from plait.gateway.cli import parse
+from plait.gateway.config.file import load_config
+from plait.gateway.config.sections import Config, ServerConfig
+from plait.gateway.server.http_server import AFTER_CUT_S
+from tests.source_tree import ROOT
+from tests.test_compose import compose, engines, seconds, services
+
+NGINX = (ROOT / "deploy" / "several" / "nginx.conf").read_text(encoding="utf-8")
+STARTED = services("several")
+GATEWAYS = ("gateway-1", "gateway-2", "gateway-3")
+
+
+def config(name: str, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A gateway's configuration, by what is mounted and set for it."""
+    service = STARTED[name]
+    (mounted,) = service["volumes"]
+    source, target, mode = mounted.split(":")
+    assert (str(parse(service["command"]).config), mode) == (target, "ro")
+    for key, value in service["environment"].items():
+        monkeypatch.setenv(key, value)
+    return load_config(ROOT / source)
+
+
+def test_three_gateways_a_balancer_a_database_and_the_engines_start() -> None:
+    assert set(STARTED) == {*GATEWAYS, "balancer", "postgres", *engines("embedded")}
+
+
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_each_gateway_enters_the_name_by_which_the_others_reach_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = config(name, monkeypatch)
+    assert made.server.advertise_url == f"http://{name}:{made.server.port}"
+    assert made.server.host == "0.0.0.0"
+    assert [engine.url for engine in made.engines] == [f"http://{engine}:8100" for engine in engines("embedded")]
+    server, grace_s = ServerConfig(), seconds(STARTED[name]["stop_grace_period"])
+    assert grace_s > server.drain_delay_s + server.shutdown_grace_s + AFTER_CUT_S
+
+
+def test_gateways_find_the_database_with_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    database = STARTED["postgres"]
+    for name in GATEWAYS:
+        assert config(name, monkeypatch).store.url == "postgresql://plait@postgres:5432/plait"
+        assert STARTED[name]["environment"]["PGPASSWORD"] == database["environment"]["POSTGRES_PASSWORD"]
+        assert STARTED[name]["depends_on"]["postgres"] == {"condition": "service_healthy"}
+    assert database["environment"]["POSTGRES_USER"] == "plait"
+    assert database["volumes"][0].split(":")[0] in compose()["volumes"]
+
+
+def test_no_gateway_and_no_database_is_open_to_the_machine() -> None:
+    assert [name for name, service in STARTED.items() if "ports" in service] == ["balancer"]
+
+
+def test_the_balancer_knows_all_gateways_and_keeps_what_is_theirs() -> None:
+    assert re.findall(r"server ([a-z0-9-]+):8000 ", NGINX) == list(GATEWAYS)
+    assert re.search(r"listen (\d+);", NGINX)[1] == STARTED["balancer"]["ports"][0].rpartition(":")[2]  # type: ignore[index]
+    assert 'proxy_set_header plait-peer "";' in NGINX, "clients must not pass for gateways"
+    assert f"client_max_body_size {ServerConfig().max_body_bytes // 2**20}m;" in NGINX
+
+
+def test_the_image_has_what_a_shared_store_needs() -> None:
+    assert '".[postgresql]"' in Path(ROOT, "Dockerfile").read_text(encoding="utf-8")

@@ -291,7 +291,7 @@ class Gateway:
             self._supervisor.start("store", recover)
         if self._forwarding.membership is not None:
             self._join(self._forwarding.membership)
-        if self._forwarding.peers.count > 1:
+        if not self._forwarding.peers.is_alone:
             await self._until_an_engine_answers()
         yield
         if self._durability is not None:

@@ -15,7 +15,8 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.gateway.admission.admission import Admission, AdmissionCollector
-from plait.gateway.admission.tenants import TenantIds, TenantTerms
+from plait.gateway.admission.rate_leases import RateLeases
+from plait.gateway.admission.tenants import BURST_S, TenantIds, TenantTerms
 from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.behind_a_proxy import behind_a_proxy
@@ -175,12 +176,13 @@ class Gateway:
 
     def _new_relay(self) -> Relay:
         self._admission = self._new_admission()
+        self._gate = Gate(self._admission, self.config.admission.hold_s)
         self._feed = Feed(self.router, self._tenants.label)
         return Relay(
             self.router,
             self._links,
             self._recovery,
-            Gate(self._admission, self.config.admission.hold_s),
+            self._gate,
             CallMetrics(self._registry, self._tenants.label),
             objectives=ChangedObjectives(self.router, self._admission, self._links, self._supervisor, self._registry),
             max_attempts=self.config.upstream.max_attempts,
@@ -265,7 +267,9 @@ class Gateway:
         sessions = self._chained.executor.sessions
         membership.on_members, membership.is_used = share, sessions.has
         self._registry.register(MembershipCollector(membership))
+        self._gate.leases = RateLeases(self._terms.rates, partial(membership.draw, burst_s=BURST_S))
         self._supervisor.start("lease", membership.keep)
+        self._supervisor.start("rates", self._gate.leases.keep)
 
     async def _until_an_engine_answers(self) -> None:
         """Let the other gateways' clients not wait for this one's first look at the engines."""

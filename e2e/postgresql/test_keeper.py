@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from math import inf
 
 import pytest
 
@@ -209,6 +210,20 @@ def test_a_gateway_that_stops_within_a_transaction_blocks_the_others_for_two_sec
         one.write([event(ONE, "too late")])
     with pytest.raises(LeaseLostError):
         one.write([event(ONE, "too late")])
+
+
+def test_buckets_are_shared_and_empty_by_the_databases_clock(both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
+    one, two = both
+    rates = (10.0, inf)
+    assert one.draw("t", rates, (1, 50), (80, 50), burst_s=10).granted == [80, 50]
+    granted, used = two.draw("t", rates, (1, 0), (80, 0), burst_s=10)
+    assert 20 <= granted[0] < 40
+    assert used == [pytest.approx(100, abs=1e-6), 0]
+    time.sleep(0.3)
+    granted, _ = one.draw("t", rates, (1, 0), (80, 0), burst_s=10)
+    assert 3 <= granted[0] < 20
+    assert one.draw("t", rates, (50, 0), (50, 0), burst_s=10).granted == [0, 0]
+    assert one.draw("other", rates, (1, 0), (1, 0), burst_s=10).granted == [1, 0]
 
 
 def test_a_later_schema_is_refused(url: str) -> None:

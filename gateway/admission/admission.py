@@ -89,6 +89,10 @@ class Admission:
             return self.sessions.outlook(call)
         return self.queue.backlogs[call.call.model].outlook(call)
 
+    def has_place(self, call: Waiting) -> bool:
+        """Whether a call was here, and has counted for its tenant's rates."""
+        return self._places.has(call)
+
     def use(self, tenant: str) -> TenantUse:
         """What a tenant uses now."""
         return self._uses[tenant]
@@ -104,7 +108,8 @@ class Admission:
         number = self._places.take(call, now_s) if self._places.kept else None
         call.is_back = number is not None
         if number is None:
-            use.check_rate(limits, call.tokens, now_s)
+            if not call.is_leased:
+                use.check_rate(limits, call.tokens, now_s)
             number = next(self._numbers)
         call.number = number
         is_new = not call.is_back  # another one has counted before, and was taken
@@ -200,6 +205,10 @@ class KeptPlaces:
         if len(self.kept) >= MOST_KEPT:
             del self.kept[next(iter(self.kept))]
         self.kept[_same(call)] = call.number, until_s + GRACE_S
+
+    def has(self, call: Waiting) -> bool:
+        """Whether the call has been here."""
+        return bool(self.kept) and _same(call) in self.kept
 
     def take(self, call: Waiting, now_s: float) -> int | None:
         """The number of the call when it came first; None if it has not been here, or too long ago."""

@@ -49,8 +49,9 @@ class Waiting(Ticket):
 
     `output_tokens` are expected of it. `booking` is set while it is placed. It is to be sent once `is_sent`, or has
     failed with an `error`: then `tell` is called, unless it is sent at once. Its client has named a `session`, or that
-    is empty. One that `passes` is never held for its session's sake. `turn` is what its model's `gate` knows it as.
-    `before` calls of its tenant, with `before_s` of work, have waited for its model before it.
+    is empty. One that `passes` is never held for its session's sake. One that `is_leased` is within its tenant's rates
+    over several gateways. `turn` is what its model's `gate` knows it as. `before` calls of its tenant, with `before_s`
+    of work, have waited for its model before it.
     """
 
     call: Call
@@ -64,6 +65,7 @@ class Waiting(Ticket):
     tell: Callable[[], None] | None = None
     session: str = ""
     passes: bool = False
+    is_leased: bool = False
     gate: SessionGate | None = None
     turn: Turn | None = None
     before: int = 0

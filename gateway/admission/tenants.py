@@ -151,8 +151,13 @@ class TenantTerms:
         self.weights.update({identity: tenant.weight for identity, tenant in named.items()})
 
     def limits(self, tenant: str) -> TenantLimits:
-        """What a tenant may use."""
+        """What a tenant may use here."""
         return self._own.get(tenant, self._common)
+
+    def rates(self, tenant: str) -> TenantLimits:
+        """What a tenant may use in all gateways together."""
+        here, gateways = self.limits(tenant), self._gateways
+        return TenantLimits(here.calls_per_s * gateways, here.tokens_per_s * gateways)
 
     def _limits(self, tenant: TenantConfig | None, admission: AdmissionConfig) -> TenantLimits:
         """The limits of a tenant here; None: of those that have none of their own."""

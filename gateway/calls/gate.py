@@ -8,6 +8,7 @@ from functools import partial
 from plait.backends.errors import NoEngineError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.lines import Waiting
+from plait.gateway.admission.rate_leases import RateLeases
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.timer import loop_time_s
@@ -28,6 +29,8 @@ class Gate:
 
     def __init__(self, admission: Admission, hold_s: float, notice_s: float = NOTICE_S) -> None:
         self.admission = admission
+        self.leases: RateLeases | None = None
+        """Where several gateways share the rates of tenants."""
         self._hold_s = hold_s
         self._notice_s = notice_s
 
@@ -50,6 +53,8 @@ class Gate:
             passes=delivery.output is not None or delivery.held_s is not None or call.group is not None,
         )
         try:
+            if self.leases is not None and not self.admission.has_place(waiting):
+                waiting.is_leased = await self.leases.take(waiting.tenant, waiting.tokens)
             self.admission.enter(waiting, loop_time_s())
             if not waiting.is_sent:
                 await self._told(waiting, delivery)

@@ -20,6 +20,7 @@ from plait.backends.errors import PeerUnavailableError, PlaitError
 from plait.gateway.peers.peers import Peers
 from plait.gateway.store.event_log import (
     Change,
+    Drawn,
     Member,
     SharedKeeper,
     StoredStream,
@@ -33,6 +34,9 @@ RENEW_S: Final = 1.0
 
 ASK_S: Final = 3.0
 """So long a request waits for the store to say who has its session. It takes some milliseconds."""
+
+DRAW_S: Final = 1.0
+"""A call waits no longer for its part of a rate: then the rate is divided among the gateways."""
 
 UNUSED_S: Final = 600.0
 """A name that calls share, without variables, is given up after so long without a call."""
@@ -244,6 +248,18 @@ class Membership:
             log.info("gateways", own=self.peers.own, others=[url for url in urls if url != self.peers.own])
             self.peers.urls = urls
             self.on_members()
+
+    async def draw(
+        self, bucket: str, rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
+    ) -> Drawn:
+        """Take from a bucket that all gateways share. Raises `StoreError`."""
+        if self._log.problem is not None:
+            raise StoreError(self._log.problem)
+        try:
+            async with asyncio.timeout(DRAW_S):
+                return await self._log.run(partial(self._keeper.draw, bucket, rates, least, most, burst_s=burst_s))
+        except TimeoutError as error:
+            raise StoreError("the store takes its time") from error
 
     async def leave(self, *, but: Container[Name]) -> None:
         """Let other gateways have all sessions `but` these, once all that was appended is written."""

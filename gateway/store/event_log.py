@@ -103,6 +103,31 @@ class Claims(NamedTuple):
     adopted: Sequence[StoredStream]
 
 
+class Drawn(NamedTuple):
+    """What was `granted` of each amount in a bucket, and what is `used` of it now."""
+
+    granted: Sequence[float]
+    used: Sequence[float]
+
+
+def drawn(
+    used: Sequence[float], rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
+) -> Drawn:
+    """What may be had of a bucket that holds `burst_s` of its rates: all that is wanted at least, or nothing.
+
+    More than it ever holds may be had once, when nothing is used. Negative amounts are given back.
+    """
+    wholes = [burst_s * rate for rate in rates]
+    rooms = [
+        max(whole, want) - now if now <= 0 else whole - now
+        for now, whole, want in zip(used, wholes, least, strict=True)
+    ]
+    if any(want > max(room, 0.0) for want, room in zip(least, rooms, strict=True)):
+        return Drawn([0.0] * len(used), used)
+    granted = [min(want, max(room, 0.0)) for want, room in zip(most, rooms, strict=True)]
+    return Drawn(granted, [max(0.0, now + got) for now, got in zip(used, granted, strict=True)])
+
+
 class SharedKeeper(Keeper, Protocol):
     """Keeps a log for several gateways. `write` changes no stream of another one, and `read` takes what nobody owns."""
 
@@ -127,3 +152,8 @@ class SharedKeeper(Keeper, Protocol):
 
     def release(self, streams: Sequence[StreamKey]) -> None:
         """Let others have these."""
+
+    def draw(
+        self, bucket: str, rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
+    ) -> Drawn:
+        """Take from a bucket that all gateways share, and that empties at `rates`. See `drawn`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
+from math import inf
 from typing import Any, Final
 
 import psycopg
@@ -23,6 +24,7 @@ from psycopg.rows import TupleRow
 from plait.gateway.store.event_log import (
     Change,
     Claims,
+    Drawn,
     HeldElsewhereError,
     LeaseLostError,
     Member,
@@ -30,6 +32,7 @@ from plait.gateway.store.event_log import (
     StoreError,
     StoreVersionError,
     StreamKey,
+    drawn,
 )
 
 LEASE_S: Final = 5
@@ -65,6 +68,9 @@ MIGRATIONS: Final = (
     CREATE TABLE plait.events (
         stream BIGINT NOT NULL, event BIGINT GENERATED ALWAYS AS IDENTITY, version SMALLINT NOT NULL,
         at_unix_s DOUBLE PRECISION NOT NULL, data BYTEA NOT NULL, PRIMARY KEY (stream, event)
+    );
+    CREATE UNLOGGED TABLE plait.buckets (
+        bucket TEXT PRIMARY KEY, used DOUBLE PRECISION[] NOT NULL, at TIMESTAMPTZ NOT NULL
     );
     """,
 )
@@ -129,6 +135,12 @@ _BEGIN: Final = """
     SELECT kind, tenant, name, %s, %s FROM unnest(%s::text[], %s::text[], %s::text[]) AS given (kind, tenant, name)
     ON CONFLICT (tenant, name, kind) DO UPDATE SET owner = EXCLUDED.owner WHERE known.owner = EXCLUDED.owner
     RETURNING stream, kind, tenant, name
+"""
+
+_BUCKET: Final = """
+    INSERT INTO plait.buckets AS known VALUES (%s, %s, clock_timestamp())
+    ON CONFLICT (bucket) DO UPDATE SET used = known.used
+    RETURNING used, greatest(0, extract(epoch FROM clock_timestamp() - at))::float8
 """
 
 _WRITE: Final = """
@@ -244,6 +256,22 @@ class PostgresKeeper:
             database.execute(
                 "UPDATE plait.streams SET owner = NULL WHERE stream = ANY(%s) AND owner = %s", (numbers, self.epoch)
             )
+
+    def draw(
+        self, bucket: str, rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
+    ) -> Drawn:
+        """Take from a bucket, by the database's clock. A crash of the database empties all."""
+        with self._transaction() as database:
+            ((before, elapsed_s),) = database.execute(_BUCKET, (bucket, [0.0] * len(rates))).fetchall()
+            left = [
+                0.0 if rate == inf else max(0.0, used - rate * elapsed_s)
+                for used, rate in zip(before, rates, strict=True)
+            ]
+            result = drawn(left, rates, least, most, burst_s=burst_s)
+            kept = [0.0 if rate == inf else used for used, rate in zip(result.used, rates, strict=True)]
+            emptied = "UPDATE plait.buckets SET used = %s, at = clock_timestamp() WHERE bucket = %s"
+            database.execute(emptied, (kept, bucket))
+        return result
 
     def close(self) -> None:
         """Give the lease up, and all streams."""

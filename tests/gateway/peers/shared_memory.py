@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from plait.gateway.store.event_log import Change, Claims, LeaseLostError, Member, StoredStream, StoreError, StreamKey
+from plait.gateway.store.event_log import (
+    Change,
+    Claims,
+    Drawn,
+    LeaseLostError,
+    Member,
+    StoredStream,
+    StoreError,
+    StreamKey,
+    drawn,
+)
 
 
 @dataclass
@@ -15,6 +25,7 @@ class SharedMemory:
     owners: dict[StreamKey, int | None] = field(default_factory=dict)
     events: dict[StreamKey, list[Change]] = field(default_factory=dict)
     members: dict[int, Member] = field(default_factory=dict)
+    buckets: dict[str, list[float]] = field(default_factory=dict)
     epochs: int = 0
     away: bool = False
 
@@ -87,6 +98,14 @@ class MemoryKeeper:
         for key in streams:
             if self._shared.owners.get(key) == self.epoch:
                 self._shared.owners[key] = None
+
+    def draw(
+        self, bucket: str, rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
+    ) -> Drawn:
+        self._check_away()
+        result = drawn(self._shared.buckets.get(bucket, [0.0] * len(rates)), rates, least, most, burst_s=burst_s)
+        self._shared.buckets[bucket] = list(result.used)
+        return result
 
     def set_aside(self, _problem: Exception) -> None:
         pass

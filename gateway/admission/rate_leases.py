@@ -1,0 +1,172 @@
+"""Rates of tenants over several gateways: each leases what it lets through from the store that they share.
+
+A lease is a second's worth, and more if more calls wait for it. So the store is asked about once a second for a tenant
+that calls steadily, and the rates hold over all gateways, bursts included: what is leased counts as used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, NamedTuple
+
+from plait.backends.errors import LimitError
+from plait.gateway.admission.tenants import BURST_S, TenantLimits
+from plait.gateway.store.event_log import Drawn, StoreError
+from plait.gateway.timer import loop_time_s
+
+SLICE_S: Final = 1.0
+"""What a lease is worth beyond the calls that wait for it, in seconds of the rate."""
+
+AGAIN_S: Final = 0.1
+"""After the store had nothing left, calls are refused for so long without asking it."""
+
+UNUSED_S: Final = 2.0
+"""What is left of a lease is given back after so long without a call."""
+
+Draw = Callable[[str, "Amounts", "Amounts", "Amounts"], Awaitable[Drawn]]
+"""Take from a tenant's bucket: by its rates, at least and at most so much. Raises `StoreError`."""
+
+
+class Amounts(NamedTuple):
+    """Of calls and of tokens."""
+
+    calls: float
+    tokens: float
+
+
+@dataclass(slots=True)
+class _Lease:
+    """What one tenant may still use here, and the calls that wait for more."""
+
+    rates: Amounts
+    left: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    waiting: deque[tuple[Amounts, asyncio.Future[bool]]] = field(default_factory=deque)
+    used_s: float = 0.0
+    asks: asyncio.Task[None] | None = None
+    refused: Drawn | None = None
+    refused_until_s: float = 0.0
+
+    def take(self, wanted: Amounts) -> bool:
+        """Whether so much is left; it is used then."""
+        if any(have < want for have, want in zip(self.left, wanted, strict=True)):
+            return False
+        self.left = [have - want for have, want in zip(self.left, wanted, strict=True)]
+        return True
+
+
+class RateLeases:
+    """The leases of one gateway. `rates` returns the limits of a tenant over all gateways."""
+
+    def __init__(self, rates: Callable[[str], TenantLimits], draw: Draw) -> None:
+        self._rates = rates
+        self._draw = draw
+        self._leases: dict[str, _Lease] = {}
+
+    async def take(self, tenant: str, tokens: int) -> bool:
+        """Let one more call of a tenant through. Raises `LimitError` beyond a rate.
+
+        False if the tenant has no rates, or the store cannot be asked: then nothing was decided.
+        """
+        limits = self._rates(tenant)
+        rates = Amounts(limits.calls_per_s, limits.tokens_per_s)
+        if rates == (inf, inf):
+            return False
+        lease = self._leases.get(tenant)
+        if lease is None or lease.rates != rates:
+            lease = self._leases[tenant] = _Lease(rates)
+        wanted, lease.used_s = Amounts(1, tokens), loop_time_s()
+        if not lease.waiting and lease.take(wanted):
+            return True
+        if lease.refused is not None and lease.used_s < lease.refused_until_s:
+            raise _refusal(lease, wanted, lease.refused)
+        told = asyncio.get_running_loop().create_future()
+        lease.waiting.append((wanted, told))
+        if lease.asks is None:
+            lease.asks = asyncio.create_task(self._ask(tenant, lease), name="rate-lease")
+        return bool(await told)
+
+    def put_back(self, tenant: str, tokens: int) -> None:
+        """A call that was let through was refused for another reason."""
+        lease = self._leases.get(tenant)
+        if lease is not None:
+            lease.left = [lease.left[0] + 1, lease.left[1] + tokens]
+
+    async def keep(self) -> None:
+        """Give back what tenants do not use any more, for ever."""
+        while True:
+            await asyncio.sleep(UNUSED_S)
+            for tenant, lease in list(self._leases.items()):
+                if lease.asks is None and loop_time_s() - lease.used_s > UNUSED_S:
+                    del self._leases[tenant]
+                    await self._give_back(tenant, lease)
+
+    async def _give_back(self, tenant: str, lease: _Lease) -> None:
+        left = Amounts(*(-amount for amount in lease.left))
+        try:
+            await self._draw(tenant, lease.rates, left, left)
+        except StoreError:
+            return  # it counts as used
+
+    async def _ask(self, tenant: str, lease: _Lease) -> None:
+        """Ask the store until no call waits."""
+        try:
+            while lease.waiting:
+                await self._ask_once(tenant, lease)
+        finally:
+            lease.asks = None
+
+    async def _ask_once(self, tenant: str, lease: _Lease) -> None:
+        least, most = (_more_than(lease, wanted) for wanted in (lease.waiting[0][0], _sum(lease.waiting)))
+        most = Amounts(
+            *(want + SLICE_S * rate if rate < inf else want for want, rate in zip(most, lease.rates, strict=True))
+        )
+        try:
+            drawn = await self._draw(tenant, lease.rates, least, most)
+        except StoreError:
+            _tell(lease, is_leased=False)
+            return
+        lease.left = [have + got for have, got in zip(lease.left, drawn.granted, strict=True)]
+        while lease.waiting and lease.take(lease.waiting[0][0]):
+            _, told = lease.waiting.popleft()
+            if not told.done():
+                told.set_result(True)
+        if any(got < want for got, want in zip(drawn.granted, most, strict=True)):
+            lease.refused, lease.refused_until_s = drawn, loop_time_s() + AGAIN_S
+            for wanted, told in lease.waiting:
+                if not told.done():
+                    told.set_exception(_refusal(lease, wanted, drawn))
+            lease.waiting.clear()
+
+
+def _sum(waiting: Iterable[tuple[Amounts, object]]) -> Amounts:
+    return Amounts(*map(sum, zip(*(wanted for wanted, _ in waiting), strict=True)))
+
+
+def _more_than(lease: _Lease, wanted: Amounts) -> Amounts:
+    """What is missing of the amounts."""
+    return Amounts(*(want - have for want, have in zip(wanted, lease.left, strict=True)))
+
+
+def _tell(lease: _Lease, *, is_leased: bool) -> None:
+    for _, told in lease.waiting:
+        if not told.done():
+            told.set_result(is_leased)
+    lease.waiting.clear()
+
+
+def _refusal(lease: _Lease, wanted: Amounts, drawn: Drawn) -> LimitError:
+    """What a call is told that is beyond a rate: the one that takes longest to allow it."""
+    waits = [
+        ((used + want - max(BURST_S * rate, want)) / rate if rate < inf else 0.0, rate, unit)
+        for used, want, rate, unit in zip(drawn.used, wanted, lease.rates, ("calls", "tokens"), strict=True)
+    ]
+    wait_s, rate, unit = max(waits)
+    return LimitError(
+        f"This tenant may use {rate:g} {unit} a second; send the call again later.",
+        code=f"{unit}_per_second",
+        retry_after_s=max(1.0, wait_s),
+    )

@@ -39,7 +39,7 @@ def commands(name: str) -> list[list[str]]:
 @pytest.mark.parametrize(("page", "text"), blocks("toml"), ids=lambda value: getattr(value, "name", ""))
 def test_a_configuration_parses(page: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in re.findall(r"\$\{(\w+)\}", text):
-        monkeypatch.setenv(name, f"the-{name}")
+        monkeypatch.setenv(name, f"the-{name}-of-32-characters-and-more")
     config = parse_config(tomllib.loads(text), str(page))
     assert config.engines or config.services
 

@@ -29,7 +29,7 @@ def of_kind(name: str, kind: str) -> dict[str, Any]:
     return next(one for one in manifests(name) if one["kind"] == kind)
 
 
-@pytest.mark.parametrize("name", ["gateway", *ENGINES])
+@pytest.mark.parametrize("name", ["gateway", "gateways", *ENGINES])
 def test_the_manifests_are_valid(name: str) -> None:
     for manifest in manifests(name):
         kubernetes_validate.validate(manifest, VERSION, strict=True)
@@ -56,6 +56,25 @@ def test_the_gateway_takes_its_configuration(tmp_path: Path, monkeypatch: pytest
     assert config.store.path is not None
     assert any(Path(config.store.path).is_relative_to(mount) for mount in mounts)
     assert [service.url for service in config.services] == ["http://vllm-engines:8100"]
+
+
+def test_gateways_that_share_a_store_take_their_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = of_kind("gateways", "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert [variable["name"] for variable in container["env"]] == ["POD_IP"]
+    monkeypatch.setenv("POD_IP", "10.1.2.3")
+    for name in ("PLAIT_API_KEY", "PLAIT_SECRET", "PLAIT_PEER_KEY"):
+        monkeypatch.setenv(name, f"{name:x<40}")
+    file = tmp_path / "config.toml"
+    file.write_text(of_kind("gateways", "ConfigMap")["data"]["config.toml"])
+    config = load_config(file)
+    assert config.store.url is not None
+    assert config.server.advertise_url == f"http://10.1.2.3:{container['ports'][0]['containerPort']}"
+    assert (
+        pod["terminationGracePeriodSeconds"]
+        > config.server.drain_delay_s + config.server.shutdown_grace_s + AFTER_CUT_S
+    )
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/etc/plait"], "no state but the store's"
 
 
 @pytest.mark.parametrize("name", ENGINES)

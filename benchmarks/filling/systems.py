@@ -27,6 +27,10 @@ NewSystem = Callable[[int], tuple[Router, Simulation]]
 """Makes a router and its simulation, for one run with this seed."""
 
 
+REPORT_DELAY_S: Final = 0.02
+"""Several gateways hear so late of each other's calls."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSize:
     """Equal engines. Their KV cache is the profile's without `kv_tokens`. `scheduler` names their local scheduler.
@@ -40,6 +44,7 @@ class FleetSize:
     scheduler: str = "slo"
     faster: float = 1.0
     told: bool = True
+    gateways: int = 1
 
 
 def systems(fleet: FleetSize) -> dict[str, NewSystem]:
@@ -62,20 +67,33 @@ def simulated(
     fleet: FleetSize, policy: str | Policy, ahead_s: float, max_wait_s: float, chat_tokens: float | None = None
 ) -> tuple[Router, Simulation]:
     """The last three as in `Simulation`. Infinite: each call is placed and sent as it arrives."""
-    router, engines = _fleet(fleet, policy)
-    return router, Simulation(router, engines, MODEL, ahead_s=ahead_s, max_wait_s=max_wait_s, chat_tokens=chat_tokens)
+    (router, *more), engines = _fleet(fleet, policy)
+    return router, Simulation(
+        router,
+        engines,
+        MODEL,
+        more=more,
+        report_delay_s=REPORT_DELAY_S if more else 0.0,
+        ahead_s=ahead_s,
+        max_wait_s=max_wait_s,
+        chat_tokens=chat_tokens,
+    )
 
 
-def _fleet(fleet: FleetSize, policy: str | Policy) -> tuple[Router, dict[str, Engine]]:
-    """A router, and its engines by id."""
+def _fleet(fleet: FleetSize, policy: str | Policy) -> tuple[list[Router], dict[str, Engine]]:
+    """A router for each gateway, and their engines by id."""
     profile = load_profile(fleet.profile)
     costs, kv_tokens = profile.cost_model(), fleet.kv_tokens or profile.kv.tokens
-    router = Router(policy, block_tokens=TREE_BLOCK_TOKENS)
+    routers = [
+        Router(policy, block_tokens=TREE_BLOCK_TOKENS, gateway_id=f"gateway-{number}")
+        for number in range(fleet.gateways)
+    ]
     engines = {}
     for number in range(fleet.engines):
         engine_id = f"engine-{number}"
         real = costs if number else replace(costs, efficiency=costs.efficiency * fleet.faster)
-        router.add_engine(engine_id, real if fleet.told else costs, kv_tokens=kv_tokens)
+        for router in routers:
+            router.add_engine(engine_id, real if fleet.told else costs, kv_tokens=kv_tokens)
         settings = EngineSettings(
             name=engine_id,
             model=MODEL,
@@ -84,4 +102,4 @@ def _fleet(fleet: FleetSize, policy: str | Policy) -> tuple[Router, dict[str, En
             scheduler=fleet.scheduler,
         )
         engines[engine_id] = Engine(settings, real)
-    return router, engines
+    return routers, engines

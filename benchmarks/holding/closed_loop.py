@@ -46,7 +46,8 @@ class Condition:
 
     `thinks_s`: the sessions think so long, evenly between the two, instead of what the trace has. Clients name their
     sessions if they are `named`. Of every so many sessions, one is of another tenant (`other_tenant`, 0: none), which
-    the gate knows if it `is_fair`. It is told so many times the capacity (`told`).
+    the gate knows if it `is_fair`. It is told so many times the capacity (`told`). So many `gateways` hear of each
+    other's calls from the engines, and each has a part of the capacity for its sessions.
     """
 
     engines: int
@@ -61,6 +62,7 @@ class Condition:
     is_fair: bool = False
     chat: Chat | None = None
     told: float = 1.0
+    gateways: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,12 @@ class ClosedLoop:
 
     def __init__(self, traces: Path, condition: Condition, seed: int, *, policy: str = "plait", gate: bool = True):
         self._condition = condition
-        fleet = FleetSize(engines=condition.engines, profile=condition.profile, kv_tokens=condition.kv_tokens)
+        fleet = FleetSize(
+            engines=condition.engines,
+            profile=condition.profile,
+            kv_tokens=condition.kv_tokens,
+            gateways=condition.gateways,
+        )
         chosen: str | Policy = RIVALS.get(policy, policy)
         max_wait_s = AdmissionConfig().max_wait_s
         self._router, self._simulation = simulated(fleet, chosen, AHEAD_S, max_wait_s, CHAT_TOKENS if gate else inf)
@@ -172,7 +179,7 @@ class ClosedLoop:
         simulation = self._simulation
         turns = [record for record in simulation.records if record.prefix != CHAT]
         decoded = [record for record in turns if record.output_tokens > 1]
-        gates = simulation.admission.sessions.gates.values()
+        gates = [gate for each in simulation.admissions for gate in each.sessions.gates.values()]
         return Outcome(
             sessions_s=[self._took_s[number] for number in sorted(self._took_s)],
             tenants=[_tenant(self._condition, number) for number in sorted(self._took_s)],
@@ -192,8 +199,8 @@ def _tenant(condition: Condition, number: int) -> str:
 
 def _tell(simulation: Simulation, share: float) -> None:
     """The gates are told another capacity than the engines have."""
-    gates = simulation.admission.sessions
-    gates.caches = lambda router, model: _scaled(caches(router, model), share)
+    (admission,) = simulation.admissions
+    admission.sessions.caches = lambda router, model: _scaled(caches(router, model), share)
 
 
 def _scaled(found: Caches | None, share: float) -> Caches | None:

@@ -61,6 +61,11 @@ def wrong_conditions() -> dict[str, tuple[Condition, Wanted]]:
     return {f"B 1.9, told {told}": (replace(B, told=told), Wanted(mean=1.06)) for told in (0.9, 1.1)}
 
 
+def shared_conditions() -> dict[str, tuple[Condition, Wanted]]:
+    """Several gateways have the sessions. Wanted: over one gateway, which holds sessions, too."""
+    return {"B 1.9, three gateways": (replace(B, gateways=3), Wanted(mean=1.15))}
+
+
 def cheap_conditions() -> dict[str, tuple[Condition, Wanted]]:
     """Fleets for which computing contexts again is cheap, and all think times and sizes between."""
     return {name: (condition, Wanted(mean=1.05)) for name, condition in _cheap()}
@@ -96,6 +101,7 @@ def _cheap() -> Iterator[tuple[str, Condition]]:
 
 GROUPS: Final[Mapping[str, dict[str, tuple[Condition, Wanted]]]] = {
     "full": full_conditions(),
+    "shared": shared_conditions(),
     "wrong": wrong_conditions(),
     "cheap": cheap_conditions(),
 }

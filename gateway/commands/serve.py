@@ -123,7 +123,12 @@ def _part(path: Path, number: int, workers: int) -> Path:
 
 
 def _check_store(config: Config, workers: int) -> None:
-    """Raise ValueError for a store that another number of workers has written: sessions would be in the wrong one."""
+    """Raise ValueError for a store that another number of workers has written: sessions would be in the wrong one.
+
+    A store that gateways share is for processes that each have an address.
+    """
+    if config.store.url is not None and workers > 1:
+        raise ValueError("--workers: expected 1 with store.url; start several gateways, each with an advertise_url")
     if config.store.path is None:
         return
     path = Path(config.store.path)

@@ -130,9 +130,9 @@ class _Sent:
 class Simulation:
     """A fleet in virtual time. `engines` are by id; the router must have exactly these engines.
 
-    `more` routers have the same engines: each is another gateway, and calls go to the gateways in turn. What an engine
-    reports comes to them `report_delay_s` late. With `ends_by_reports`, so do the first tokens and the ends of a
-    gateway's own calls, as to a router whose answers take another way.
+    `more` routers have the same engines: each is another gateway, and calls go to the gateways in turn, but all of a
+    session to one of them. What an engine reports comes to them `report_delay_s` late. With `ends_by_reports`, so do
+    the first tokens and the ends of a gateway's own calls, as to a router whose answers take another way.
 
     `ahead_s`, `max_wait_s` and `chat_tokens` are those of `Admission`: without an `ahead_s` (infinite), no call waits
     for its engine. If no `chat_tokens` are given, sessions are held where the placement is ours, as in the gateway.
@@ -163,7 +163,9 @@ class Simulation:
             Admission, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens, gateways=len(routers)
         )
         self._gateways = [_Gateway(one, new_admission(one, self._later, lambda _: UNLIMITED)) for one in routers]
-        self.admission = self._gateways[0].admission
+        self._owners: dict[str, _Gateway] = {}
+        self.admissions = [gateway.admission for gateway in self._gateways]
+        """Of each gateway."""
         self._engines = engines
         self._model = model
         self._report_interval_s = report_interval_s
@@ -202,6 +204,8 @@ class Simulation:
         """A call arrives now. It goes to its engine once that has room. The record is complete when it has ended."""
         prompt, number, now_s = simulated.prompt, len(self.records), simulated.arrives_s
         gateway = self._gateways[number % len(self._gateways)]
+        if simulated.session:
+            gateway = self._owners.setdefault(simulated.session, gateway)
         router = gateway.router
         call = Call(
             f"call-{number}",

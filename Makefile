@@ -16,6 +16,10 @@ SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictio
 E2E := -n 2 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
 	--ignore e2e/postgresql
 
+# Semantic variables and programs, as clients see them.
+PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py native_steps.py later_objectives.py \
+	unstreamed_answers.py)
+
 .PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring \
 	e2e-postgresql soak e2e-vllm e2e-sglang e2e-sglang-adapter environments nightly clean
 
@@ -64,10 +68,11 @@ e2e-monitoring: setup
 	$(BIN)/python -m e2e.monitoring.prometheus
 	$(BIN)/python -m pytest e2e/monitoring
 
-# Gateways that share a store, on a real PostgreSQL, which is installed with apt-get when it is not there yet.
+# Gateways that share a store, on a real PostgreSQL, which is installed with apt-get when it is not there yet. Then what
+# programs may expect, with each request sent to a random one of three gateways.
 e2e-postgresql: setup
 	$(BIN)/python -m e2e.postgresql.server
-	$(BIN)/python -m pytest e2e/postgresql
+	PLAIT_TEST_GATEWAYS=3 $(BIN)/python -m pytest e2e/postgresql $(PROGRAMS) -n 2 --dist loadfile
 
 # Engines that fail and clients that misbehave, all at the same time, beside well-behaved ones.
 soak: setup

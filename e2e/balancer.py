@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 HEAD_BYTES: Final = 2**20
+LINGER_S: Final = 2.0
 
 
 class Balancer:
@@ -29,8 +30,10 @@ class Balancer:
             line, _, headers = head.partition(b"\r\n")
             kept = [one for one in headers.split(b"\r\n") if not one.lower().startswith(b"connection:")]
             back.write(b"\r\n".join([line, b"connection: close", *kept]))
-            asking = asyncio.create_task(_pass_on(reader, back))
-            await _pass_on(there, writer)
+            asking = asyncio.create_task(_ask(reader, back))
+            await _answer(there, writer)
+            writer.write_eof()  # a close at once could take the answer from a client that still sends
+            await asyncio.wait([asking], timeout=LINGER_S)
             asking.cancel()
             back.close()
         writer.close()
@@ -44,14 +47,26 @@ class Balancer:
         return await asyncio.open_connection("127.0.0.1", ports[-1])
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """All that comes, and its end: of a client that has gone, the end of the connection."""
-    try:
+async def _ask(reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+    """The rest of a request. If the client goes, the server hears of it."""
+    with suppress(ConnectionError):  # of a server that does not want the whole request
         while piece := await reader.read(2**16):
+            back.write(piece)
+            await back.drain()
+        back.close()
+    while await reader.read(2**16):
+        pass
+
+
+async def _answer(there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """All that comes from a server."""
+    try:
+        while piece := await there.read(2**16):
             writer.write(piece)
             await writer.drain()
-    finally:
-        writer.close()
+    except ConnectionError:  # it did not read the whole request, but its answer may have come
+        writer.write(bytes(there._buffer))  # type: ignore[attr-defined]
+        await writer.drain()
 
 
 async def main() -> None:

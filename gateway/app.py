@@ -139,8 +139,8 @@ class Gateway:
 
     def _route_among_peers(self) -> ASGIApp:
         """The routes of one of several gateways, which answer as one."""
-        has_response, most_bytes = self._stored.has, self.config.server.max_body_bytes
-        self._rest = SessionRoutes(self._rest, self._forwarding, self._keys.check, has_response, most_bytes)
+        most_bytes = self.config.server.max_body_bytes
+        self._rest = SessionRoutes(self._rest, self._forwarding, self._keys.check, self._stored, most_bytes)
         return PeerFront(self._route, self._forwarding)
 
     def _new_rest(self, bodies: OpenBodies) -> Starlette:

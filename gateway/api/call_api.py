@@ -169,7 +169,8 @@ class ForwardingApi:
             return None
         if self.stored.has(incoming.tenant, previous):
             return None
-        return await forwarding.holder(f"{RESPONSES_PATH}/{quote(previous, safe='')}", incoming.headers)
+        stream, path = self.stored.stream(incoming.tenant, previous), f"{RESPONSES_PATH}/{quote(previous, safe='')}"
+        return await forwarding.holder(stream, path, incoming.headers)
 
     def _conversation(self, incoming: Incoming, given: Fields, send: Send) -> tuple[Fields, Send]:
         """The fields of a response, with the conversation that it continues, and a `send` that stores the response."""

@@ -121,7 +121,7 @@ class Operations:
         }
         answer: dict[str, object] = {"ready": ready, "engines_up": serving}
         answer |= {"stopping": True} if stopping else {}
-        answer |= self._membership.described() if self._membership is not None and shows_all else {}
+        answer |= self._membership.described() if self._membership is not None else {}
         answer |= ({"out": out} if out else {}) | ({"degraded": degraded} if degraded else {})
         return _json(answer, status=200 if ready else 503)
 

@@ -116,9 +116,13 @@ class StoredResponses:
         """Whether a response is stored here."""
         return tenant in self._tenants and response_id in self._tenants[tenant].responses
 
+    def stream(self, tenant: str, response_id: str) -> StreamKey:
+        """A response's stream in the log."""
+        return StreamKey(RESPONSE, tenant, response_id)
+
     async def committed(self, tenant: str, response_id: str) -> bool:
         """Wait until a response, or its end, is stored. False if it is not, though it should be."""
-        return self._log is None or await self._log.committed(StreamKey(RESPONSE, tenant, response_id))
+        return self._log is None or await self._log.committed(self.stream(tenant, response_id))
 
     def restore(self, stream: StoredStream, offset_s: float, now_s: float) -> None:
         """A response that an earlier gateway has written. Its times are `offset_s` after those of this one."""

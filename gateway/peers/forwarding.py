@@ -14,6 +14,7 @@ from plait.backends.http.client import HttpClient, Response, Timeouts
 from plait.gateway.asgi import Headers, is_event_stream, unless_gone
 from plait.gateway.peers.membership import Membership, SessionMovedError, UnreachableStoreError
 from plait.gateway.peers.peers import PEER_HEADER, Peers
+from plait.gateway.store.event_log import StreamKey
 
 WAITS: Final = Timeouts(connect_s=2.0, first_byte_s=86_400.0, idle_s=86_400.0)
 """A get may wait for a variable for a day. A gateway that has ended closes its connections."""
@@ -132,8 +133,14 @@ class Forwarding:
         for name in [name for name in self._clients if name not in self.peers.urls]:
             self._clients.pop(name).lose("its lease is over", waiting_only=False)
 
-    async def holder(self, path: str, headers: Headers) -> str | None:
-        """The first of the other gateways that has something at a path; None if none has."""
+    async def holder(self, stream: StreamKey, path: str, headers: Headers) -> str | None:
+        """The other gateway that has a stream, which it shows at a path; None if none has.
+
+        Raises `PeerUnavailableError` if it can be told that one had it, and has died.
+        """
+        if self.membership is not None:
+            with suppress(UnreachableStoreError):
+                return await self.membership.holder(stream)
         for name in self.peers.others:
             with suppress(PeerUnavailableError):
                 async with self.asked(name, Forwarded("GET", path, headers)) as response:

@@ -30,7 +30,8 @@ from plait.gateway.store.event_log import (
 from plait.gateway.store.group_commit import GroupCommit
 from plait.gateway.timer import loop_time_s
 
-RENEW_S: Final = 1.0
+TAKE_OVER_S: Final = 1.0
+"""Between two looks for sessions that nobody has."""
 
 ASK_S: Final = 3.0
 """So long a request waits for the store to say who has its session. It takes some milliseconds."""
@@ -145,15 +146,23 @@ class Membership:
             return None
         if is_of_peer:
             raise SessionMovedError
-        if owner not in self._urls:  # it may be new
-            await self._renewed()
-        url = self._urls.get(owner)
-        if url is None:
-            raise PeerUnavailableError("The gateway that had this session has ended. Try again.", retry_after_s=1.0)
+        url = await self._url_of(owner)
         self._others[name] = owner
         if len(self._others) > REMEMBERED:
             self._others.popitem(last=False)
         return url
+
+    async def holder(self, stream: StreamKey) -> str | None:
+        """The other gateway that has a stream, which is no session; None if none has.
+
+        Raises `UnreachableStoreError`, and `PeerUnavailableError` while nobody has it.
+        """
+        try:
+            async with asyncio.timeout(ASK_S):
+                owner = await self._log.run(partial(self._keeper.owner, stream))
+        except (TimeoutError, StoreError):
+            raise UnreachableStoreError from None
+        return None if owner in {None, self._keeper.epoch} else await self._url_of(owner or 0)
 
     def owns(self, tenant: str, session: str) -> None:
         """A session is made here whose name nobody else can know."""
@@ -187,13 +196,17 @@ class Membership:
         except (TimeoutError, StoreError):
             raise UnreachableStoreError from None
 
-    async def _renewed(self) -> None:
-        """Learn who the others are, sooner than by `keep`."""
-        try:
-            async with asyncio.timeout(ASK_S):
-                await self.renew()
-        except (TimeoutError, StoreError):
-            raise UnreachableStoreError from None
+    async def _url_of(self, epoch: int) -> str:
+        """Where a gateway is reached. Raises `PeerUnavailableError` for one that has died."""
+        if epoch not in self._urls:  # it may be new
+            try:
+                async with asyncio.timeout(ASK_S):
+                    await self.renew()
+            except (TimeoutError, StoreError):
+                raise UnreachableStoreError from None
+        if epoch not in self._urls:
+            raise PeerUnavailableError("The gateway that had this has ended. Try again.", retry_after_s=1.0)
+        return self._urls[epoch]
 
     async def _ask(self) -> None:
         """Ask the store for all that requests wait for, in as few transactions as it takes."""
@@ -222,25 +235,34 @@ class Membership:
     # The lease.
 
     async def keep(self) -> None:
-        """Renew the lease, and take over what gateways leave that have died, for ever."""
-        swept_s = loop_time_s()
+        """Hold the lease, and take over what gateways leave that have died, for ever.
+
+        The store's thread renews the lease: the event loop may be busy for longer than it lasts.
+        """
+        swept_s, loop = loop_time_s(), asyncio.get_running_loop()
+
+        def renew() -> None:
+            loop.call_soon_threadsafe(self._renewed, self._keeper.renew())
+
+        self._log.jobs.regular = renew
         while True:
             try:
-                await self.renew()
-                if not self.is_leaving:
-                    while streams := await self._log.run(self._keeper.take_over):
-                        await self.take(streams)
+                while not self.is_leaving and (streams := await self._log.run(self._keeper.take_over)):
+                    await self.take(streams)
             except StoreError as error:
-                log.debug("the lease was not renewed", problem=str(error))
+                log.debug("nothing can be taken over", problem=str(error))
             if loop_time_s() - swept_s > UNUSED_S / 10:
                 swept_s = loop_time_s()
                 self._sweep(swept_s)
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(TAKE_OVER_S)
 
     async def renew(self) -> None:
-        """Hold the lease for longer, and learn who the others are."""
-        self.members = await self._log.run(self._keeper.renew)
-        live = {member.epoch: member.url for member in self.members if not member.is_stale}
+        """Renew the lease now, and learn who the others are."""
+        self._renewed(await self._log.run(self._keeper.renew))
+
+    def _renewed(self, members: Sequence[Member]) -> None:
+        self.members = members
+        live = {member.epoch: member.url for member in members if not member.is_stale}
         live[self._keeper.epoch] = self.peers.own
         self._urls = {epoch: url for epoch, url in live.items() if url != self.peers.own}
         urls = {url: url for url in sorted(live.values())}

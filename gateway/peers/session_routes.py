@@ -10,18 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.backends.errors import AuthenticationError, NotFoundError, PeerUnavailableError, PlaitError
+from plait.backends.errors import AuthenticationError, PeerUnavailableError, PlaitError
 from plait.gateway.asgi import ClientGoneError, Headers, id_of, read_body, send_error
 from plait.gateway.peers.exposition import merged
-from plait.gateway.peers.forwarding import Forwarded, Forwarding, OwnedName, pass_on
+from plait.gateway.peers.forwarding import Forwarded, Forwarding, OwnedName
 from plait.gateway.peers.membership import OF_PEER
 from plait.gateway.peers.peers import PEER_HEADER
+from plait.gateway.store.event_log import StreamKey
 
 OF_A_SESSION: Final = re.compile(r"/v1/(?:sessions|variables)/([^/]+)")
 OF_A_RESPONSE: Final = re.compile(r"/v1/responses/([^/]+)")
@@ -45,24 +46,31 @@ class _Named(msgspec.Struct):
 _NAMED: Final = msgspec.json.Decoder(_Named)
 
 
-class SessionRoutes:
-    """ASGI middleware. `tenant_of` checks the key in a request's headers.
+class ResponsesHere(Protocol):
+    """The responses that are stored in this gateway."""
 
-    `has_response` says whether a tenant's response is stored here.
-    """
+    def has(self, tenant: str, response_id: str) -> bool:
+        """Whether a response is stored here."""
+
+    def stream(self, tenant: str, response_id: str) -> StreamKey:
+        """A response's stream in a store."""
+
+
+class SessionRoutes:
+    """ASGI middleware. `tenant_of` checks the key in a request's headers."""
 
     def __init__(
         self,
         app: ASGIApp,
         forwarding: Forwarding,
         tenant_of: Callable[[Headers], str],
-        has_response: Callable[[str, str], bool],
+        responses: ResponsesHere,
         max_body_bytes: int,
     ) -> None:
         self._app = app
         self._forwarding = forwarding
         self._tenant_of = tenant_of
-        self._has_response = has_response
+        self._responses = responses
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,9 +102,12 @@ class SessionRoutes:
         with suppress(AuthenticationError):
             tenant = self._tenant_of(scope["headers"])
             if (response := OF_A_RESPONSE.match(path)) is not None:
-                is_elsewhere = not self._has_response(tenant, response[1]) and not is_of_peer(scope)
-                if is_elsewhere and await self._elsewhere(scope, send):
-                    return
+                if not self._responses.has(tenant, response[1]) and not is_of_peer(scope):
+                    stream, asked = self._responses.stream(tenant, response[1]), _forwarded(scope)
+                    holder = await self._forwarding.holder(stream, asked.target, scope["headers"])
+                    if holder is not None:
+                        await self._forwarding.forward(holder, asked, receive, send)
+                        return
             elif (found := OF_A_SESSION.match(path)) is not None:
                 session = found[1]
             elif path in NAMING_A_SESSION and scope["method"] == "POST":
@@ -105,16 +116,6 @@ class SessionRoutes:
         owned = OwnedName(tenant, session)
         if not await self._forwarding.forward_to_owner(owned, _forwarded(scope, body), receive, send):
             await self._app(scope, again, send)
-
-    async def _elsewhere(self, scope: Scope, send: Send) -> bool:
-        """Answer with what another gateway says of a response; False if none has it."""
-        for name in self._forwarding.peers.others:
-            with suppress(PeerUnavailableError):
-                async with self._forwarding.asked(name, _forwarded(scope)) as response:
-                    if response.status != NotFoundError.status:
-                        await pass_on(response, send)
-                        return True
-        return False
 
     async def _everywhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Make a change here, and in all others if that was right."""

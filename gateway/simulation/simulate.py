@@ -164,8 +164,6 @@ class Simulation:
         )
         self._gateways = [_Gateway(one, new_admission(one, self._later, lambda _: UNLIMITED)) for one in routers]
         self._owners: dict[str, _Gateway] = {}
-        self.admissions = [gateway.admission for gateway in self._gateways]
-        """Of each gateway."""
         self._engines = engines
         self._model = model
         self._report_interval_s = report_interval_s
@@ -181,6 +179,11 @@ class Simulation:
         self._to_come = 0  # events that must happen before the run ends
         for gateway, engine_id in product(self._gateways, engines):
             gateway.router.health.answered(engine_id, {model: None})
+
+    @property
+    def admissions(self) -> list[Admission]:
+        """Of each gateway."""
+        return [gateway.admission for gateway in self._gateways]
 
     def run(self, calls: Sequence[SimulatedCall] = ()) -> list[CallRecord]:
         """Send `calls` and run until no events are left; returns the records of all calls, in the order of sending."""

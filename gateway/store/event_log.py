@@ -147,6 +147,9 @@ class SharedKeeper(Keeper, Protocol):
         A stream of the kind `instead` with the same tenant and name stands for a claimed one.
         """
 
+    def owner(self, stream: StreamKey) -> int | None:
+        """The epoch of a stream's owner, 0 if it has lost it; None if there is no such stream."""
+
     def take_over(self) -> list[StoredStream]:
         """Become the owner of some streams that have lost theirs; empty if there are none left."""
 

@@ -45,6 +45,9 @@ takes a quarter of a millisecond of a core that does other things, and so do ten
 RETRY_S: Final = 1.0
 """Between two attempts to take the lease, or to write to a disk that fails: a client is asked to wait as long."""
 
+LONGEST_S: Final = 3600.0
+"""A thread without work sleeps so long at a time."""
+
 TIDY_S: Final = 1.0
 """What was deleted is out of the file after so long, if it is asked for; a checkpoint takes some milliseconds."""
 
@@ -76,13 +79,12 @@ class GroupCommit:
         self.on_lost: Callable[[], None] | None = None
         self.cpu_s = 0.0
         """CPU time of the thread so far."""
-        self.commits = 0
-        self.changes = 0
+        self.commits = self.changes = 0
         """Written so far."""
         self._keeper = keeper
         self._max_backlog_bytes = max_backlog_bytes
         self._queue = deque[Batch]()
-        self._jobs = Jobs()
+        self.jobs = Jobs()
         self._may_reopen = threading.Event()
         self._wake = threading.Event()
         self._sleeps = self._wakes_soon = False
@@ -156,12 +158,9 @@ class GroupCommit:
         return await waiter and stream not in self._lost
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do `work` in the thread, after all that was appended has been written. Raises `StoreError` if it fails.
-
-        Raises it, too, if nothing can be stored for now.
-        """
+        """Do `work` in the thread, once all that was appended is written. Raises `StoreError` if that fails."""
         assert self._loop is not None, "it is started first"
-        done = self._jobs.add(work, self._appended)
+        done = self.jobs.add(work, self._appended)
         self._wake.set()
         result: T = await done
         return result
@@ -249,7 +248,7 @@ class GroupCommit:
             self._problem = self._problem or "the store is closed"
             self._keeper.close()
             self._tell()
-            self._jobs.give_up(self._problem)
+            self.jobs.give_up(self._problem)
 
     def _hold(self) -> None:
         """Take the lease, and write until it is lost or the end comes."""
@@ -298,15 +297,15 @@ class GroupCommit:
             if len(batches) > 1:
                 time.sleep(LOOK_S)
             else:
-                self._sleep(None if is_tidy else TIDY_S)
+                self._sleep(LONGEST_S if is_tidy else TIDY_S)
         self._keeper.tidy()
 
-    def _sleep(self, longest_s: float | None) -> None:
+    def _sleep(self, longest_s: float) -> None:
         """Wait until something comes."""
         self._wake.clear()
         self._sleeps = True
-        if not (self._queue or self._jobs or self._stops.is_set()):  # whoever appends later sees that the thread sleeps
-            self._wake.wait(longest_s)
+        if not (self._queue or self.jobs or self._stops.is_set()):  # whoever appends later sees that the thread sleeps
+            self._wake.wait(min(self.jobs.pause_s, longest_s))
         self._sleeps = False
 
     def _next(self) -> list[Batch]:
@@ -338,15 +337,19 @@ class GroupCommit:
         self._tell()
 
     def _do_jobs(self) -> None:
-        """Do what `run` was asked for."""
-        for job in self._jobs.due(self._committed):
+        """Do what `run` was asked for, and what is due."""
+        for job in self.jobs.due(self._committed):
             try:
-                job.run()
-                self._well()
-            except LeaseLostError:
+                result = job.work()
+            except LeaseLostError as error:
+                job.fail(error)
                 raise
             except StoreError as error:
                 self._failed(str(error))
+                job.fail(error)
+            else:
+                self._well()
+                job.succeed(result)
 
     def _well(self) -> None:
         if self._problem is not None:
@@ -357,7 +360,7 @@ class GroupCommit:
         if problem != self._problem:
             log.error("the store cannot be used: what comes now is in memory only", problem=problem)
         self._problem = problem
-        self._jobs.give_up(problem)
+        self.jobs.give_up(problem)
         self._tell()
 
     def _tell(self) -> None:

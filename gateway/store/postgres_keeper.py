@@ -238,6 +238,13 @@ class PostgresKeeper:
         self._know(begun + adopted)
         return Claims({StreamKey(kind, tenant, name): owner for tenant, name, owner in owners}, found)
 
+    def owner(self, stream: StreamKey) -> int | None:
+        """Who owns a stream."""
+        asked = "SELECT coalesce(owner, 0) FROM plait.streams WHERE tenant = %s AND name = %s AND kind = %s"
+        with self._transaction() as database:
+            row = database.execute(asked, (stream.tenant, stream.name.replace("\0", ""), stream.kind)).fetchone()
+        return None if row is None else int(row[0])
+
     def take_over(self) -> list[StoredStream]:
         """Own a slice of what nobody owns."""
         with self._transaction() as database:

@@ -87,6 +87,10 @@ class MemoryKeeper:
                 self._shared.owners[key] = self.epoch
         return Claims({key: self._shared.owners[there] or 0 for key, there in keys.items()}, self._streams(adopted))
 
+    def owner(self, stream: StreamKey) -> int | None:
+        self._check()
+        return (self._shared.owners[stream] or 0) if stream in self._shared.owners else None
+
     def take_over(self) -> list[StoredStream]:
         self._check()
         taken = [key for key, owner in self._shared.owners.items() if owner is None]

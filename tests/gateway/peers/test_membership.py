@@ -12,7 +12,7 @@ from plait.backends.errors import PeerUnavailableError
 from plait.gateway.peers import membership
 from plait.gateway.peers.membership import OF_PEER, Membership, SessionMovedError, UnreachableStoreError
 from plait.gateway.peers.peers import Peers
-from plait.gateway.store import group_commit
+from plait.gateway.store import group_commit, jobs
 from plait.gateway.store.event_log import Change, StoredStream, StreamKey
 from plait.gateway.store.group_commit import GroupCommit
 from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
@@ -23,7 +23,8 @@ ONE = StreamKey("session", "t", "one")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_commit, "RETRY_S", 0.001)
-    monkeypatch.setattr(membership, "RENEW_S", 0.001)
+    monkeypatch.setattr(jobs, "REGULAR_S", 0.001)
+    monkeypatch.setattr(membership, "TAKE_OVER_S", 0.001)
 
 
 class OneGateway:
@@ -76,6 +77,7 @@ async def kept(gateway: OneGateway) -> AsyncIterator[None]:
     task = asyncio.create_task(gateway.membership.keep())
     yield
     task.cancel()
+    gateway.log.jobs.regular = None
     await asyncio.gather(task, return_exceptions=True)
 
 
@@ -153,6 +155,22 @@ async def test_what_a_dead_gateway_leaves_is_restored_before_it_is_used() -> Non
             two.may_restore.set()
             assert await asked is None
         assert [stream.key for stream in two.restored] == [ONE]
+
+
+async def test_what_is_no_session_is_found_where_it_is_and_never_claimed() -> None:
+    response = StreamKey("response", "t", "r")
+    async with gateways() as (shared, (one, two)):
+        assert await two.membership.holder(response) is None
+        one.log.append([Change(response, 1.0, b"answer")])
+        await one.log.committed(response)
+        assert await two.membership.holder(response) == "http://0"
+        assert await one.membership.holder(response) is None
+        shared.give_up(one.keeper.epoch)
+        with pytest.raises(PeerUnavailableError):
+            await two.membership.holder(response)
+        shared.away = True
+        with pytest.raises(UnreachableStoreError):
+            await two.membership.holder(response)
 
 
 async def test_who_asks_for_a_session_that_nobody_has_any_more_gets_it() -> None:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 from e2e.postgresql.server import ABSENT, binaries
 from e2e.servers import Fleet, Launcher, Server, eventually
 from e2e.several_gateways import Gateways
+from e2e.tenants import KEYS
 
 pytestmark = pytest.mark.skipif(binaries() is None, reason=ABSENT)
 
 CHAT = "/v1/chat/completions"
+CALLS_PER_S = 10.0
+BURST_S = 10.0
 
 
-@pytest.fixture
-def gateways(tmp_path: Path) -> Iterator[Gateways]:
-    with Launcher(tmp_path) as launch:
+@pytest.fixture(scope="module")
+def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
+    with Launcher(tmp_path_factory.mktemp("several")) as launch:
         engines = [launch.engine(name) for name in ("a", "b")]
-        several = launch.gateways(engines)
+        tenants = [
+            {"name": "free", "api_keys": [KEYS[0]]},
+            {"name": "limited", "api_keys": [KEYS[1]], "calls_per_s": CALLS_PER_S},
+        ]
+        several = launch.gateways(engines, tenants=tenants, server={"admin_key": "admin"})
         Fleet(several, {engine.name: engine for engine in engines}).start()
         yield several
 
@@ -29,24 +38,91 @@ def chat(text: str, **more: object) -> dict[str, object]:
     return {"model": "demo", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **more}
 
 
+def post(gateway: Server, path: str, body: object, key: str = KEYS[0], **headers: str) -> httpx.Response:
+    return gateway.post(path, json=body, headers={"authorization": f"Bearer {key}", **headers})
+
+
+def get(gateway: Server, path: str, key: str = KEYS[0]) -> httpx.Response:
+    return gateway.get(path, headers={"authorization": f"Bearer {key}"})
+
+
 def value(gateway: Server, session: str, variable: str) -> object:
-    return gateway.get(f"/v1/variables/{session}/{variable}").json().get("value")
+    return get(gateway, f"/v1/variables/{session}/{variable}").json().get("value")
 
 
-def test_a_session_is_the_same_from_every_gateway(gateways: Gateways) -> None:
+@pytest.mark.parametrize("durable", ["true", "false"])
+def test_a_session_is_the_same_from_every_gateway(gateways: Gateways, durable: str) -> None:
     for number in range(6):
-        session = gateways.post("/v1/sessions", json={}).json()["id"]
-        made = gateways.post(CHAT, json=chat("Write", plait={"session": session, "output": "a"}))
+        session = post(gateways, "/v1/sessions", {}, **{"plait-durable": durable}).json()["id"]
+        made = post(gateways, CHAT, chat("Write", plait={"session": session, "output": "a"}))
         assert made.status_code == 200, made.text
-        used = gateways.post(CHAT, json=chat("Judge {{a}}", plait={"session": session, "inputs": ["a"]}))
+        used = post(gateways, CHAT, chat("Judge {{a}}", plait={"session": session, "inputs": ["a"]}))
         assert used.status_code == 200, used.text
         text = made.json()["choices"][0]["message"]["content"]
         assert {str(value(one, session, "a")) for one in gateways.members} == {text}, number
 
 
+def test_a_deleted_session_is_refused_by_every_gateway(gateways: Gateways) -> None:
+    given = {"session_id": "deleted", "semantic_var_id": "v", "value": "x"}
+    assert post(gateways.members[0], "/v1/variables", given).status_code == 200
+    headers = {"authorization": f"Bearer {KEYS[0]}"}
+    assert gateways.members[1].request("DELETE", "/v1/sessions/deleted", headers=headers).status_code == 200
+    for gateway in gateways.members:
+        refused = post(gateway, "/v1/variables", given)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (410, "session_ended")
+
+
+def test_a_response_is_continued_and_shown_by_every_gateway(gateways: Gateways) -> None:
+    body = {"model": "demo", "input": "Hello", "max_output_tokens": 16}
+    previous = None
+    for gateway in (*gateways.members, *gateways.members):
+        made = post(gateway, "/v1/responses", {**body, "previous_response_id": previous})
+        assert made.status_code == 200, made.text
+        previous = made.json()["id"]
+        assert all(get(one, f"/v1/responses/{previous}").json()["id"] == previous for one in gateways.members)
+    assert get(gateways, "/v1/responses/resp_unknown").status_code == 404
+    unknown = post(gateways, "/v1/responses", {**body, "previous_response_id": "resp_unknown"})
+    assert unknown.json()["error"]["code"] == "previous_response_not_found"
+
+
+def test_a_rate_is_that_of_all_gateways_together(gateways: Gateways) -> None:
+    begun_s = time.monotonic()
+
+    def call(number: int) -> int:
+        return post(gateways.members[number % 3], CHAT, chat(f"call {number}", max_tokens=1), KEYS[1]).status_code
+
+    with ThreadPoolExecutor(12) as pool:
+        statuses = list(pool.map(call, range(300)))
+    allowed = CALLS_PER_S * (BURST_S + time.monotonic() - begun_s)
+    assert set(statuses) == {200, 429}
+    assert 0.9 * CALLS_PER_S * BURST_S <= statuses.count(200) <= 1.05 * allowed
+
+
+def test_a_change_of_the_engines_is_made_in_all_gateways(gateways: Gateways) -> None:
+    key = {"authorization": "Bearer admin"}
+    for state in ("draining", "active"):
+        changed = gateways.post("/admin/engines/b", json={"state": state}, headers=key)
+        assert changed.status_code == 200, changed.text
+        assert {one.get("/admin/engines/b", headers=key).json()["state"] for one in gateways.members} == {state}
+
+
+def test_only_gateways_may_pass_for_gateways(gateways: Gateways) -> None:
+    refused = post(gateways, CHAT, chat("x"), **{"plait-peer": "guessed 80"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "plait-peer")
+
+
 def test_another_gateway_goes_on_with_the_sessions_of_one_that_was_killed(gateways: Gateways) -> None:
+    """The last test: a gateway is missing then."""
     first, *others = gateways.members
     given = {"session_id": "s", "semantic_var_id": "v", "value": "kept"}
-    assert first.post("/v1/variables", json=given).status_code == 200
+    assert post(first, "/v1/variables", given).status_code == 200
+    response = post(first, "/v1/responses", {"model": "demo", "input": "Hello", "max_output_tokens": 16}).json()["id"]
+    peers = others[0].get("/ready").json()["peers"]
+    assert peers == {one.url: "live" for one in gateways.members}
+    assert others[0].metric("plait_peer_up") == 3
     first.kill()
     eventually(lambda: all(value(one, "s", "v") == "kept" for one in others), deadline_s=10)
+    more = {"model": "demo", "input": "more", "previous_response_id": response, "max_output_tokens": 16}
+    eventually(lambda: all(post(one, "/v1/responses", more).status_code == 200 for one in others), deadline_s=5)
+    eventually(lambda: first.url not in others[0].get("/ready").json()["peers"])
+    assert sum(one.metric("plait_sessions_taken_over_total") for one in others) > 0

@@ -164,6 +164,14 @@ class Membership:
             raise UnreachableStoreError from None
         return None if owner in {None, self._keeper.epoch} else await self._url_of(owner or 0)
 
+    def has(self, tenant: str, session: str) -> bool:
+        """Whether a session is this gateway's, and the store knows it."""
+        return (tenant, session) in self._own
+
+    async def claim(self, tenant: str, session: str) -> None:
+        """Let the store know that a session is made here. Raises `UnreachableStoreError`."""
+        await self._owner((tenant, session))
+
     def owns(self, tenant: str, session: str) -> None:
         """A session is made here whose name nobody else can know."""
         self._own[tenant, session] = loop_time_s()

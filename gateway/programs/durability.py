@@ -32,6 +32,7 @@ from plait.gateway.programs.record import (
     RECORD_VERSION,
     SESSION,
     UNRECORDED,
+    Claimed,
     Opened,
     Recorded,
     Refused,
@@ -131,13 +132,19 @@ class Durability:
 
     def new(self, tenant: str, session_id: str, *, durable: bool) -> Unrecorded:
         """A record in the log, unless the session is to be in memory. Raises `NotStoredError`."""
+        if not durable:
+            return self._in_memory(tenant, session_id)
         if self.membership is not None:
             self.membership.owns(tenant, session_id)
-        if not durable:
-            return UNRECORDED
         if self.log.problem is not None:
             raise NotStoredError
         return self._record(StreamKey(SESSION, tenant, session_id))
+
+    def _in_memory(self, tenant: str, session_id: str) -> Unrecorded:
+        membership = self.membership
+        if membership is None or membership.has(tenant, session_id):
+            return UNRECORDED
+        return Claimed(asyncio.ensure_future(membership.claim(tenant, session_id)))
 
     def unix_s(self, now_s: float) -> float:
         """An event's time as a wall clock's."""

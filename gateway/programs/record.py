@@ -221,6 +221,20 @@ class Unrecorded:
 UNRECORDED = Unrecorded()
 
 
+class Claimed(Unrecorded):
+    """The record of a session in memory only, whose name no other gateway may take. Its `claim` is under way."""
+
+    __slots__ = ("_claim",)
+
+    def __init__(self, claim: asyncio.Future[None]) -> None:
+        self._claim = claim
+
+    async def committed(self) -> bool:
+        """Wait until others know whose session it is. Raises `PlaitError` if they cannot."""
+        await asyncio.shield(self._claim)
+        return True
+
+
 class Recorded(Unrecorded):
     """The record of a durable session, in a log. The log's times are `offset_s` after those of the events."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -197,7 +197,7 @@ async def settle() -> None:
 class Served:
     """A gateway whose one engine is the test's."""
 
-    def __init__(self, store: Path | None = None, **sessions: Any) -> None:
+    def __init__(self, store: Path | None = None, more: Mapping[str, Any] | None = None, **sessions: Any) -> None:
         sections: dict[str, Any] = {
             "server": {"api_keys": KEYS},
             "engines": [{"name": "e", "url": "http://127.0.0.1:1"}],
@@ -206,6 +206,7 @@ class Served:
         }
         if store is not None:
             sections["store"] = {"path": str(store)}
+        sections.update(more or {})
         self.gateway = Gateway(parse_config(sections, "test"), b"a secret that stays" * 2)
         self.gateway.router.health.answered("e", {"m": 1_000})
         self.engine = Engine()

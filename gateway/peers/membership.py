@@ -115,6 +115,7 @@ class Membership:
         self._others: OrderedDict[Name, int] = OrderedDict()
         self._asked: dict[Name, asyncio.Future[int]] = {}
         self._asking: asyncio.Task[None] | None = None
+        self._asks_again_s = 0.0
         self._coming: dict[Name, asyncio.Event] = {}
 
     def described(self) -> dict[str, object]:
@@ -191,7 +192,7 @@ class Membership:
 
     async def _owner(self, name: Name) -> int:
         """The epoch of a session's owner, by the store."""
-        if self._log.problem is not None:
+        if self._log.problem is not None or loop_time_s() < self._asks_again_s:
             raise UnreachableStoreError
         waiter = self._asked.get(name)
         if waiter is None:
@@ -201,7 +202,10 @@ class Membership:
         try:
             async with asyncio.timeout(ASK_S):
                 return await asyncio.shield(waiter)
-        except (TimeoutError, StoreError):
+        except StoreError:
+            raise UnreachableStoreError from None
+        except TimeoutError:  # who comes next does not wait for it
+            self._asks_again_s = loop_time_s() + ASK_S
             raise UnreachableStoreError from None
 
     async def _url_of(self, epoch: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
@@ -124,6 +125,14 @@ async def test_a_session_that_is_over_can_be_anybodys() -> None:
         assert await one.owner() == "http://1"
 
 
+async def test_a_name_that_is_made_here_can_be_claimed_without_a_request() -> None:
+    async with gateways() as (_, (one, two)):
+        assert not one.membership.has("t", "one")
+        await one.membership.claim("t", "one")
+        assert one.membership.has("t", "one")
+        assert await two.owner() == "http://0"
+
+
 async def test_a_new_gateway_is_known_as_soon_as_it_has_a_session() -> None:
     async with gateways(1) as (shared, (one,)):
         new = OneGateway(shared, "http://new")
@@ -212,6 +221,22 @@ async def test_without_its_store_a_gateway_knows_only_what_it_knew() -> None:
         async with kept(one):
             await until(lambda: one.log.problem is None)
         assert await one.owner("new") is None
+
+
+async def test_nobody_waits_long_for_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateways(1) as (_, (one,)):
+        monkeypatch.setattr(membership, "ASK_S", 0.01)
+        hangs = threading.Event()
+        hanging = asyncio.ensure_future(one.log.run(lambda: hangs.wait(10)))
+        with pytest.raises(UnreachableStoreError):
+            await one.owner()
+        monkeypatch.setattr(membership, "ASK_S", 10.0)
+        with pytest.raises(UnreachableStoreError):
+            await one.owner("another")
+        hangs.set()
+        await hanging
+        await asyncio.sleep(0.01)
+        assert await one.owner("another") is None
 
 
 async def test_a_gateway_that_was_given_up_has_nothing_until_it_is_back() -> None:

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from plait.backends.errors import PlaitError
+from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.gateway.api.awaited_variable import AwaitedVariable
 from plait.gateway.asgi import ClientGoneError, send_whole, unless_gone
 from plait.gateway.programs.executor import Executor
@@ -62,11 +62,13 @@ class VariableResponse(Response):
                 await self._changed.wait()
         except TimeoutError:
             self._awaited.give_up(self._session, self._timeout_s)
-        headers = [(b"content-type", b"application/json")]
+        headers, error = [(b"content-type", b"application/json")], self._awaited.error
+        if error is not None and error.status == GatewayStoppingError.status:
+            raise error  # it says nothing of the variable
         if not await self._session.record.committed():
             headers.extend(NOT_DURABLE)
-        if self._awaited.error is not None:
-            raise self._awaited.error
+        if error is not None:
+            raise error
         await send_whole(send, 200, headers, msgspec.json.encode(self._set()))
 
     async def _stream(self, send: Send) -> None:

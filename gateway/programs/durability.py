@@ -275,7 +275,7 @@ class Durability:
             yield
 
     def _made(self) -> Pieces[None]:
-        """The sessions that nobody has asked for meanwhile, the oldest first. At the end they are the next gateway's."""
+        """The sessions that nobody has asked for meanwhile, the oldest first, unless they are the next gateway's."""
         while self._left and not self.is_over:
             self.make(*next(iter(self._left)))
             yield

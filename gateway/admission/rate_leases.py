@@ -14,7 +14,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from plait.backends.errors import LimitError
-from plait.gateway.admission.tenants import BURST_S, TenantLimits
+from plait.gateway.admission.tenants import BURST_S, TenantLimits, beyond_rate
 from plait.gateway.store.event_log import Drawn, StoreError
 from plait.gateway.timer import loop_time_s
 
@@ -130,9 +130,9 @@ class RateLeases:
             _tell(lease, is_leased=False)
             return
         lease.left = [have + got for have, got in zip(lease.left, drawn.granted, strict=True)]
-        while lease.waiting and lease.take(lease.waiting[0][0]):
+        while lease.waiting and (lease.waiting[0][1].done() or lease.take(lease.waiting[0][0])):
             _, told = lease.waiting.popleft()
-            if not told.done():
+            if not told.done():  # else its client has gone
                 told.set_result(True)
         if any(got < want for got, want in zip(drawn.granted, most, strict=True)):
             lease.refused, lease.refused_until_s = drawn, loop_time_s() + AGAIN_S
@@ -165,8 +165,4 @@ def _refusal(lease: _Lease, wanted: Amounts, drawn: Drawn) -> LimitError:
         for used, want, rate, unit in zip(drawn.used, wanted, lease.rates, ("calls", "tokens"), strict=True)
     ]
     wait_s, rate, unit = max(waits)
-    return LimitError(
-        f"This tenant may use {rate:g} {unit} a second; send the call again later.",
-        code=f"{unit}_per_second",
-        retry_after_s=max(1.0, wait_s),
-    )
+    return beyond_rate(rate, unit, wait_s)

@@ -99,15 +99,21 @@ class TenantUse:
         ):
             over = used + more - max(BURST_S * rate, more) if rate < inf else 0.0
             if over > 0:
-                raise LimitError(
-                    f"This tenant may use {rate:g} {unit} a second; send the call again later.",
-                    code=f"{unit}_per_second", retry_after_s=max(1.0, over / rate),
-                )  # fmt: skip
+                raise beyond_rate(rate, unit, over / rate)
 
     def enter(self, tokens: int) -> None:
         """A call was taken: it counts for the rates."""
         self._calls += 1
         self._tokens += tokens
+
+
+def beyond_rate(rate: float, unit: str, wait_s: float) -> LimitError:
+    """What a call is told that a rate of calls or tokens allows only in some seconds."""
+    return LimitError(
+        f"This tenant may use {rate:g} {unit} a second; send the call again later.",
+        code=f"{unit}_per_second",
+        retry_after_s=max(1.0, wait_s),
+    )
 
 
 def _drained(used: float, rate: float, elapsed_s: float) -> float:

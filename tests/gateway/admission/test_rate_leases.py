@@ -110,6 +110,16 @@ async def test_what_is_not_used_is_given_back(bucket: Bucket, monkeypatch: pytes
     keeping.cancel()
 
 
+async def test_a_call_whose_client_has_gone_uses_nothing(bucket: Bucket) -> None:
+    (one,) = gateways(bucket, TenantLimits(calls_per_s=1), 1)
+    gone = asyncio.create_task(one.take("t", 10))
+    others = [asyncio.create_task(one.take("t", 10)) for _ in range(9)]
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert await asyncio.gather(*others) == [True] * 9
+    assert await one.take("t", 10), "the one that is left of a burst of ten"
+
+
 async def test_without_the_store_or_a_rate_nothing_is_decided(bucket: Bucket) -> None:
     (free,) = gateways(bucket, TenantLimits(max_running=3), 1)
     assert not await free.take("t", 10)

@@ -6,9 +6,12 @@ import asyncio
 
 import pytest
 
-from plait.backends.errors import LimitError, OverloadedError
+from plait.backends.errors import LimitError, NoEngineError, OverloadedError
 from plait.gateway.admission.lines import Waiting
+from plait.gateway.admission.rate_leases import Amounts, RateLeases
+from plait.gateway.admission.tenants import TenantLimits
 from plait.gateway.asgi import ClientGoneError
+from plait.gateway.store.event_log import Drawn
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -66,6 +69,23 @@ async def test_a_call_whose_client_goes_while_it_waits_is_never_sent() -> None:
         await leaves(made, Client())
         assert made.gate.admission.waiting("m") == 0
         made.gate.admission.check([])
+
+
+async def test_a_call_that_is_refused_has_not_used_what_was_leased_for_it() -> None:
+    drawn, leased = list[tuple[float, ...]](), TenantLimits(calls_per_s=1)
+
+    async def draw(_tenant: str, _rates: Amounts, _least: Amounts, most: Amounts) -> Drawn:
+        drawn.append(most)
+        return Drawn((1.0, most.tokens), (1.0, 0.0))
+
+    async with gateway(FakeHttp()) as made:
+        made.gate.leases = RateLeases(lambda _tenant: leased, draw)
+        made.router.engines["a"].draining = True
+        made.router.models.refresh()
+        for _ in range(2):
+            with pytest.raises(NoEngineError):
+                await made.deliver(Client())
+    assert len(drawn) == 1, "the second call has the lease of the first"
 
 
 async def test_what_is_too_much_is_refused_before_it_is_sent() -> None:

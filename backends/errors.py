@@ -222,8 +222,8 @@ class GatewayStoppingError(PlaitError):
     status = 503
     default_code = "gateway_stopping"
 
-    def __init__(self) -> None:
-        super().__init__("The gateway is stopping; send the request again.", retry_after_s=1.0)
+    def __init__(self, message: str = "The gateway is stopping; send the request again.") -> None:
+        super().__init__(message, retry_after_s=1.0)
 
 
 class EngineError(PlaitError):

@@ -96,6 +96,16 @@ class Client:
         body = {"session_id": self.session, "semantic_var_id": variable}
         return str((await self._post("/v1/get", body)).json()["value"])
 
+    async def check(self, expected: Mapping[str, str]) -> None:
+        """The program has the values of an undisturbed run, and all that was told is one of them."""
+        for variable, value in self.told.items():
+            self._findings.told += 1
+            if value != expected[variable]:
+                self._findings.problems.append(f"{self.session}: told {variable} = {value!r}")
+        for call in PROGRAMS[self.kind]:
+            if await self.get(call.output) != expected[call.output]:
+                self._findings.problems.append(f"{self.session}: {call.output} is not what it has to be")
+
     async def _whole(self, program: Program) -> None:
         gets = {call.output: None for call in program[-4:]}
         calls = [{**call, **self._fields} for call in whole(program)]
@@ -181,7 +191,7 @@ class Killing:
                 await self._restart(http)
             await asyncio.gather(*running)
             for one in clients:
-                await self._check(one)
+                await one.check(self._expected[one.kind])
         self.findings.programs += len(clients)
 
     async def _restart(self, http: httpx.AsyncClient) -> None:
@@ -197,17 +207,6 @@ class Killing:
             for variable, value in known.items():
                 if (found := await one.get(variable)) != value and value is not None:
                     self.findings.problems.append(f"{one.session}: {variable} was {value!r} and is {found!r}")
-
-    async def _check(self, client: Client) -> None:
-        """The program has the values of an undisturbed run, and all that was told is one of them."""
-        expected = self._expected[client.kind]
-        for variable, value in client.told.items():
-            self.findings.told += 1
-            if value != expected[variable]:
-                self.findings.problems.append(f"{client.session}: told {variable} = {value!r}")
-        for call in PROGRAMS[client.kind]:
-            if await client.get(call.output) != expected[call.output]:
-                self.findings.problems.append(f"{client.session}: {call.output} is not what it has to be")
 
     def end(self) -> Findings:
         """Stop, and read from the log how often each call was started."""

@@ -83,18 +83,8 @@ class Outages:
                 failure.add_note(await asyncio.to_thread(self._state, str(failure).partition(":")[0]))
                 raise
             for one in clients:
-                await self._check(one)
+                await one.check(self._expected[one.kind])
         self.findings.programs += len(clients)
-
-    async def _check(self, client: Client) -> None:
-        expected = self._expected[client.kind]
-        for variable, value in client.told.items():
-            self.findings.told += 1
-            if value != expected[variable]:
-                self.findings.problems.append(f"{client.session}: told {variable} = {value!r}")
-        for call in PROGRAMS[client.kind]:
-            if await client.get(call.output) != expected[call.output]:
-                self.findings.problems.append(f"{client.session}: {call.output} is not what it has to be")
 
     def _state(self, session: str) -> str:
         """What the store and the gateways say of a session."""

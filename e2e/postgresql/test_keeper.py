@@ -201,7 +201,7 @@ def test_a_gateway_that_stops_within_a_transaction_blocks_the_others_for_two_sec
     one, two = both
     assert one._database is not None
     one._database.execute("BEGIN")
-    one._begin(one._database, 1)
+    one._hold(one._database, 1)
     begun_s = time.monotonic()
     while len(two.renew()) > 1:
         time.sleep(0.05)

@@ -63,7 +63,7 @@ class VariableResponse(Response):
         except TimeoutError:
             self._awaited.give_up(self._session, self._timeout_s)
         headers, error = [(b"content-type", b"application/json")], self._awaited.error
-        if error is not None and error.status == GatewayStoppingError.status:
+        if isinstance(error, GatewayStoppingError):
             raise error  # it says nothing of the variable
         if not await self._session.record.committed():
             headers.extend(NOT_DURABLE)

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from plait.backends.errors import PeerUnavailableError, PlaitError
+from plait.backends.errors import GatewayStoppingError, PeerUnavailableError, PlaitError
 from plait.gateway.peers.peers import Peers
 from plait.gateway.store.event_log import (
     Change,
@@ -66,14 +66,13 @@ class SessionMovedError(PlaitError):
         super().__init__("Another gateway has this session.")
 
 
-class GivenUpError(PlaitError):
+class GivenUpError(GatewayStoppingError):
     """The others have given this gateway up, and what it did since is not stored."""
 
-    status = 503
     default_code = "gateway_given_up"
 
     def __init__(self) -> None:
-        super().__init__("Another gateway has taken this session over. Send the request again.", retry_after_s=1.0)
+        super().__init__("Another gateway has taken this session over. Send the request again.")
 
 
 class UnreachableStoreError(PlaitError):

@@ -1,8 +1,9 @@
 """A log of events in PostgreSQL, which several gateways share.
 
 Each gateway has a row with an epoch that nobody else has had, and a lease that ends by the database's clock unless it
-is renewed. A stream names the epoch of its owner. Who gives a gateway up deletes its row first, and every transaction
-begins by changing the own row. So a gateway that was given up, and goes on later, writes nothing.
+is renewed. A stream names the epoch of its owner. Who gives a gateway up deletes its row first. A transaction that
+writes events or takes streams begins by changing the own row. So a gateway that was given up, and goes on later, writes
+nothing.
 
 When the database was away, all leases are over at once. So a gateway gives others up only when it has held its own
 lease for as long as one lasts: by then, all that live have renewed theirs.
@@ -88,7 +89,7 @@ _HOLD: Final = """
     FROM (SELECT commits FROM plait.gateways WHERE epoch = %s FOR NO KEY UPDATE) AS before
     WHERE epoch = %s RETURNING before.commits
 """
-"""Every transaction begins with it. Without a row the gateway was given up."""
+"""What writes events or takes streams begins with it. Without a row the gateway was given up."""
 
 _LAPSED: Final = """
     SELECT epoch FROM plait.gateways WHERE until < now() AND EXISTS (
@@ -207,7 +208,7 @@ class PostgresKeeper:
         events, ended = _final(changes)
         number, begun = self._commits + 1, dict[StreamKey, int]()
         with self._transaction() as database:
-            if self._begin(database, number):
+            if self._hold(database, number):
                 self._delete(database, ended, events.keys())
                 begun = self._begun(database, [key for key in events if key not in self._streams])
                 self._insert(database, begun, events)
@@ -219,7 +220,7 @@ class PostgresKeeper:
     def renew(self) -> list[Member]:
         """Hold the lease for longer, and give up the gateways that have not."""
         with self._transaction() as database:
-            self._begin(database, self._commits)
+            self._hold(database, self._commits)
             lapsed = database.execute(_LAPSED, (self.epoch, LEASE_S)).fetchall()
             self._give_up(database, [epoch for (epoch,) in lapsed])
             members = "SELECT epoch, url, release, until < now() FROM plait.gateways ORDER BY epoch"
@@ -230,7 +231,7 @@ class PostgresKeeper:
         kind = streams[0].kind
         asked = [key.tenant for key in streams], [key.name for key in streams], kind, instead
         with self._transaction() as database:
-            self._begin(database, self._commits)
+            self._hold(database, self._commits)
             adopted = database.execute(_ADOPT, (self.epoch, *asked, self._version)).fetchall()
             begun = database.execute(_CLAIM, (kind, self.epoch, self._version, *asked)).fetchall()
             owners = database.execute(_OWNERS, asked).fetchall()
@@ -248,7 +249,7 @@ class PostgresKeeper:
     def take_over(self) -> list[StoredStream]:
         """Own a slice of what nobody owns."""
         with self._transaction() as database:
-            self._begin(database, self._commits)
+            self._hold(database, self._commits)
             asked = self.epoch, self._version, self._whole
             rows = database.execute(_TAKE_SOME, (*asked, SLICE)).fetchall()
             rows += database.execute(_TAKE_ALL, asked).fetchall()
@@ -289,7 +290,7 @@ class PostgresKeeper:
 
     # What follows is within a transaction.
 
-    def _begin(self, database: Connection[TupleRow], number: int) -> bool:
+    def _hold(self, database: Connection[TupleRow], number: int) -> bool:
         """Hold the lease for longer, and note the number of the commit.
 
         False if this commit was made before, and the connection broke before that was heard.

@@ -101,12 +101,19 @@ class PatientProtocol(HttpToolsProtocol):
 class Opening:
     """Stands for the transport of uvicorn's `cycle` until the first bytes of the answer. Then the cycle gets its own.
 
-    A head that is not followed by bytes at once goes out in the next turn of the event loop.
+    A head that is not followed by bytes at once goes out in the next turn of the event loop. `answering` returns what
+    the rest of an answer is written to that begins now.
     """
 
-    __slots__ = ("_cycle", "_head", "_loop", "_transport")
+    __slots__ = ("_answering", "_cycle", "_head", "_loop", "_transport")
 
-    def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        cycle: RequestResponseCycle,
+        loop: asyncio.AbstractEventLoop,
+        answering: Callable[[RequestResponseCycle], asyncio.Transport],
+    ) -> None:
+        self._answering = answering
         self._cycle = cycle
         self._loop = loop
         self._transport = cycle.transport
@@ -136,9 +143,34 @@ class Opening:
     def _release(self) -> None:
         head, self._head = self._head, b""
         if head:
-            self._cycle.transport = self._transport
+            self._cycle.transport = self._answering(self._cycle)
             if not self._transport.is_closing():  # the client may have gone in this turn of the event loop
                 self._transport.write(head)
+
+
+class Early:
+    """Stands for the transport of an answer that begins before its request has ended. It is closed after the request.
+
+    If it closed at once, the bytes still under way would make the system discard the answer. nginx asks for the close
+    unless it is told to keep connections.
+    """
+
+    __slots__ = ("_protocol",)
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        self._protocol = protocol
+
+    def write(self, data: bytes) -> None:
+        """Of a transport."""
+        self._protocol.transport.write(data)
+
+    def close(self) -> None:
+        """Of a transport."""
+        self._protocol.close_after_request()
+
+    def is_closing(self) -> bool:
+        """Of a transport."""
+        return self._protocol.transport.is_closing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +204,7 @@ class BoundedProtocol(PatientProtocol):
         self._bounds = RequestBounds(bounds.limits, self._now_s)
         self._trailers = _Trailers(self._bounds)
         self._refused = False
+        self._closes = False  # when the request has ended
         self._running: RequestResponseCycle | None = None
         self._receive: WatchedReceive  # of what runs
         self._timer: asyncio.TimerHandle | None = None
@@ -259,6 +292,15 @@ class BoundedProtocol(PatientProtocol):
         """Of httptools."""
         self._bounds.ended()
         super().on_message_complete()
+        if self._closes:
+            self.transport.close()
+
+    def close_after_request(self) -> None:
+        """Close when the client has sent the whole request, or its time for that is over."""
+        if self._bounds.part is Part.BODY:
+            self._closes = True
+        else:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """Of uvicorn: the application has answered."""
@@ -269,9 +311,14 @@ class BoundedProtocol(PatientProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         self._receive = receive = WatchedReceive(cast("Receive", cycle.receive))
-        cycle.transport = Opening(cycle, self.loop)  # type: ignore[assignment]  # all that a cycle needs of it
+        cycle.transport = Opening(cycle, self.loop, self._answering)  # type: ignore[assignment]  # all that a cycle needs of it
         # The cycle must not hold what holds the cycle: only the garbage collector would free a request then.
         super()._start_asgi_task(cycle, partial(_watched, app, receive))
+
+    def _answering(self, cycle: RequestResponseCycle) -> asyncio.Transport:
+        """What the rest of an answer is written to that begins now."""
+        is_early = cycle is self.cycle and self._bounds.part is Part.BODY
+        return cast("asyncio.Transport", Early(self)) if is_early else self.transport
 
     def _unsupported_upgrade_warning(self) -> None:
         """The request is served as HTTP/1.1. The parser takes no other request after it."""

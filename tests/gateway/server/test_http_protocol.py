@@ -260,6 +260,20 @@ async def test_an_application_is_told_that_its_client_has_gone() -> None:
         await asyncio.wait_for(HAPPENED["gone"].wait(), 5.0)
 
 
+async def test_a_client_that_asks_to_close_gets_an_answer_that_comes_before_its_request_has_ended() -> None:
+    body = bytes(8_000_000)
+    head = b"POST /defect HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with serving(ROOMY) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(head)
+        for begin in range(0, len(body), 100_000):
+            writer.write(body[begin : begin + 100_000])
+            await writer.drain()
+        answer = await reader.read()  # to the end: it is closed then
+        writer.close()
+    assert error_of(answer)[0] == 500
+
+
 async def test_a_refused_client_may_send_on() -> None:
     """Its answer is not lost to a reset."""
     async with serving(ROOMY) as running:

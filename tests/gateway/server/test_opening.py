@@ -31,9 +31,9 @@ class Transport:
 
 def opening() -> tuple[Any, Transport]:
     """A cycle whose transport is an opening, and the transport of the connection."""
-    transport = Transport()
+    transport: Any = Transport()
     cycle: Any = SimpleNamespace(transport=transport)
-    cycle.transport = Opening(cycle, asyncio.get_running_loop())
+    cycle.transport = Opening(cycle, asyncio.get_running_loop(), lambda _cycle: transport)
     return cycle, transport
 
 

@@ -50,6 +50,10 @@ class _Lease:
     refused: Drawn | None = None
     refused_until_s: float = 0.0
 
+    def limited(self, tokens: int) -> Amounts:
+        """What a call takes: nothing of what has no limit, so that no call has to ask for it."""
+        return Amounts(*(want if rate < inf else 0 for want, rate in zip((1, tokens), self.rates, strict=True)))
+
     def take(self, wanted: Amounts) -> bool:
         """Whether so much is left; it is used then."""
         if any(have < want for have, want in zip(self.left, wanted, strict=True)):
@@ -78,7 +82,7 @@ class RateLeases:
         lease = self._leases.get(tenant)
         if lease is None or lease.rates != rates:
             lease = self._leases[tenant] = _Lease(rates)
-        wanted, lease.used_s = Amounts(1, tokens), loop_time_s()
+        wanted, lease.used_s = lease.limited(tokens), loop_time_s()
         if not lease.waiting and lease.take(wanted):
             return True
         if lease.refused is not None and lease.used_s < lease.refused_until_s:
@@ -93,7 +97,7 @@ class RateLeases:
         """A call that was let through was refused for another reason."""
         lease = self._leases.get(tenant)
         if lease is not None:
-            lease.left = [lease.left[0] + 1, lease.left[1] + tokens]
+            lease.left = [have + back for have, back in zip(lease.left, lease.limited(tokens), strict=True)]
 
     async def keep(self) -> None:
         """Give back what tenants do not use any more, for ever."""
@@ -122,7 +126,7 @@ class RateLeases:
     async def _ask_once(self, tenant: str, lease: _Lease) -> None:
         least, most = (_more_than(lease, wanted) for wanted in (lease.waiting[0][0], _sum(lease.waiting)))
         most = Amounts(
-            *(want + SLICE_S * rate if rate < inf else want for want, rate in zip(most, lease.rates, strict=True))
+            *(want + SLICE_S * rate if rate < inf else 0 for want, rate in zip(most, lease.rates, strict=True))
         )
         try:
             drawn = await self._draw(tenant, lease.rates, least, most)

@@ -85,6 +85,15 @@ async def test_a_burst_goes_through_one_gateway_or_all(bucket: Bucket) -> None:
     assert (refused.value.code, refused.value.retry_after_s) == ("calls_per_second", 1.0)
 
 
+async def test_what_was_leased_goes_through_without_a_question(bucket: Bucket) -> None:
+    one, two, _ = gateways(bucket, TenantLimits(calls_per_s=10))
+    assert await taken(one, 1) == 1
+    assert await taken(two, 100) == 89
+    assert bucket.asked == 2
+    assert [await taken(one, 1) for _ in range(10)] == [1] * 10, "the store has nothing left, but this lease has"
+    assert bucket.asked == 2
+
+
 async def test_tokens_are_leased_as_calls_are(bucket: Bucket) -> None:
     one, two, _ = gateways(bucket, TenantLimits(tokens_per_s=100))
     assert await taken(one, 5, tokens=100) == 5

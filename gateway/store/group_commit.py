@@ -37,9 +37,9 @@ from plait.gateway.store.event_log import (
 )
 from plait.gateway.store.jobs import Jobs
 
-LOOK_S: Final = 0.005
+LOOK_S: Final = 0.01
 """A call is at its engine 0.6 ms after the answer that it waited for, and nobody notices this with a value. A commit
-takes a quarter of a millisecond of a core that does other things, and so do ten values in one.
+takes a quarter of a millisecond of a core that does other things, and so do twenty values in one.
 """
 
 RETRY_S: Final = 1.0

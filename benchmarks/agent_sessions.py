@@ -102,10 +102,12 @@ def _rows(traces: Path, tasks: Sequence[Task], processes: int) -> list[Row]:
 
 
 def run(traces: Path, task: Task) -> Row:
-    """Both runs. Where the capacity is wrong or tenants are told apart, the first one is held too, without that."""
+    """Both runs. Where the capacity is wrong, tenants are told apart or gateways share the sessions, the first one is
+    held, too, without that.
+    """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     condition = task.condition
-    plain = replace(condition, told=1.0, is_fair=False)
+    plain = replace(condition, told=1.0, is_fair=False, gateways=1)
     without = ClosedLoop(traces, plain, task.seed, policy=task.policy, gate=plain != condition).run()
     held = ClosedLoop(traces, condition, task.seed, policy=task.policy).run()
     return Row(task.name, task.seed, task.policy, without, held)

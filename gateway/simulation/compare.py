@@ -49,6 +49,9 @@ WARM_UP: Final = 0.25
 CACHE_BYTES: Final = 256 * 2**20
 """Of encoded beginnings."""
 
+COLD_S: Final = 2.0
+"""A gateway asks engines for so long before it takes calls."""
+
 Progress = Callable[[str, int, int], None]
 """Called with a label, how much is done, and how much there is in all."""
 
@@ -65,7 +68,8 @@ class Experiment:
 
     Calls go to so many `gateways` in turn. They ask the engines each `report_interval_s`, and hear what these say
     `report_delay_s` later. If they are `blind`, they do not hear of each other's calls. With `ends_by_reports`, they
-    hear of their own calls' first tokens and ends in this way, too.
+    hear of their own calls' first tokens and ends in this way, too. If a gateway is `replaced_after` so many calls,
+    one that knows nothing starts then, and takes all calls `COLD_S` later.
     """
 
     traces: Path | None = None
@@ -89,6 +93,7 @@ class Experiment:
     report_delay_s: float = 0.0
     blind: bool = False
     ends_by_reports: bool = False
+    replaced_after: int | None = None
 
     def __post_init__(self) -> None:
         unknown = [policy for policy in self.policies if policy not in KNOWN]
@@ -194,6 +199,8 @@ def simulate(
         call = workload.calls[number]
         simulated = SimulatedCall(now_s, workload.prompts[number], call.max_tokens, call.prefix, session=call.session)
         records[number] = simulation.send(simulated, partial(go_on, later))
+        if len(records) == experiment.replaced_after:
+            simulation.replace(fleet.router(experiment.gateways), now_s + COLD_S)
 
     def go_on(later: Sequence[int], _ended: CallRecord) -> None:
         if later:

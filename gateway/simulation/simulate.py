@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, product
+from itertools import count
 from math import inf
 
 from plait.backends.embedded.call import EmbeddedCall, Output
@@ -159,10 +159,9 @@ class Simulation:
         self.refused: list[CallRecord] = []
         chat_tokens = (CHAT_TOKENS if router.is_ours else inf) if chat_tokens is None else chat_tokens
         routers = (router, *more)
-        new_admission = partial(
+        self._new_admission = partial(
             Admission, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens, gateways=len(routers)
         )
-        self._gateways = [_Gateway(one, new_admission(one, self._later, lambda _: UNLIMITED)) for one in routers]
         self._owners: dict[str, _Gateway] = {}
         self._engines = engines
         self._model = model
@@ -177,8 +176,7 @@ class Simulation:
         self._in_engine: dict[EmbeddedCall, _Sent] = {}
         self._not_admitted: dict[Engine, list[EmbeddedCall]] = {engine: [] for engine in engines.values()}
         self._to_come = 0  # events that must happen before the run ends
-        for gateway, engine_id in product(self._gateways, engines):
-            gateway.router.health.answered(engine_id, {model: None})
+        self._gateways = [self._new_gateway(one) for one in routers]
 
     @property
     def admissions(self) -> list[Admission]:
@@ -190,13 +188,22 @@ class Simulation:
         for call in calls:
             self.at(call.arrives_s, partial(self._arrive, call))
         for gateway in self._gateways:
-            for engine_id in self._engines:
-                self._schedule(0.0, partial(self._poll, gateway.router, engine_id))
-            self._schedule(0.0, partial(self._age, gateway.router))
+            self._begin(gateway)
         while self._to_come or self._in_engine or self._waiting:
             self.now_s, _, event = heapq.heappop(self._events)
             event(self.now_s)
         return self.records
+
+    def replace(self, router: Router, takes_s: float) -> None:
+        """A gateway that knows nothing starts now, and asks the engines. It takes all calls from `takes_s` on."""
+        gateway = self._new_gateway(router)
+        self._begin(gateway)
+
+        def take(_now_s: float) -> None:
+            self._gateways = [gateway]
+            self._owners.clear()
+
+        self._schedule(takes_s, take)
 
     def at(self, when_s: float, event: Event) -> None:
         """Schedule `event` at a time that has not passed yet."""
@@ -240,6 +247,17 @@ class Simulation:
         if waiting.is_sent:
             waiting.tell()
         return record
+
+    def _new_gateway(self, router: Router) -> _Gateway:
+        for engine_id in self._engines:
+            router.health.answered(engine_id, {self._model: None})
+        return _Gateway(router, self._new_admission(router, self._later, lambda _: UNLIMITED))
+
+    def _begin(self, gateway: _Gateway) -> None:
+        """A gateway begins to ask the engines, and to age what it knows."""
+        for engine_id in self._engines:
+            self._schedule(self.now_s, partial(self._poll, gateway.router, engine_id))
+        self._schedule(self.now_s, partial(self._age, gateway.router))
 
     def _told(self, call: EmbeddedCall, sent: _Sent) -> None:
         """A call is sent to its engine, or was given up."""

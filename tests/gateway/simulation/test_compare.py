@@ -80,6 +80,15 @@ def test_the_records_are_in_the_order_of_the_calls() -> None:
     assert after_warm_up(records) == records[75:]
 
 
+def test_a_gateway_that_takes_the_place_of_another_knows_what_engines_have_cached() -> None:
+    replaced = replace(SINGLE, replaced_after=150)
+    warm, cold = (simulate(one, workload(SINGLE), "plait", 10.0, quiet) for one in (SINGLE, replaced))
+    assert warm[:150] == cold[:150]
+    of_warm, of_cold = (summarise("plait", records[200:]) for records in (warm, cold))
+    assert of_cold.hit_rate >= of_warm.hit_rate - 0.02
+    assert of_cold.misprediction < 0.02
+
+
 def test_the_json_report_carries_inputs_outcomes_and_claims() -> None:
     decoded = msgspec.json.decode(report().json())
     assert decoded["experiment"]["seed"] == SMALL.seed

@@ -201,8 +201,8 @@ class Gateway:
             weights=self._terms.weights,
             ahead_s=config.ahead_s,
             chat_tokens=config.chat_tokens if config.sessions and self.router.is_ours else inf,
-            gateways=self._forwarding.peers.count,
         )
+        admission.sessions.part = lambda _model: 1 / self._forwarding.peers.count
         self._registry.register(AdmissionCollector(admission, self._tenants.label))
         return admission
 
@@ -261,7 +261,6 @@ class Gateway:
 
         def share() -> None:
             self._terms.share(membership.peers.count, membership.peers.index)
-            self._admission.sessions.gateways = membership.peers.count
             self._forwarding.part()
 
         sessions = self._chained.executor.sessions

@@ -44,7 +44,7 @@ class Admission:
 
     `limits` returns the limits of a tenant. `weights` are the tenants' shares (default 1); they may change. Prompts of
     fewer than `chat_tokens` that extend no other are never held for their sessions' sake; infinite: none is. `at`,
-    `max_wait_s` and `ahead_s` are those of the `queue`. So many `gateways` share the engines' KV for their sessions.
+    `max_wait_s` and `ahead_s` are those of the `queue`.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class Admission:
         weights: Mapping[str, float] | None = None,
         ahead_s: float = AHEAD_S,
         chat_tokens: float = CHAT_TOKENS,
-        gateways: int = 1,
     ) -> None:
         shares = FairShares(weights)
         self._uses: defaultdict[str, TenantUse] = defaultdict(TenantUse)
@@ -72,7 +71,7 @@ class Admission:
             on_sent=self._sent,
             on_given_up=self._given_up,
         )
-        self.sessions = SessionGates(router, at, shares.weight, self._freed, chat_tokens, gateways=gateways)
+        self.sessions = SessionGates(router, at, shares.weight, self._freed, chat_tokens)
         self._limits = limits
         self._places = KeptPlaces()
         self._numbers = count()

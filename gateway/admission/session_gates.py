@@ -24,12 +24,17 @@ LOOK_S: Final = 0.25
 log = structlog.get_logger(__name__)
 
 
+def _all(_model: str) -> float:
+    """The part of a gateway that is alone."""
+    return 1.0
+
+
 class SessionGates:
     """The session gates, by base model. `on_free` is called with each call that was held, when it is to be placed.
 
     `weight` returns a tenant's weight. Prompts of fewer than `chat_tokens` that extend no other are chat (infinite:
-    nothing is held). `at` schedules what comes later. `caches` finds what the engines of a model have. So many
-    `gateways` share it.
+    nothing is held). `at` schedules what comes later. `caches` finds what the engines of a model have, and `part` says
+    how much of it is this gateway's: several share it.
     """
 
     def __init__(
@@ -40,10 +45,10 @@ class SessionGates:
         on_free: Callable[[Waiting, float], None],
         chat_tokens: float = CHAT_TOKENS,
         *,
-        gateways: int = 1,
+        part: Callable[[str], float] = _all,
     ) -> None:
         self.gates: dict[str, SessionGate] = {}
-        self.gateways = gateways
+        self.part = part
         self.caches: Callable[[Router, str], Caches | None] = self._caches
         self._router = router
         self._at = at
@@ -55,7 +60,7 @@ class SessionGates:
         self._is_looking = False
 
     def _caches(self, router: Router, model: str) -> Caches | None:
-        return caches(router, model, self.gateways)
+        return caches(router, model, self.part(model))
 
     def arrive(self, call: Waiting, now_s: float) -> bool:
         """A call has come. Returns whether it passes; if not, it is held until `on_free` is called with it."""
@@ -170,8 +175,8 @@ class SessionGates:
             self._look_soon(now_s)
 
 
-def caches(router: Router, model: str, gateways: int = 1) -> Caches | None:
-    """What one of so many gateways may fill of the KV of the engines that take calls for a model.
+def caches(router: Router, model: str, part: float = 1.0) -> Caches | None:
+    """A part of the engines that take calls for a model, and of their KV.
 
     None if one of the engines does not say how much it has.
     """
@@ -180,4 +185,4 @@ def caches(router: Router, model: str, gateways: int = 1) -> Caches | None:
     if not views or not all(sizes):
         return None
     slowness = sum(view.slowness for view in views) / len(views)
-    return Caches(len(views), sum(filter(None, sizes)) // gateways, views[0].cost_model, slowness)
+    return Caches(part * len(views), int(part * sum(filter(None, sizes))), views[0].cost_model, slowness)

@@ -159,9 +159,7 @@ class Simulation:
         self.refused: list[CallRecord] = []
         chat_tokens = (CHAT_TOKENS if router.is_ours else inf) if chat_tokens is None else chat_tokens
         routers = (router, *more)
-        self._new_admission = partial(
-            Admission, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens, gateways=len(routers)
-        )
+        self._new_admission = partial(Admission, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens)
         self._owners: dict[str, _Gateway] = {}
         self._engines = engines
         self._model = model
@@ -177,6 +175,8 @@ class Simulation:
         self._not_admitted: dict[Engine, list[EmbeddedCall]] = {engine: [] for engine in engines.values()}
         self._to_come = 0  # events that must happen before the run ends
         self._gateways = [self._new_gateway(one) for one in routers]
+        for admission in self.admissions:
+            admission.sessions.part = lambda _model: 1 / len(routers)
 
     @property
     def admissions(self) -> list[Admission]:

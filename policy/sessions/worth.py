@@ -38,9 +38,12 @@ Those that are over must not count: conversations of a few turns are over soon, 
 
 
 class Caches(NamedTuple):
-    """The engines that take the calls of a model: how many, and the KV of all of them."""
+    """The engines that take the calls of a model: how many, and the KV of all of them.
 
-    engines: int
+    Where several gateways share the engines, it is one gateway's part of both.
+    """
+
+    engines: float
     kv_tokens: int
     costs: CostModel
     slowness: float = 1.0

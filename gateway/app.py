@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.gateway.admission.admission import Admission, AdmissionCollector
 from plait.gateway.admission.rate_leases import RateLeases
+from plait.gateway.admission.shares import needs, part_of_engines
 from plait.gateway.admission.tenants import BURST_S, TenantIds, TenantTerms
 from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import AdminAccess, KeyRing
@@ -64,7 +65,7 @@ from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.reloading import Reloading
 from plait.gateway.store.metrics import StoreCollector
 from plait.gateway.supervision import Supervisor
-from plait.gateway.timer import at_loop_time
+from plait.gateway.timer import at_loop_time, loop_time_s
 from plait.policy.placement.rebalancing import rebalanced_e2
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 
@@ -263,12 +264,20 @@ class Gateway:
             self._terms.share(membership.peers.count, membership.peers.index)
             self._forwarding.part()
 
+        def part(model: str) -> float:
+            found = part_of_engines(model, self.router, membership.parts)
+            return 1 / membership.peers.count if found is None else found
+
         sessions = self._chained.executor.sessions
         membership.on_members, membership.is_used = share, sessions.has
+        membership.needs = partial(needs, self._admission, self._terms, self.router)
+        membership.on_parts = lambda: self._admission.limits_changed(loop_time_s())
+        self._terms.parts, self._admission.sessions.part = lambda: membership.parts, part
         self._registry.register(MembershipCollector(membership))
-        self._gate.leases = RateLeases(self._terms.rates, partial(membership.draw, burst_s=BURST_S))
+        self._gate.leases = RateLeases(self._terms.whole, partial(membership.draw, burst_s=BURST_S))
         self._supervisor.start("lease", membership.keep)
         self._supervisor.start("rates", self._gate.leases.keep)
+        self._supervisor.start("shares", membership.share)
 
     async def _until_an_engine_answers(self) -> None:
         """Let the other gateways' clients not wait for this one's first look at the engines."""

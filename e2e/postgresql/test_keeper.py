@@ -14,6 +14,7 @@ from plait.gateway.store.event_log import (
     Change,
     HeldElsewhereError,
     LeaseLostError,
+    Need,
     StoredStream,
     StoreError,
     StoreVersionError,
@@ -240,3 +241,17 @@ def test_a_password_in_the_url_is_refused_without_showing_it() -> None:
     with pytest.raises(ValueError, match="PGPASSWORD") as refused:
         keeper_of("postgresql://plait:hunter2@db/plait")
     assert "hunter2" not in str(refused.value)
+
+
+def test_what_is_shared_is_never_more_than_the_whole(url: str, both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
+    one, two = both
+    assert one.share({"calls": Need(6, 9)}) == {"calls": 6}
+    assert two.share({"calls": Need(6, 9)}) == {"calls": 0}, "the other has all until it asks again"
+    assert one.share({"calls": Need(6, 9), "more": Need(5, 0)}) == {"calls": 3, "more": 5}
+    assert two.share({"calls": Need(6, 1)}) == {"calls": 1}
+    assert one.share({"calls": Need(6, 9)}) == {"calls": 5}
+    lapse(url, two.epoch)
+    assert one.share({"calls": Need(6, 9)}) == {"calls": 5}, "who has not been given up may still go on"
+    two.close()
+    assert one.share({"calls": Need(6, 9)}) == {"calls": 6}
+    assert one.share({}) == {}

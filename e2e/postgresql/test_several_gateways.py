@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,13 +12,15 @@ import httpx
 import pytest
 
 from e2e.postgresql.server import ABSENT, binaries
-from e2e.servers import Fleet, Launcher, Server, eventually
+from e2e.servers import NO_TLS, Fleet, Launcher, Server, eventually
 from e2e.several_gateways import Gateways
 from e2e.tenants import KEYS
 
 pytestmark = pytest.mark.skipif(binaries() is None, reason=ABSENT)
 
 CHAT = "/v1/chat/completions"
+FEW = "the-key-of-a-tenant-with-few-calls-at-once"
+MOST_RUNNING = 6
 CALLS_PER_S = 10.0
 BURST_S = 10.0
 
@@ -28,9 +32,11 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
         tenants = [
             {"name": "free", "api_keys": [KEYS[0]]},
             {"name": "limited", "api_keys": [KEYS[1]], "calls_per_s": CALLS_PER_S},
+            {"name": "few", "api_keys": [FEW], "max_running": MOST_RUNNING},
         ]
         several = launch.gateways(engines, tenants=tenants, server={"admin_key": "admin"})
         Fleet(several, {engine.name: engine for engine in engines}).start()
+        eventually(lambda: all(one.metric("plait_peer_up") == 3 for one in several.members))
         yield several
 
 
@@ -96,6 +102,38 @@ def test_a_rate_is_that_of_all_gateways_together(gateways: Gateways) -> None:
     allowed = CALLS_PER_S * (BURST_S + time.monotonic() - begun_s)
     assert set(statuses) == {200, 429}
     assert 0.9 * CALLS_PER_S * BURST_S <= statuses.count(200) <= 1.05 * allowed
+
+
+async def test_what_a_tenant_may_have_running_it_has_where_its_calls_are(gateways: Gateways) -> None:
+    one, two, _ = gateways.members
+    begun = Counter[str]()
+
+    async def stream(gateway: Server) -> None:
+        body = chat("a long answer", stream=True, max_tokens=8_000, ignore_eos=True)
+        async with http.stream(
+            "POST", f"{gateway.url}{CHAT}", json=body, headers={"authorization": f"Bearer {FEW}"}
+        ) as answer:
+            begun[gateway.name] += 1
+            assert answer.status_code == 200
+            await asyncio.sleep(60)
+
+    async def has_begun(calls: int) -> None:
+        async with asyncio.timeout(5):
+            while begun.total() < calls:  # noqa: ASYNC110 - the streams have no event for all
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert begun.total() == calls
+
+    async with httpx.AsyncClient(verify=NO_TLS, timeout=60) as http, asyncio.TaskGroup() as tasks:
+        first = [tasks.create_task(stream(one)) for _ in range(8)]
+        await has_begun(MOST_RUNNING)
+        second = [tasks.create_task(stream(two)) for _ in range(3)]
+        await has_begun(MOST_RUNNING + 1)  # where it had none, one goes at once
+        for task in first:
+            task.cancel()
+        await has_begun(MOST_RUNNING + 3)  # what the one gave back the other may have
+        for task in second:
+            task.cancel()
 
 
 def test_a_change_of_the_engines_is_made_in_all_gateways(gateways: Gateways) -> None:

@@ -96,6 +96,10 @@ class Admission:
         """What a tenant uses now."""
         return self._uses[tenant]
 
+    def tenants(self) -> Iterator[str]:
+        """Those that have calls running or waiting."""
+        return (tenant for tenant, use in self._uses.items() if use.running or self.queue.wants(tenant))
+
     # Events.
 
     def enter(self, call: Waiting, now_s: float) -> None:
@@ -160,6 +164,11 @@ class Admission:
         waiting.call = call
         if not waiting.is_sent and waiting.error is None and not waiting.is_held:
             self.queue.refine(waiting)
+
+    def limits_changed(self, now_s: float) -> None:
+        """Tenants may have more running."""
+        for tenant in list(self.tenants()):
+            self.queue.place_held(tenant, now_s)
 
     def check(self, entered: Iterable[Waiting]) -> None:
         """Assert the invariants, with all calls that have entered and not left; for tests."""

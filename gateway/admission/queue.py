@@ -63,6 +63,14 @@ class Queue:
         """How many calls of a tenant wait for a model."""
         return self.backlogs[model].waiting(tenant) if model in self.backlogs else 0
 
+    def most_waiting(self, tenant: str) -> int:
+        """How many calls of a tenant wait for the model for which most wait."""
+        return max((backlog.waiting(tenant) for backlog in self.backlogs.values()), default=0)
+
+    def wants(self, tenant: str) -> int:
+        """How many calls of a tenant are placed, or would be with a higher `max_running`."""
+        return self._uses[tenant].running + len(self._held.get(tenant, ()))
+
     # Events.
 
     def enter(self, call: Waiting, limits: TenantLimits, now_s: float) -> None:
@@ -178,8 +186,12 @@ class Queue:
 
     def _ran(self, tenant: str, now_s: float) -> None:
         """A placed call is gone: one more of its tenant may be placed."""
+        self._uses[tenant].running -= 1
+        self.place_held(tenant, now_s)
+
+    def place_held(self, tenant: str, now_s: float) -> None:
+        """Place the calls that a tenant may have running now."""
         use, held = self._uses[tenant], self._held.get(tenant)
-        use.running -= 1
         while held and use.running < self._limits(tenant).max_running:
             call = held.popleft()
             try:

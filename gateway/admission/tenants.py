@@ -7,7 +7,7 @@ key or a name. `/metrics` may be open, so it shows labels only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from hmac import digest
@@ -120,10 +120,22 @@ def _drained(used: float, rate: float, elapsed_s: float) -> float:
     return 0.0 if inf in {rate, elapsed_s} else max(0.0, used - rate * elapsed_s)
 
 
+def running_of(tenant: str) -> str:
+    """The name, among gateways, of the calls that a tenant may have running."""
+    return f"running {tenant}"
+
+
+def waiting_of(tenant: str) -> str:
+    """The name, among gateways, of the calls that a tenant may have waiting for a model."""
+    return f"waiting {tenant}"
+
+
 class TenantTerms:
     """The terms in force. `weights` has the tenants that have a section; all others weigh 1.
 
-    The limits are divided among so many `gateways`, of which this one is number `index` from 0 on.
+    The limits are divided among so many `gateways`, of which this one is number `index` from 0 on. If they share a
+    store, `parts` has what this one may have running and waiting, by `running_of` and `waiting_of` a tenant; None while
+    the store does not say so.
     """
 
     def __init__(
@@ -135,6 +147,7 @@ class TenantTerms:
         gateways: int = 1,
         index: int = 0,
     ) -> None:
+        self.parts: Callable[[], Mapping[str, int] | None] = lambda: None
         self._ids = ids
         self._gateways = gateways
         self._index = index
@@ -150,34 +163,46 @@ class TenantTerms:
     def replace(self, admission: AdmissionConfig, tenants: Sequence[TenantConfig]) -> None:
         """Take over another configuration. What tenants have used so far still counts."""
         self._config = admission, tuple(tenants)
-        self._common = self._limits(None, admission)
         named = {self._ids.of_name(tenant.name): tenant for tenant in tenants}
-        self._own = {identity: self._limits(tenant, admission) for identity, tenant in named.items()}
+        self._common_whole = _limits(None, admission)
+        self._own_whole = {identity: _limits(tenant, admission) for identity, tenant in named.items()}
+        self._common = self._divided(self._common_whole)
+        self._own = {identity: self._divided(whole) for identity, whole in self._own_whole.items()}
         self.weights.clear()
         self.weights.update({identity: tenant.weight for identity, tenant in named.items()})
 
     def limits(self, tenant: str) -> TenantLimits:
-        """What a tenant may use here."""
-        return self._own.get(tenant, self._common)
+        """What a tenant may use here.
 
-    def rates(self, tenant: str) -> TenantLimits:
-        """What a tenant may use in all gateways together."""
-        here, gateways = self.limits(tenant), self._gateways
-        return TenantLimits(here.calls_per_s * gateways, here.tokens_per_s * gateways)
-
-    def _limits(self, tenant: TenantConfig | None, admission: AdmissionConfig) -> TenantLimits:
-        """The limits of a tenant here; None: of those that have none of their own."""
-
-        def limit(name: str) -> float:
-            own = None if tenant is None else getattr(tenant, name)
-            return (getattr(admission, name) if own is None else own) or inf
-
+        A tenant of whom the store does not know that it has calls here may run one, if it has others elsewhere.
+        """
+        limits, parts = self._own.get(tenant, self._common), self.parts()
+        if parts is None or self._gateways == 1 or limits.max_running == inf == limits.max_waiting:
+            return limits
+        running, waiting = parts.get(running_of(tenant), 1), parts.get(waiting_of(tenant), limits.max_waiting)
         return TenantLimits(
-            limit("calls_per_s") / self._gateways,
-            limit("tokens_per_s") / self._gateways,
-            self._part(limit("max_running")),
-            self._part(limit("max_waiting")),
+            limits.calls_per_s,
+            limits.tokens_per_s,
+            inf if limits.max_running == inf else max(1, running),
+            inf if limits.max_waiting == inf else max(1, waiting),
         )
+
+    @property
+    def have_counts(self) -> bool:
+        """Whether any tenant has a limit on what runs or waits."""
+        return any(
+            (limits.max_running, limits.max_waiting) != (inf, inf)
+            for limits in (self._common_whole, *self._own_whole.values())
+        )
+
+    def whole(self, tenant: str) -> TenantLimits:
+        """What a tenant may use in all gateways together."""
+        return self._own_whole.get(tenant, self._common_whole)
+
+    def _divided(self, whole: TenantLimits) -> TenantLimits:
+        """The part of this gateway, while nobody says who needs more."""
+        rates = whole.calls_per_s / self._gateways, whole.tokens_per_s / self._gateways
+        return TenantLimits(*rates, self._part(whole.max_running), self._part(whole.max_waiting))
 
     def _part(self, calls: float) -> float:
         """The part of a number of calls that this gateway may have. It is at least one, or none could run here."""
@@ -185,3 +210,13 @@ class TenantTerms:
             return inf
         whole, rest = divmod(int(calls), self._gateways)
         return max(1, whole + (self._index < rest))
+
+
+def _limits(tenant: TenantConfig | None, admission: AdmissionConfig) -> TenantLimits:
+    """The limits of a tenant in all gateways together; None: of those that have none of their own."""
+
+    def limit(name: str) -> float:
+        own = None if tenant is None else getattr(tenant, name)
+        return (getattr(admission, name) if own is None else own) or inf
+
+    return TenantLimits(limit("calls_per_s"), limit("tokens_per_s"), limit("max_running"), limit("max_waiting"))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
+from math import inf
 from typing import Final, TypeVar
 
 import structlog
@@ -19,15 +20,18 @@ import structlog
 from plait.backends.errors import GatewayStoppingError, PeerUnavailableError, PlaitError
 from plait.gateway.peers.peers import Peers
 from plait.gateway.store.event_log import (
+    LEASE_S,
     Change,
     Drawn,
     Member,
+    Need,
     SharedKeeper,
     StoredStream,
     StoreError,
     StreamKey,
 )
 from plait.gateway.store.group_commit import GroupCommit
+from plait.gateway.store.jobs import REGULAR_S
 from plait.gateway.timer import loop_time_s
 
 TAKE_OVER_S: Final = 1.0
@@ -37,7 +41,10 @@ ASK_S: Final = 3.0
 """So long a request waits for the store to say who has its session. It takes some milliseconds."""
 
 DRAW_S: Final = 1.0
-"""A call waits no longer for its part of a rate: then the rate is divided among the gateways."""
+"""Nobody waits longer for a part of what gateways share: then it is divided among them."""
+
+SHARE_S: Final = 0.1
+"""Who needs more of what gateways share asks for it so soon; others tell what they need once a second."""
 
 UNUSED_S: Final = 600.0
 """A name that calls share, without variables, is given up after so long without a call."""
@@ -89,7 +96,8 @@ class Membership:
     """One gateway's. `kind` is that of sessions' streams, `instead` that of what stands for one that was deleted.
 
     `restore` is given the streams that it takes over, `is_used` says whether it needs a session, and `on_members` is
-    called when gateways have come or gone.
+    called when gateways have come or gone. `needs` says what this gateway needs of what they share, and `on_parts` is
+    called when its `parts` of it have changed.
     """
 
     def __init__(
@@ -104,6 +112,10 @@ class Membership:
         self.restore: Callable[[Sequence[StoredStream]], Awaitable[None]]
         self.is_used: Callable[[str, str], bool] = lambda _tenant, _session: False
         self.on_members: Callable[[], None] = lambda: None
+        self.parts: Mapping[str, int] | None = None
+        """What this gateway may use of what it needs, by name; None if the store has not said so lately."""
+        self.needs: Callable[[], Mapping[str, Need]] = dict
+        self.on_parts: Callable[[], None] = lambda: None
         self._log = group_commit
         self._kind = kind
         self._instead = instead
@@ -286,11 +298,31 @@ class Membership:
         self, bucket: str, rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
     ) -> Drawn:
         """Take from a bucket that all gateways share. Raises `StoreError`."""
+        return await self._soon(partial(self._keeper.draw, bucket, rates, least, most, burst_s=burst_s))
+
+    async def share(self) -> None:
+        """Tell the store what this gateway needs of what all share, for ever. While it is away, all is divided."""
+        told, told_s, heard_s = dict[str, Need](), -inf, -inf
+        while True:
+            await asyncio.sleep(SHARE_S)
+            needs, now_s = dict(self.needs()), loop_time_s()
+            if not _grows(told, needs, self.parts or {}) and now_s - told_s < REGULAR_S:
+                continue
+            told, told_s = needs, now_s
+            try:
+                self.parts = await self._soon(partial(self._keeper.share, needs))
+                heard_s = now_s
+            except StoreError:
+                self.parts = self.parts if now_s - heard_s < LEASE_S else None
+            self.on_parts()
+
+    async def _soon(self, work: Callable[[], T]) -> T:
+        """Have the store's thread do it. Raises `StoreError` if that takes long, too."""
         if self._log.problem is not None:
             raise StoreError(self._log.problem)
         try:
             async with asyncio.timeout(DRAW_S):
-                return await self._log.run(partial(self._keeper.draw, bucket, rates, least, most, burst_s=burst_s))
+                return await self._log.run(work)
         except TimeoutError as error:
             raise StoreError("the store takes its time") from error
 
@@ -330,3 +362,10 @@ class Membership:
             del self._own[name]
         if unused:
             self._log.append([Change(StreamKey(self._kind, *name), 0.0, None) for name in unused])
+
+
+def _grows(told: Mapping[str, Need], needs: Mapping[str, Need], parts: Mapping[str, int]) -> bool:
+    """Whether more is needed than was told, and than there is."""
+    return any(
+        need.wanted > max(parts.get(name, 0), told[name].wanted if name in told else 0) for name, need in needs.items()
+    )

@@ -9,7 +9,7 @@ each has a lease, and each stream has one of them as its owner.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 
 class StreamKey(NamedTuple):
@@ -84,6 +84,12 @@ class Keeper(Protocol):
         """Give the lease up."""
 
 
+LEASE_S: Final = 5
+"""One of several gateways that says nothing for so long has died. It renews its lease each second, so four attempts may
+fail.
+"""
+
+
 class Member(NamedTuple):
     """One of the gateways that share a log. `is_stale`: its lease is over, though nobody has taken its streams yet."""
 
@@ -128,6 +134,26 @@ def drawn(
     return Drawn(granted, [max(0.0, now + got) for now, got in zip(used, granted, strict=True)])
 
 
+class Need(NamedTuple):
+    """Of something that gateways share: how much there is of it for all of them, and how much one wants."""
+
+    whole: int
+    wanted: int
+
+
+def fair_parts(whole: int, wanted: Sequence[int]) -> list[int]:
+    """What each of those that want something gets of a whole: no more than it wants while another wants more.
+
+    If something is left, all get as much of it. The parts are the whole (max-min fairness).
+    """
+    parts, rest, count = [0] * len(wanted), whole, len(wanted)
+    for served, number in enumerate(sorted(range(count), key=wanted.__getitem__)):
+        parts[number] = min(wanted[number], rest // (count - served))
+        rest -= parts[number]
+    more, first = divmod(rest, count)
+    return [part + more + (number < first) for number, part in enumerate(parts)]
+
+
 class SharedKeeper(Keeper, Protocol):
     """Keeps a log for several gateways. `write` changes no stream of another one, and `read` takes what nobody owns."""
 
@@ -160,3 +186,9 @@ class SharedKeeper(Keeper, Protocol):
         self, bucket: str, rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
     ) -> Drawn:
         """Take from a bucket that all gateways share, and that empties at `rates`. See `drawn`."""
+
+    def share(self, needs: Mapping[str, Need]) -> Mapping[str, int]:
+        """Tell what this gateway wants of what all share, by name; returns what it may use of each until it asks again.
+
+        What gateways may use is never more than the whole: one has more only once another has asked again for less.
+        """

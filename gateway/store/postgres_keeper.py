@@ -21,23 +21,24 @@ import psycopg
 from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
+from psycopg.types.json import Jsonb
 
 from plait.gateway.store.event_log import (
+    LEASE_S,
     Change,
     Claims,
     Drawn,
     HeldElsewhereError,
     LeaseLostError,
     Member,
+    Need,
     StoredStream,
     StoreError,
     StoreVersionError,
     StreamKey,
     drawn,
+    fair_parts,
 )
-
-LEASE_S: Final = 5
-"""A gateway that says nothing for so long has died. It renews its lease each second, so four attempts may fail."""
 
 SLICE: Final = 256
 """Streams that are taken over at once: all gateways that are left get some."""
@@ -53,6 +54,7 @@ WAITS: Final[dict[str, Any]] = {
 """A gateway that is stopped in the middle of a transaction must not keep its locks: the database ends its session."""
 
 MIGRATION_LOCK: Final = 0x706C6974
+SHARE_LOCK: Final = MIGRATION_LOCK + 1
 
 MIGRATIONS: Final = (
     """
@@ -73,6 +75,10 @@ MIGRATIONS: Final = (
     CREATE UNLOGGED TABLE plait.buckets (
         bucket TEXT PRIMARY KEY, used DOUBLE PRECISION[] NOT NULL, at TIMESTAMPTZ NOT NULL
     );
+    """,
+    """
+    ALTER TABLE plait.gateways
+        ADD COLUMN needs JSONB NOT NULL DEFAULT '{}', ADD COLUMN parts JSONB NOT NULL DEFAULT '{}';
     """,
 )
 """Each leads to the next version of the schema. It only adds: gateways of the release before go on meanwhile."""
@@ -281,12 +287,39 @@ class PostgresKeeper:
             database.execute(emptied, (kept, bucket))
         return result
 
+    def share(self, needs: Mapping[str, Need]) -> Mapping[str, int]:
+        """Share out what gateways want, one of them at a time. The part of one that has died is kept for it until then.
+
+        A gateway that waits for its turn has changed its own row only, so no other waits for it.
+        """
+        others = "SELECT until >= now(), epoch, needs, parts FROM plait.gateways WHERE epoch <> %s ORDER BY epoch"
+        told = "UPDATE plait.gateways SET needs = %s, parts = %s WHERE epoch = %s"
+        with self._transaction() as database:
+            self._hold(database, self._commits)
+            database.execute("SELECT pg_advisory_xact_lock(%s)", (SHARE_LOCK,))
+            rows = database.execute(others, (self.epoch,)).fetchall()
+            parts = {name: self._part(name, need, rows) for name, need in needs.items()}
+            wanted = {name: need.wanted for name, need in needs.items()}
+            database.execute(told, (Jsonb(wanted), Jsonb(parts), self.epoch))
+        return parts
+
     def close(self) -> None:
         """Give the lease up, and all streams."""
         if self._database is not None and self.epoch:
             with suppress(psycopg.Error), self._database.transaction():
                 self._give_up(self._database, [self.epoch])
         self._disconnect()
+
+    def _part(self, name: str, need: Need, others: Iterable[TupleRow]) -> int:
+        """The fair part, if the others leave it."""
+        wanted, used = {self.epoch: need.wanted}, 0
+        for is_live, epoch, wants, has in others:
+            used += has.get(name, 0)
+            if is_live and name in wants:
+                wanted[epoch] = wants[name]
+        epochs = sorted(wanted)
+        fair = fair_parts(need.whole, [wanted[epoch] for epoch in epochs])[epochs.index(self.epoch)]
+        return max(0, min(fair, need.whole - used))
 
     # What follows is within a transaction.
 

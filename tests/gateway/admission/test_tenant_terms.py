@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from plait.gateway.admission.tenants import TenantIds, TenantLimits, TenantTerms
+from plait.gateway.admission.tenants import TenantIds, TenantLimits, TenantTerms, running_of, waiting_of
 from plait.gateway.config.sections import AdmissionConfig, TenantConfig
 
 IDS = TenantIds(b"secret")
@@ -38,3 +38,18 @@ def test_several_gateways_share_the_limits_and_each_may_run_a_call() -> None:
     assert {part.tokens_per_s for part in parts} == {inf}
     one = AdmissionConfig(max_running=1)
     assert [TenantTerms(one, IDS, gateways=3, index=index).limits("any").max_running for index in range(3)] == [1] * 3
+
+
+def test_what_the_store_has_shared_out_replaces_the_division() -> None:
+    terms = TenantTerms(AdmissionConfig(max_running=6, max_waiting=90), IDS, gateways=3)
+    parts: dict[str, int] | None = None
+    terms.parts = lambda: parts
+    assert (terms.limits("any").max_running, terms.limits("any").max_waiting) == (2, 30)
+    parts = {}
+    assert (terms.limits("any").max_running, terms.limits("any").max_waiting) == (1, 30), "it has just come"
+    parts = {running_of("any"): 5, waiting_of("any"): 80}
+    assert (terms.limits("any").max_running, terms.limits("any").max_waiting) == (5, 80)
+    parts = {running_of("any"): 0}
+    assert terms.limits("any").max_running == 1, "or its calls would wait for ever"
+    assert (terms.whole("any").max_running, terms.whole("any").max_waiting) == (6, 90)
+    assert terms.have_counts

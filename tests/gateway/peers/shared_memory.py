@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plait.gateway.store.event_log import (
@@ -11,10 +11,12 @@ from plait.gateway.store.event_log import (
     Drawn,
     LeaseLostError,
     Member,
+    Need,
     StoredStream,
     StoreError,
     StreamKey,
     drawn,
+    fair_parts,
 )
 
 
@@ -26,12 +28,14 @@ class SharedMemory:
     events: dict[StreamKey, list[Change]] = field(default_factory=dict)
     members: dict[int, Member] = field(default_factory=dict)
     buckets: dict[str, list[float]] = field(default_factory=dict)
+    needs: dict[int, Mapping[str, Need]] = field(default_factory=dict)
     epochs: int = 0
     away: bool = False
 
     def give_up(self, epoch: int) -> None:
         """A gateway has died."""
         self.members.pop(epoch, None)
+        self.needs.pop(epoch, None)
         self.owners = {key: None if owner == epoch else owner for key, owner in self.owners.items()}
 
     def stale(self, epoch: int) -> None:
@@ -111,6 +115,11 @@ class MemoryKeeper:
         self._shared.buckets[bucket] = list(result.used)
         return result
 
+    def share(self, needs: Mapping[str, Need]) -> Mapping[str, int]:
+        self._check()
+        self._shared.needs[self.epoch] = needs
+        return {name: self._part(name, need.whole) for name, need in needs.items()}
+
     def set_aside(self, _problem: Exception) -> None:
         pass
 
@@ -122,6 +131,10 @@ class MemoryKeeper:
 
     def _streams(self, keys: Sequence[StreamKey]) -> list[StoredStream]:
         return [StoredStream(key, self._shared.events.get(key, [])) for key in keys]
+
+    def _part(self, name: str, whole: int) -> int:
+        wanted = {epoch: each[name].wanted for epoch, each in sorted(self._shared.needs.items()) if name in each}
+        return dict(zip(wanted, fair_parts(whole, list(wanted.values())), strict=True))[self.epoch]
 
     def _check_away(self) -> None:
         if self._shared.away:

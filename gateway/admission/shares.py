@@ -22,7 +22,15 @@ def kv_of(model: str) -> str:
 
 def needs(admission: Admission, terms: TenantTerms, router: Router) -> Mapping[str, Need]:
     """What is used here, and what waits for more."""
-    return dict((*_of_calls(admission, terms), *_of_sessions(admission, router)))
+    return dict((*_of_calls(admission, terms), *needs_of_sessions(admission, router)))
+
+
+def needs_of_sessions(admission: Admission, router: Router) -> Iterator[tuple[str, Need]]:
+    """The KV of live sessions, and of those that are held."""
+    for model, gate in admission.sessions.gates.items():
+        whole = caches(router, model)
+        if whole is not None and (gate.tokens or gate.held.turns):
+            yield kv_of(model), Need(whole.kv_tokens, gate.tokens + sum(turn.tokens for turn in gate.held))
 
 
 def part_of_engines(model: str, router: Router, parts: Mapping[str, int] | None) -> float | None:
@@ -40,10 +48,3 @@ def _of_calls(admission: Admission, terms: TenantTerms) -> Iterator[tuple[str, N
             yield running_of(tenant), Need(int(whole.max_running), admission.queue.wants(tenant))
         if whole.max_waiting < inf:
             yield waiting_of(tenant), Need(int(whole.max_waiting), admission.queue.most_waiting(tenant))
-
-
-def _of_sessions(admission: Admission, router: Router) -> Iterator[tuple[str, Need]]:
-    for model, gate in admission.sessions.gates.items():
-        whole = caches(router, model)
-        if whole is not None and (gate.tokens or gate.held.turns):
-            yield kv_of(model), Need(whole.kv_tokens, gate.tokens + sum(turn.tokens for turn in gate.held))

@@ -22,9 +22,12 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.lines import Waiting
 from plait.gateway.admission.room import AHEAD_S
+from plait.gateway.admission.shares import needs_of_sessions, part_of_engines
 from plait.gateway.admission.tenants import UNLIMITED
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
+from plait.gateway.store.event_log import fair_parts
+from plait.gateway.store.jobs import REGULAR_S
 from plait.gateway.timer import Event
 from plait.policy.prefix.block_hash import HashChain
 from plait.policy.sessions.session_gate import CHAT_TOKENS
@@ -131,8 +134,9 @@ class Simulation:
     """A fleet in virtual time. `engines` are by id; the router must have exactly these engines.
 
     `more` routers have the same engines: each is another gateway, and calls go to the gateways in turn, but all of a
-    session to one of them. What an engine reports comes to them `report_delay_s` late. With `ends_by_reports`, so do
-    the first tokens and the ends of a gateway's own calls, as to a router whose answers take another way.
+    session to one of them. They share the KV of engines for sessions as gateways with one store do. What an engine
+    reports comes to them `report_delay_s` late. With `ends_by_reports`, so do the first tokens and the ends of a
+    gateway's own calls, as to a router whose answers take another way.
 
     `ahead_s`, `max_wait_s` and `chat_tokens` are those of `Admission`: without an `ahead_s` (infinite), no call waits
     for its engine. If no `chat_tokens` are given, sessions are held where the placement is ours, as in the gateway.
@@ -175,8 +179,9 @@ class Simulation:
         self._not_admitted: dict[Engine, list[EmbeddedCall]] = {engine: [] for engine in engines.values()}
         self._to_come = 0  # events that must happen before the run ends
         self._gateways = [self._new_gateway(one) for one in routers]
-        for admission in self.admissions:
-            admission.sessions.part = lambda _model: 1 / len(routers)
+        self._parts: dict[_Gateway, dict[str, int]] = {}
+        for gateway in self._gateways if more else ():
+            gateway.admission.sessions.part = partial(self._part, gateway)
 
     @property
     def admissions(self) -> list[Admission]:
@@ -189,6 +194,8 @@ class Simulation:
             self.at(call.arrives_s, partial(self._arrive, call))
         for gateway in self._gateways:
             self._begin(gateway)
+        if len(self._gateways) > 1:
+            self._schedule(0.0, self._share)
         while self._to_come or self._in_engine or self._waiting:
             self.now_s, _, event = heapq.heappop(self._events)
             event(self.now_s)
@@ -344,6 +351,21 @@ class Simulation:
             hear(now_s)
         next_s = now_s + max(self._report_delay_s, self._report_interval_s)
         self._schedule(next_s, partial(self._poll, router, engine_id))
+
+    def _part(self, gateway: _Gateway, model: str) -> float:
+        found = part_of_engines(model, gateway.router, self._parts.get(gateway))
+        return 1 / len(self._gateways) if found is None else found
+
+    def _share(self, now_s: float) -> None:
+        """The gateways tell each other what they need, as they do over a store."""
+        needs = {one: dict(needs_of_sessions(one.admission, one.router)) for one in self._gateways}
+        self._parts = {one: {} for one in needs}
+        for name in {name for of_one in needs.values() for name in of_one}:
+            those = {one: of_one[name] for one, of_one in needs.items() if name in of_one}
+            whole = min(need.whole for need in those.values())
+            for one, part in zip(those, fair_parts(whole, [need.wanted for need in those.values()]), strict=True):
+                self._parts[one][name] = part
+        self._schedule(now_s + REGULAR_S, self._share)
 
     def _age(self, router: Router, now_s: float) -> None:
         router.age(now_s)

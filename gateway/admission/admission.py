@@ -96,10 +96,6 @@ class Admission:
         """What a tenant uses now."""
         return self._uses[tenant]
 
-    def tenants(self) -> Iterator[str]:
-        """Those that have calls running or waiting."""
-        return (tenant for tenant, use in self._uses.items() if use.running or self.queue.wants(tenant))
-
     # Events.
 
     def enter(self, call: Waiting, now_s: float) -> None:
@@ -167,7 +163,7 @@ class Admission:
 
     def limits_changed(self, now_s: float) -> None:
         """Tenants may have more running."""
-        for tenant in list(self.tenants()):
+        for tenant in list(self.queue.busy()):
             self.queue.place_held(tenant, now_s)
 
     def check(self, entered: Iterable[Waiting]) -> None:

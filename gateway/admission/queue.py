@@ -6,7 +6,7 @@ A synchronous core; each event carries its time. Part of admission. See docs/des
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from plait.backends.errors import LimitError, OverloadedError, PlaitError
 from plait.gateway.admission.backlog import Backlog
@@ -57,6 +57,7 @@ class Queue:
         self._max_wait_s = max_wait_s
         self._on_sent = on_sent
         self._on_given_up = on_given_up
+        self._busy = set[str]()  # and tenants that were busy lately
         self._held: dict[str, deque[Waiting]] = {}  # calls beyond their tenants' `max_running`, which are not placed
 
     def waiting(self, tenant: str, model: str) -> int:
@@ -66,6 +67,11 @@ class Queue:
     def most_waiting(self, tenant: str) -> int:
         """How many calls of a tenant wait for the model for which most wait."""
         return max((backlog.waiting(tenant) for backlog in self.backlogs.values()), default=0)
+
+    def busy(self) -> Collection[str]:
+        """The tenants that have calls here."""
+        self._busy = {tenant for tenant in self._busy if self.wants(tenant)}
+        return self._busy
 
     def wants(self, tenant: str) -> int:
         """How many calls of a tenant are placed, or would be with a higher `max_running`."""
@@ -79,6 +85,7 @@ class Queue:
         `limits` are those of its tenant.
         """
         use = self._uses[call.tenant]
+        self._busy.add(call.tenant)
         if use.running < limits.max_running:
             self._lines.place(call, now_s)
             use.running += 1

@@ -42,7 +42,7 @@ def part_of_engines(model: str, router: Router, parts: Mapping[str, int] | None)
 def _of_calls(admission: Admission, terms: TenantTerms) -> Iterator[tuple[str, Need]]:
     if not terms.have_counts:
         return
-    for tenant in admission.tenants():
+    for tenant in admission.queue.busy():
         whole = terms.whole(tenant)
         if whole.max_running < inf:
             yield running_of(tenant), Need(int(whole.max_running), admission.queue.wants(tenant))

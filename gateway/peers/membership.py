@@ -337,6 +337,7 @@ class Membership:
 
     def lost(self) -> None:
         """The others have given this gateway up: nothing is its own any more."""
+        self.parts = None
         self._own.clear()
         self._others.clear()
 

@@ -24,7 +24,8 @@ BLOCK_TOKENS = 64
 class WaitingFleet:
     """Engines by name. `max_wait_s` bounds what waits before any call has left.
 
-    `entered` has the calls that were taken, in this order, until they leave.
+    All tenants have the `limits`, which may change. `entered` has the calls that were taken, in this order, until they
+    leave.
     """
 
     def __init__(
@@ -37,12 +38,13 @@ class WaitingFleet:
         kv_tokens: int | None = None,
     ) -> None:
         self.now_s = 0.0
+        self.limits = limits
         self.router = Router()
         for name in engines:
             self.router.add_engine(name, COSTS, kv_tokens=kv_tokens)
             self.router.health.answered(name, {"m": None})
         self.admission = Admission(
-            self.router, self._at, lambda _: limits, max_wait_s=max_wait_s / COLD, ahead_s=ahead_s, weights=weights
+            self.router, self._at, lambda _: self.limits, max_wait_s=max_wait_s / COLD, ahead_s=ahead_s, weights=weights
         )
         self.entered: list[Waiting] = []
         self.sent: list[Waiting] = []

@@ -14,7 +14,7 @@ from plait.gateway.peers import membership
 from plait.gateway.peers.membership import OF_PEER, Membership, SessionMovedError, UnreachableStoreError
 from plait.gateway.peers.peers import Peers
 from plait.gateway.store import group_commit, jobs
-from plait.gateway.store.event_log import Change, StoredStream, StreamKey
+from plait.gateway.store.event_log import Change, Need, StoredStream, StreamKey
 from plait.gateway.store.group_commit import GroupCommit
 from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
 
@@ -265,3 +265,22 @@ async def test_names_that_calls_do_not_use_any_more_are_given_up(monkeypatch: py
             await until(lambda: ("t", "label") not in one.membership._own)
         await one.log.committed(ONE)
         assert (await two.owner("label"), await two.owner("used")) == (None, "http://0")
+
+
+async def test_what_is_shared_goes_where_it_is_needed_and_is_divided_without_a_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SHARE_S", "REGULAR_S", "LEASE_S"):
+        monkeypatch.setattr(membership, name, 0.001)
+    async with gateways() as (shared, (one, two)), kept(one), kept(two):
+        one.membership.needs = lambda: {"calls": Need(6, 9)}
+        tasks = [asyncio.create_task(gateway.membership.share()) for gateway in (one, two)]
+        await until(lambda: (one.membership.parts, two.membership.parts) == ({"calls": 6}, {}))
+        two.membership.needs = lambda: {"calls": Need(6, 2)}
+        await until(lambda: (one.membership.parts, two.membership.parts) == ({"calls": 4}, {"calls": 2}))
+        shared.away = True
+        await until(lambda: one.membership.parts is None)
+        shared.away = False
+        await until(lambda: one.membership.parts == {"calls": 4})
+        for task in tasks:
+            task.cancel()

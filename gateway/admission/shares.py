@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import inf
+from typing import Final
 
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.session_gates import caches
 from plait.gateway.admission.tenants import TenantTerms, running_of, waiting_of
 from plait.gateway.fleet.router import Router
 from plait.gateway.store.event_log import Need
+
+LEAST_PART: Final = 0.01
+"""Of the engines. Another gateway may have all until it asks again, but what sessions are worth is judged here, too."""
 
 
 def kv_of(model: str) -> str:
@@ -36,7 +40,7 @@ def needs_of_sessions(admission: Admission, router: Router) -> Iterator[tuple[st
 def part_of_engines(model: str, router: Router, parts: Mapping[str, int] | None) -> float | None:
     """The part of a model's engines that sessions may fill here; None if the store does not say."""
     part, whole = (parts or {}).get(kv_of(model)), caches(router, model)
-    return None if part is None or whole is None else min(1.0, part / max(1, whole.kv_tokens))
+    return None if part is None or whole is None else min(1.0, max(LEAST_PART, part / max(1, whole.kv_tokens)))
 
 
 def _of_calls(admission: Admission, terms: TenantTerms) -> Iterator[tuple[str, Need]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plait.gateway.admission.shares import needs, part_of_engines
+from plait.gateway.admission.shares import LEAST_PART, needs, part_of_engines
 from plait.gateway.admission.tenants import UNLIMITED, TenantIds, TenantLimits, TenantTerms, running_of, waiting_of
 from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.store.event_log import Need
@@ -39,5 +39,6 @@ def test_sessions_need_the_tokens_of_their_contexts() -> None:
     fleet.enter("a", 9_000, session="s")
     assert needs(fleet.admission, TERMS, fleet.router)["kv m"] == Need(100_000, 9_010)
     assert part_of_engines("m", fleet.router, {"kv m": 75_000}) == 0.75
+    assert part_of_engines("m", fleet.router, {"kv m": 0}) == LEAST_PART, "until the others have asked again"
     assert part_of_engines("m", fleet.router, {}) is None
     assert part_of_engines("m", fleet.router, None) is None

@@ -206,7 +206,7 @@ class Durability:
 
         Who waits for a variable or for a call that has not begun is told to come again at once. Running calls end here
         if they can, and what they make is written. No further call is started. Gateways that share the log get each
-        session as soon as no call of it runs here.
+        session as soon as no call of it runs here, and no program is entering it.
         """
         self.is_over = True
         runner.handed_over.set()
@@ -222,7 +222,7 @@ class Durability:
         while not self._is_frozen:
             kept = set[tuple[str, str]]()
             for session in list(runner.executor.sessions):
-                if session.record.stores and not session.graph.view.running_calls:
+                if session.record.stores and not session.graph.view.running_calls and not session.is_entered:
                     self._end_here(runner, session, GatewayStoppingError())
                 else:
                     kept.add((session.tenant.name, session.session_id))

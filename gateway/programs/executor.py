@@ -197,7 +197,7 @@ class Endings:
         if session.ended:
             return
         error = SessionEndedError(f"The session '{session.session_id}' {why}.") if isinstance(why, str) else why
-        calls, getters = self._sessions.end(session)
+        calls, getters = self._sessions.end(session, error)
         self._after.lose(calls, getters)
         self._after.continuations.each(calls, lambda call: call.owner.on_broken(error), now_s)
         for getter in getters:

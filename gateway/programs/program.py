@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from plait.backends.errors import CallerError, FailedDependencyError, PlaitError, SessionEndedError
+from plait.backends.errors import CallerError, FailedDependencyError, PlaitError
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall
@@ -238,8 +238,8 @@ def entry(executor: Executor, session: Session, program: Program, now_s: float) 
 
 def _piece(session: Session) -> Pieces[None]:
     yield
-    if session.ended:
-        raise SessionEndedError(f"The session '{session.session_id}' has ended while its program entered it.")
+    if session.ended is not None:
+        raise session.ended
 
 
 class Entrance:

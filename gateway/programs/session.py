@@ -111,7 +111,7 @@ class Session:
         self.due_s = float("inf")  # when to check next whether the session has expired
         self.objective: Objective | None = None
         self.closed = False  # it takes no more calls and values
-        self.ended = False
+        self.ended: PlaitError | None = None  # what its clients are told
         self.is_entered = False  # a program enters it
         self.has_room = False  # for all of that program, whatever the limits of its tenant are now
         self.calls: dict[str, HeldCall] = {}
@@ -285,7 +285,7 @@ class Session:
                 upstream = self.deductions.paths.upstream(getter.variable)
                 getter.since_s = min(self.calls[call_id].arrived_s for call_id in upstream)
 
-    def end(self) -> tuple[list[HeldCall], list[Getter]]:
+    def end(self, why: PlaitError) -> tuple[list[HeldCall], list[Getter]]:
         """Remove the session from its tenant and forget its contents; returns its calls and getters."""
         self.tenant.variables -= self._variables
         self.tenant.waiting_calls -= self._waiting_calls
@@ -298,7 +298,7 @@ class Session:
             texts.clear()
         self.graph = RequestGraph()
         self.deductions = self._new_deductions()
-        self.ended = True
+        self.ended = why
         return concerned
 
     def _new_deductions(self) -> Deductions:

@@ -175,10 +175,10 @@ class Sessions:
             session.touch(now_s)
         return session
 
-    def end(self, session: Session) -> tuple[list[HeldCall], list[Getter]]:
+    def end(self, session: Session, why: PlaitError) -> tuple[list[HeldCall], list[Getter]]:
         """Forget a session; returns its calls and getters."""
         session.record.ended()
-        concerned = session.end()
+        concerned = session.end(why)
         self._count -= 1
         if not session.tenant.sessions:
             del self.tenants[session.tenant.name]
@@ -264,7 +264,7 @@ class Sessions:
         if freed < missing:
             return False
         for session in victims:
-            self.end(session)
+            self.end(session, SessionEndedError(f"The session '{session.session_id}' has given way to others."))
             self.evicted[why] += 1
         return True
 

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from plait.backends.errors import CallerError, ConflictError, LimitError, PlaitError, ValueTooLargeError
+from plait.backends.errors import (
+    CallerError,
+    ConflictError,
+    GatewayStoppingError,
+    LimitError,
+    PlaitError,
+    ValueTooLargeError,
+)
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.programs.program import Program, entry
 from plait.gateway.programs.slices import at_once
@@ -176,6 +183,18 @@ def test_a_program_that_is_refused_leaves_nothing_behind(
     session = core.session()
     assert (list(session.variables()), session.values, session.getters) == (["old", "pending", "gap"], {"old": "1"}, {})
     assert owner(good).ready is None
+
+
+def test_a_program_whose_session_ends_while_it_enters_is_told_why() -> None:
+    core, calls = Core(), {f"calls[{number}]": call_of(f"C{number}", "", f"v{number}") for number in range(3)}
+    session = core.session()
+    pieces = entry(core.executor, session, Program({}, calls, []), 0.0)
+    while not session.calls:
+        next(pieces)
+    core.executor.endings.end(session, GatewayStoppingError(), 0.0)
+    with pytest.raises(GatewayStoppingError):
+        at_once(pieces)
+    core.executor.check()
 
 
 def test_a_program_that_comes_again_enters_only_what_is_new() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from plait.backends.errors import GatewayStoppingError
 from plait.gateway.peers import membership
+from plait.gateway.programs.durability import LEAVE_S
 from plait.gateway.store import group_commit, jobs, postgres_keeper
 from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
 from tests.gateway.programs.chained_gateway import CHAT, KEYS, Exchange, settle
@@ -133,6 +135,20 @@ async def test_a_gateway_that_stops_lets_others_have_its_sessions_one_by_one(sha
         got = await two.send("/v1/get", {"session_id": "busy", "semantic_var_id": "out"})
         assert (await ended(got)).json["value"] == "y"
         assert (await ended(await one.get("task"))).refusal == (503, "gateway_stopping")
+
+
+async def test_a_session_that_a_program_is_entering_stays_until_it_is_whole(shared: SharedMemory) -> None:
+    async with gateway("one") as one, gateway("two") as two:
+        await ended(await one.value("task", "a game"))
+        (session,) = one.executor.sessions
+        session.is_entered = True
+        one.gateway.begin_stop()
+        await asyncio.sleep(2 * LEAVE_S)
+        assert session.ended is None
+        assert len(two.executor.sessions) == 0
+        session.is_entered = False
+        await until(lambda: len(two.executor.sessions) == 1)
+        assert isinstance(session.ended, GatewayStoppingError)
 
 
 async def test_a_session_in_memory_is_claimed_before_its_client_hears_of_it(shared: SharedMemory) -> None:

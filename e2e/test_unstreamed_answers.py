@@ -21,7 +21,7 @@ from e2e.servers import Fleet, Launcher
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """An engine behind a gateway."""
     with Launcher(tmp_path_factory.mktemp("unstreamed")) as launch:
-        engine = launch.engine("demo-1", time_scale=20)
+        engine = launch.engine("demo-1", time_scale=4)
         fleet = Fleet(launch.gateway([engine]), {engine.name: engine})
         fleet.start()
         yield fleet
@@ -35,7 +35,7 @@ async def client(team: Fleet) -> AsyncIterator[AsyncOpenAI]:
 
 async def test_an_output_streams_although_its_producer_does_not(team: Fleet, client: AsyncOpenAI) -> None:
     measured = team.gateway.metric("plait_ttft_seconds_count")
-    call = ProgramCall("a", "Write something long.", max_tokens=1_200)
+    call = ProgramCall("a", "Write something long.", max_tokens=400)
     producing = asyncio.create_task(ask(client, "unasked", call))
     deltas, seen_before_end = list[str](), None
     asked = {"session_id": "unasked", "semantic_var_id": "a", "stream": True}

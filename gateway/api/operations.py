@@ -20,7 +20,7 @@ from plait.gateway.config.sections import ModelConfig
 from plait.gateway.fleet.engine import degradation, engine_status
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
-from plait.gateway.metrics import exposition
+from plait.gateway.metrics import scrape
 from plait.gateway.peers.membership import Membership
 
 VERSION = version("plait")
@@ -127,7 +127,7 @@ class Operations:
 
     async def _metrics_text(self, request: Request) -> Response:
         self._metrics_keys.check(request.scope["headers"])
-        return Response(exposition(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(await scrape(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 class About:

@@ -223,7 +223,7 @@ async def test_each_metric_is_shown_once(served: Served) -> None:
 
 
 async def test_a_defect_is_answered(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.gateway.api.operations.exposition", lambda _registry: 1 / 0)
+    monkeypatch.setattr("plait.gateway.api.operations.scrape", lambda _registry: 1 / 0)
     response = await served.http.get("/metrics")
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
 

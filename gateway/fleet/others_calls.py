@@ -33,9 +33,12 @@ class OthersCalls:
     `came` is told the length of each new one's prompt, and when it came.
     """
 
-    def __init__(self, view: EngineView, tree: PrefixTree, own: str, came: Callable[[int, float], None]) -> None:
+    def __init__(
+        self, view: EngineView, tree: PrefixTree, block_tokens: int, own: str, came: Callable[[int, float], None]
+    ) -> None:
         self._view = view
         self._tree = tree
+        self._block_tokens = block_tokens
         self._own = own
         self._came = came
         self._calls: dict[int, _Other] = {}
@@ -79,22 +82,32 @@ class OthersCalls:
         assert self._view.gateways == 1 + len(self._gateways)
 
     def _begin(self, call: OutstandingCall, now_s: float, hashes: Sequence[int]) -> None:
-        view, costs, missed_tokens = self._view, self._view.cost_model, call.missed_tokens
+        view, costs = self._view, self._view.cost_model
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
         prefill = leaf = None
         if not call.is_computed:
+            missed_tokens = call.missed_tokens
+            if hashes:
+                leaf = self._tree.insert(hashes)
+                leaf.use(now_s)
+                ready_tokens = self._book(leaf) * self._block_tokens
+                missed_tokens = max(1, min(missed_tokens, call.prompt_tokens - ready_tokens))
             cached_tokens = call.prompt_tokens - missed_tokens
             attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
             time_s = costs.prefill_time_s(missed_tokens, cached_tokens)
             prefill = Prefill(missed_tokens, time_s, attention_s, now_s, is_urgent=call.is_urgent, is_own=False)
-            if hashes:
-                leaf = self._tree.insert(hashes)
-                leaf.use(now_s)
-                view.residency.book(leaf, shares=False)
         view.begin_reported(context_tokens, prefill, now_s)
         self._calls[call.number] = _Other(call.gateway, context_tokens, prefill, leaf)
         self._gateways[call.gateway] += 1
         view.gateways = 1 + len(self._gateways)
+
+    def _book(self, leaf: Node) -> int:
+        """Expect its blocks. Returns how many are here, or will be: calls that were sent before it compute them."""
+        residency = self._view.residency
+        residency.book(leaf, waits=True, shares=False)
+        ready_blocks = residency.ready_blocks(leaf)
+        residency.send(leaf)
+        return ready_blocks
 
     def _compute(self, known: _Other, now_s: float) -> None:
         """Its prompt is computed, and the report has its blocks."""

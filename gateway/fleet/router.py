@@ -194,7 +194,7 @@ class Router:
         cost_model = self._cost_models.setdefault(cost_model, cost_model)  # equal ones are recognised by identity
         residency, pace = Residency(engine_id, self.tree), EnginePace(self._fleet_pace)
         view = EngineView(engine_id, cost_model, self._new_ledger(cost_model), residency, pace=pace)
-        others = OthersCalls(view, self.tree, self.gateway_id, partial(self._others_came, engine_id))
+        others = OthersCalls(view, self.tree, self.block_tokens, self.gateway_id, partial(self._others_came, engine_id))
         cache = EngineCache(view, self.block_tokens, kv_tokens, others)
         self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress=Progress(hang_s))
 

@@ -73,6 +73,22 @@ def test_it_waits_decodes_and_ends_as_the_engine_says() -> None:
     router.check()
 
 
+def test_a_prefix_that_several_share_is_computed_once() -> None:
+    router = fleet()
+    router.report("a", report([other(1), other(2), other(3, hashes=chain([1, 2, 8, 9], 1, 0))]), 1.0)
+    assert router.engines["a"].view.queue.tokens == 257 + 1 + (257 - 2 * 64)
+
+
+@pytest.mark.parametrize(("waits", "tokens"), [(True, 257 + 257), (False, 257 + 1)])
+def test_an_own_call_computes_its_prefix_for_others_once_it_is_sent(waits: bool, tokens: int) -> None:
+    router = fleet()
+    booking = router.book(call(), router.select(call(), 0.0), 0.0, waits=waits)
+    name = booking.placement.engine_id
+    router.report(name, report([other()]), 1.0)
+    assert router.engines[name].view.queue.tokens == tokens
+    router.check()
+
+
 @pytest.mark.parametrize(("loaded", "free"), ["ab", "ba"])
 def test_a_call_goes_away_from_the_load_of_others(loaded: str, free: str) -> None:
     router = fleet()

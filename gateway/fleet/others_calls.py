@@ -90,8 +90,8 @@ class OthersCalls:
             if hashes:
                 leaf = self._tree.insert(hashes)
                 leaf.use(now_s)
-                ready_tokens = self._book(leaf) * self._block_tokens
-                missed_tokens = max(1, min(missed_tokens, call.prompt_tokens - ready_tokens))
+                ready_tokens = view.residency.join(leaf) * self._block_tokens
+                missed_tokens = max(1, min(missed_tokens, call.prompt_tokens - ready_tokens))  # not what others compute
             cached_tokens = call.prompt_tokens - missed_tokens
             attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
             time_s = costs.prefill_time_s(missed_tokens, cached_tokens)
@@ -100,14 +100,6 @@ class OthersCalls:
         self._calls[call.number] = _Other(call.gateway, context_tokens, prefill, leaf)
         self._gateways[call.gateway] += 1
         view.gateways = 1 + len(self._gateways)
-
-    def _book(self, leaf: Node) -> int:
-        """Expect its blocks. Returns how many are here, or will be: calls that were sent before it compute them."""
-        residency = self._view.residency
-        residency.book(leaf, waits=True, shares=False)
-        ready_blocks = residency.ready_blocks(leaf)
-        residency.send(leaf)
-        return ready_blocks
 
     def _compute(self, known: _Other, now_s: float) -> None:
         """Its prompt is computed, and the report has its blocks."""

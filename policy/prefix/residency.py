@@ -47,8 +47,8 @@ class Residency:
             total += blocks
         return total
 
-    def book(self, leaf: Node, *, waits: bool = False, shares: bool = True) -> None:
-        """A call that ends at `leaf` was booked here. Its blocks are expected, and if it `shares`, it does so within H.
+    def book(self, leaf: Node, *, waits: bool = False) -> None:
+        """A call that ends at `leaf` was booked here. Its blocks are expected, and it shares them within H.
 
         If it `waits`, it was not sent yet; `send` follows.
         """
@@ -58,10 +58,27 @@ class Residency:
             if holding is None or holding.engine_id != engine_id:
                 holding = node.holding(engine_id)
             holding.bookings += 1
-            holding.sharers += shares
+            holding.sharers += 1
             holding.waiting += waits
             node = parent
         self._order.touch_path(leaf)
+
+    def join(self, leaf: Node) -> int:
+        """Another gateway's call that ends at `leaf` was sent here. Its blocks are expected; it shares none within H.
+
+        Returns its `ready_blocks` without itself.
+        """
+        total, node, engine_id = 0, leaf, self.engine_id
+        while (parent := node.parent) is not None:
+            holding, blocks = node.first, len(node.hashes)
+            if holding is None or holding.engine_id != engine_id:
+                holding = node.holding(engine_id)
+            staying = holding.resident_blocks - holding.leaving_blocks
+            total = total + blocks if holding.bookings > holding.waiting or staying == blocks else staying
+            holding.bookings += 1
+            node = parent
+        self._order.touch_path(leaf)
+        return total
 
     def send(self, leaf: Node) -> None:
         """A call does not wait any more: the engine will compute its blocks."""

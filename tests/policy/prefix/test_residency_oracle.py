@@ -75,6 +75,10 @@ class Fleet(RuleBasedStateMachine):
         calls = [call for call in self.live if call.booked and call.engine == engine]
         return {p for call in calls if not (only_sent and call.waits) for p in prefixes(call.prefix)}
 
+    def ready_blocks(self, engine: str, prefix: Prefix) -> int:
+        ready = self.oracle[engine].resident | self.booked(engine, only_sent=True)
+        return next((end - 1 for end in range(1, len(prefix) + 1) if prefix[:end] not in ready), len(prefix))
+
     def expected_victims(self, engine: str, blocks: int) -> set[Prefix]:
         """The least lately used first; of those used together, the deepest first."""
         oracle = self.oracle[engine]
@@ -86,6 +90,14 @@ class Fleet(RuleBasedStateMachine):
         leaf = self.tree.insert(hashes(prefix))
         self.residency[engine].book(leaf, waits=waits)
         self.live.append(call := Booked(engine, prefix, leaf, waits=waits))
+        self.use(engine, prefixes(prefix))
+        return call
+
+    @rule(target=calls, engine=st.sampled_from(ENGINES), prefix=PREFIXES)
+    def join(self, engine: str, prefix: Prefix) -> Booked:
+        ready, leaf = self.ready_blocks(engine, prefix), self.tree.insert(hashes(prefix))
+        assert self.residency[engine].join(leaf) == ready
+        self.live.append(call := Booked(engine, prefix, leaf, shared=False))
         self.use(engine, prefixes(prefix))
         return call
 
@@ -231,10 +243,8 @@ class Fleet(RuleBasedStateMachine):
     def a_waiting_call_counts_on_what_is_there_and_on_what_was_sent(self) -> None:
         for call in self.live:
             if call.booked:
-                ready = self.oracle[call.engine].resident | self.booked(call.engine, only_sent=True)
-                ends = range(1, len(call.prefix) + 1)
-                run = next((end - 1 for end in ends if call.prefix[:end] not in ready), len(call.prefix))
-                assert self.residency[call.engine].ready_blocks(call.leaf) == run
+                ready = self.ready_blocks(call.engine, call.prefix)
+                assert self.residency[call.engine].ready_blocks(call.leaf) == ready
 
     @invariant()
     def structures_are_sound(self) -> None:

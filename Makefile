@@ -12,8 +12,8 @@ export PYTHONDONTWRITEBYTECODE :=
 SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictions.py eviction_news.py greedy_output.py \
 	levers.py slo_order.py other_engines.py wrong_tokenizer.py two_gateways.py)
 
-# Two processes, one file to one process: servers of a file's fixtures are shared by its tests.
-E2E := -n 2 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
+# Three processes, since tests wait a third of their time. One file to one process: servers of a file's fixtures are shared by its tests.
+E2E := -n 3 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
 	--ignore e2e/postgresql
 
 # Semantic variables and programs, as clients see them.
@@ -56,7 +56,7 @@ e2e: setup
 
 # Engines that fail, and clients that misbehave, in every known way: some minutes, because hangs take their time.
 e2e-faults: setup
-	$(BIN)/python -m pytest e2e/faults
+	$(BIN)/python -m pytest e2e/faults -n 2 --dist loadfile
 
 # Released clients, each in an environment of its kind, which is built when it is not there yet.
 e2e-clients: setup

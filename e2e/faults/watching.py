@@ -13,7 +13,8 @@ from typing import Self
 from e2e.faults.raw_client import Client
 
 POLL_S = 0.2
-TAKES_CALLS = frozenset(("up", "suspect", "probation"))
+USUAL = frozenset(("up", "suspect"))
+TAKES_CALLS = USUAL | {"probation"}
 
 _SAMPLE = re.compile(r"^(\w+)\{([^}]*)\} ([0-9.e+-]+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -77,8 +78,8 @@ class Watch:
         return self.state(engine) not in TAKES_CALLS
 
     def was_out(self, engine: str, since_s: float) -> bool:
-        """Whether it got none at some time since then."""
-        return any(at_s >= since_s and state not in TAKES_CALLS for at_s, state in self.states[engine])
+        """Whether it got none at some time since then. One on probation was ejected, maybe between two looks."""
+        return any(at_s >= since_s and state not in USUAL for at_s, state in self.states[engine])
 
     async def until(self, holds: Callable[[], bool], deadline_s: float) -> float | None:
         """The seconds until it holds; None if that is later than `deadline_s`."""

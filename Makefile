@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictions.py eviction_news.py greedy_output.py \
 	levers.py slo_order.py other_engines.py wrong_tokenizer.py two_gateways.py)
 
-# Three processes, since tests wait a third of their time. One file to one process: servers of a file's fixtures are shared by its tests.
+# Three processes: tests wait a third of their time. One file to one process: its tests share the fixtures' servers.
 E2E := -n 3 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
 	--ignore e2e/postgresql
 

@@ -21,7 +21,6 @@ from plait.backends.embedded.serving import Serving, json_response
 from plait.backends.errors import PlaitError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
-from plait.backends.protocol.tokenizer_fingerprint import fingerprint
 from plait.backends.translation.messages import COUNT_TOKENS, MessagesTranslation
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.policy.cost_model import CostModel
@@ -49,7 +48,7 @@ class EmbeddedServer:
     """One engine and its routes. `app` is the ASGI application. The cache is empty at first, and the epoch is new."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        tokenizer = fingerprint(settings.model.tokenizer)
+        tokenizer = settings.model.tokenizer.fingerprint
         self.engine = Engine(settings.engine, settings.cost_model, epoch=uuid.uuid4().hex, tokenizer=tokenizer)
         # A call that does not fit into the KV cache can never run. The cache has whole blocks only.
         room_tokens = settings.engine.kv_tokens // settings.engine.block_tokens * settings.engine.block_tokens

@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from plait.backends.tokenization.chat_template import read_template
-from plait.backends.tokenization.file_tokenizer import FILES, EmbeddedTokenizer, HuggingFaceTokenizer
+from plait.backends.tokenization.file_tokenizer import FILES, EmbeddedTokenizer, HuggingFaceTokenizer, shipped_tokenizer
 from plait.backends.tokenization.hub import hub_folder, is_hub_name
 from plait.backends.tokenization.plain_tokenizers import ByteTokenizer, EstimatedTokenizer, TiktokenTokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def load_tokenizer(spec: str, *, chat_template: str | None = None) -> Tokenizer:
     if spec == "estimated":
         return EstimatedTokenizer(template)
     if spec == "embedded":
-        return EmbeddedTokenizer(template)
+        return shipped_tokenizer() if template is None else EmbeddedTokenizer(template)
     kind, _, name = spec.partition(":")
     if kind == "tiktoken" and name:
         from plait.backends.tokenization.tiktoken_encoding import load_encoding  # noqa: PLC0415 - tiktoken brings its own HTTP client

@@ -19,12 +19,13 @@ import msgspec
 
 from plait.backends.errors import CallerError
 from plait.backends.protocol.tokenizer_files import TokenizerFiles
-from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint, fingerprint
+from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.backends.tokenization.file_tokenizer import (
     TEMPLATE_KWARGS_FILE,
     EmbeddedTokenizer,
     FileTokenizer,
     HuggingFaceTokenizer,
+    shipped_tokenizer,
 )
 from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.template_worker import TemplateWorker
@@ -106,9 +107,9 @@ def load_offered(
     for it. Raises ValueError for an offer that is not what its fingerprint says; then nothing of it is kept.
     """
     offer.check()
-    if offer.files == EmbeddedTokenizer().files():
-        shipped = EmbeddedTokenizer(chat_template)
-        return shipped, fingerprint(shipped)
+    if offer.files == shipped_tokenizer().files():
+        shipped = shipped_tokenizer() if chat_template is None else EmbeddedTokenizer(chat_template)
+        return shipped, shipped.fingerprint
     folder, is_new = keep(offer, under)
     with ExitStack() as undo:
         if is_new:
@@ -117,7 +118,7 @@ def load_offered(
         kind = partial(HuggingFaceTokenizer, chat_template=chat_template) if trusts else BoundedTemplates
         tokenizer = kind(str(folder), folder)
         undo.callback(tokenizer.close)
-        found = fingerprint(tokenizer)
+        found = tokenizer.fingerprint
         _check(found, offer.fingerprint, PARTS if chat_template is None else PARTS[:-1])
         undo.pop_all()
     return tokenizer, found

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from plait.backends.errors import CallerError
-from plait.backends.protocol.tokenizer_fingerprint import CHATS, Messages
+from plait.backends.protocol.tokenizer_fingerprint import CHATS, Messages, TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
 from plait.backends.tokenization.chat_template import CHATML, TEMPLATE_ERRORS, render, template_options
 from plait.backends.tokenization.cuts import Cuts
@@ -97,7 +98,17 @@ class Tokenizer(Protocol):
         """The text of known ids, with special tokens. Bytes that are not UTF-8 become U+FFFD."""
         ...
 
+    @property
+    def common_words(self) -> Mapping[str, bytes]:
+        """The ids of words that many texts have, as bytes of an array, where texts may be encoded word by word."""
+        ...
+
     # What a tokenizer is told apart by (`plait.backends.protocol.tokenizer_fingerprint`).
+
+    @property
+    def fingerprint(self) -> TokenizerFingerprint:
+        """Its digests. The first time this takes up to a second for 256,000 tokens."""
+        ...
 
     def vocabulary(self) -> Mapping[str, int]:
         """All tokens with their ids, added ones among them."""
@@ -149,6 +160,16 @@ class ChatTokenizer(ABC):
     @abstractmethod
     def added_tokens(self) -> Iterable[str]:
         """The tokens that are found in a text before all else."""
+
+    @property
+    def common_words(self) -> Mapping[str, bytes]:
+        """No words, as texts are encoded whole."""
+        return {}
+
+    @cached_property
+    def fingerprint(self) -> TokenizerFingerprint:
+        """Its digests."""
+        return fingerprint(self)
 
     def render_probe(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]

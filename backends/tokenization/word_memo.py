@@ -6,14 +6,12 @@ Words repeat: of the words of new prose, most have come before. A word is what s
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from re import Pattern
 from typing import Final
 
@@ -28,12 +26,6 @@ text 1.5 us (measured)."""
 
 LEARNED_SHARE: Final = 1 / 32
 """Of the words of such a text, so that the next one has fewer new words."""
-
-COMMON_WORDS: Final = 16_384
-"""Words of the vocabulary that are encoded beforehand, in some 80 ms. They take some 2.5 MB."""
-
-_WORD: Final = re.compile(r"[\u0120\u2581]?[0-9A-Za-z]+[,.]?")
-"""A token that may be a word. Vocabularies write the space before it as one of these characters."""
 
 _ENTRY_BYTES: Final = 70
 """Of a word besides its text and ids: its place in the table (measured: 40 to 100, as the table grows)."""
@@ -59,7 +51,7 @@ class WordMemo:
         self.held_bytes = 0
         self._max_bytes = max_bytes
         self._words: OrderedDict[Hashable, _Words] = OrderedDict()
-        self._common: dict[Tokenizer, dict[str, bytes]] = {}
+        self._common: dict[Tokenizer, Mapping[str, bytes]] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -67,11 +59,9 @@ class WordMemo:
         return f"WordMemo({words} words, {self.held_bytes} of {self._max_bytes} bytes)"
 
     def prepare(self, tokenizer: Tokenizer) -> None:
-        """Encode the vocabulary's first words. They tell nothing of prompts, so prompts of any salt may know them."""
+        """Have the ids of a tokenizer's common words. They tell nothing of prompts, so any salt may know them."""
         if tokenizer.cuts is not None and tokenizer.cuts.words is not None:
-            tokens = filter(_WORD.fullmatch, sorted(vocabulary := tokenizer.vocabulary(), key=vocabulary.__getitem__))
-            words = [token.replace("\u0120", " ").replace("\u2581", " ") for token in islice(tokens, COMMON_WORDS)]
-            self._common[tokenizer] = dict(zip(words, map(array.tobytes, tokenizer.encode_parts(words)), strict=True))
+            self._common[tokenizer] = tokenizer.common_words
 
     def ids(self, text: str, tokenizer: Tokenizer, pattern: Pattern[str], salt: Hashable) -> array[int]:
         """The ids of a text without special tokens around it. `pattern` is that of the tokenizer's cuts.

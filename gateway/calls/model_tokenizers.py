@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint, fingerprint
+from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.backends.tokenization.chat_template import read_template
 from plait.backends.tokenization.file_tokenizer import HuggingFaceTokenizer
 from plait.backends.tokenization.loading import AUTO, load_tokenizer
@@ -127,7 +127,7 @@ class ModelTokenizers:
         self, model: str, specification: str, tokenizer: Tokenizer, found: TokenizerFingerprint | None = None
     ) -> None:
         if tokenizer.exact:
-            self._fingerprints[model] = found or fingerprint(tokenizer)
+            self._fingerprints[model] = found or tokenizer.fingerprint
         self.specifications[model] = specification
         if self._words is not None:
             self._words.prepare(tokenizer)

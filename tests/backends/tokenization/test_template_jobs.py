@@ -1,0 +1,36 @@
+"""What the process that renders others' templates answers to a job, without the process."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.template_process import OWN_TOO_MUCH, TOO_MUCH, Job, _here, _rendered
+
+OWN = load_tokenizer("embedded")
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+def test_a_chat_is_rendered_by_the_models_own_template_or_the_requests() -> None:
+    assert _rendered(OWN, Job(CHAT)).text == OWN.render_chat(CHAT)
+    assert _rendered(OWN, Job(CHAT, "{{ messages[0].content }}!")).text == "hi!"
+    assert b"hi" in _here(OWN, Job(CHAT))
+
+
+def test_a_refusal_has_its_reason_and_its_status() -> None:
+    refused = _rendered(OWN, Job(CHAT, "{{ raise_exception('no') }}"))
+    assert (refused.text, refused.status) == (None, 400)
+    assert "no" in refused.refusal
+    assert _rendered(OWN, Job([], is_probe=False)).status == 400
+
+
+def test_a_probe_is_rendered_with_a_fixed_date() -> None:
+    assert "hi" in str(_rendered(OWN, Job(CHAT, is_probe=True)).text)
+
+
+@pytest.mark.parametrize(
+    ("template", "param", "said"), [(None, "messages", OWN_TOO_MUCH), ("{{ 1 }}", "chat_template", TOO_MUCH)]
+)
+def test_what_takes_too_much_is_named(template: str | None, param: str, said: str) -> None:
+    job = Job(CHAT, template)
+    assert (job.param, job.too_much) == (param, said)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -131,7 +132,9 @@ def main() -> int:
 async def _measure(url: str, rounds: int) -> Costs:
     costs, calls = Costs(), Calls()
     feed = ReportFeed(EngineConfig(name="engine", url=url), UpstreamConfig(report_wait_ms=1), "gateway")
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with AsyncExitStack() as stack:
+        stack.enter_context(feed)
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url))
         for _ in range(rounds):
             costs.poll_s.append(await _polls(feed))
             costs.httpx_poll_s.append(await _httpx_polls(http))
@@ -140,7 +143,6 @@ async def _measure(url: str, rounds: int) -> Costs:
             costs.report_s.append(calls.report_s())
             costs.iteration_s.append(iteration_s(comes=True))
             costs.decode_s.append(iteration_s(comes=False))
-    feed.close()
     return costs
 
 

@@ -7,6 +7,7 @@ trip: a client that keeps its connections pays it once, and one that does not pa
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from concurrent.futures import Future
 from types import TracebackType
@@ -18,15 +19,18 @@ class DelayingProxy:
 
     `connections` counts those that clients opened. `requests` has the first words of what a client says at first, and
     after each answer: as HTTP/1.1 has one request at a time on a connection, those are methods and paths. The bytes
-    `spoils` become as many others in what clients send.
+    `spoils` become as many others in what clients send. With `tls`, clients have to speak TLS.
     """
 
-    def __init__(self, port: int, round_trip_s: float = 0.25, spoils: bytes = b"") -> None:
+    def __init__(
+        self, port: int, round_trip_s: float = 0.25, spoils: bytes = b"", tls: ssl.SSLContext | None = None
+    ) -> None:
         self.round_trip_s = round_trip_s
         self.spoils = spoils
         self.connections = 0
         self.requests: list[str] = []
         self._server_port = port
+        self._tls = tls
         self._sides: set[asyncio.StreamWriter] = set()
         self._port: Future[int] = Future()
         self._stop = asyncio.Event()
@@ -36,7 +40,7 @@ class DelayingProxy:
     @property
     def url(self) -> str:
         """Where a client finds the server behind it."""
-        return f"http://127.0.0.1:{self._port.result()}"
+        return f"{'http://127.0.0.1' if self._tls is None else 'https://localhost'}:{self._port.result()}"
 
     def forget(self) -> None:
         """All requests and connections so far."""
@@ -54,7 +58,7 @@ class DelayingProxy:
         self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
         self._port.set_result(server.sockets[0].getsockname()[1])
         await self._stop.wait()
         server.close()

@@ -87,13 +87,14 @@ def engines() -> Iterator[dict[str, StubEngine]]:
 def gateway(
     request: pytest.FixtureRequest, engines: dict[str, StubEngine], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """An open gateway. The second lets more headers pass, and pages of one origin call."""
+    """An open gateway that passes an engine's first error on. The second lets more headers pass, and a page call."""
+    once: dict[str, Any] = {"upstream": {"max_attempts": 1}}
     more = {"pass_request_headers": ["X-Vendor"], "pass_response_headers": ["X-Vendor-Id"]}
-    sections: dict[str, Any] = {"upstream": more, "server": {"cors_origins": [PAGE]}}
+    sections = {"upstream": once["upstream"] | more, "server": {"cors_origins": [PAGE]}}
     with Launcher(tmp_path_factory.mktemp(request.param)) as launch:
         entries = [{"name": name, "url": engine.url} for name, engine in engines.items()]
         server = launch.gateway(
-            entries, request.param, models=list(engines), **(sections if request.param == "more" else {})
+            entries, request.param, models=list(engines), **(sections if request.param == "more" else once)
         )
         server.start()
         server.wait_until_ready()

@@ -1,31 +1,16 @@
-"""What an engine is not as the gateway takes it to be, found at its start and by its answers.
-
-An engine with Plait's adapter reports its tokenizer. For any other, the ids of a text and of a chat are compared where
-it has `/tokenize`, and in any case the prompt tokens that its answers count.
-"""
+"""What an engine is not as the gateway takes it to be, found at its start and by its answers."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
-import httpx
-import msgspec
 import structlog
 
-from plait.backends.errors import PlaitError
-from plait.backends.protocol.tokenizer_fingerprint import TEXTS
-from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.engine import FleetEngine
 from plait.policy.types import Call
 
-TOKENIZE: Final = "/tokenize"
-PROBE_TEXT: Final = "\n".join(TEXTS[:6])
-"""Some 400 tokens: short enough for any context."""
-PROBE_CHAT: Final = [{"role": "user", "content": " Say «hi». "}]
 TELLING_TOKENS: Final = 256
 """Prompts of which less is cached say nothing of what an engine's cache goes by."""
 CONTRADICTIONS: Final = 3
@@ -37,10 +22,6 @@ HINTS: Final[Mapping[str, str]] = {
 }
 
 log = structlog.get_logger(__name__)
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
 
 
 def note(engine: FleetEngine, kind: str, problem: str | None) -> None:
@@ -106,39 +87,3 @@ def note_count(engine: FleetEngine, call: Call, usage: CallUsage) -> None:
         f"the engine counts {usage.prompt_tokens} tokens in a prompt in which the gateway counts {call.prompt_tokens}"
     )
     note(engine, "count", problem)
-
-
-async def tokenizer_mismatch(http: httpx.AsyncClient, model: str, tokenizer: Tokenizer) -> str | None:
-    """How an engine's `/tokenize` differs from the gateway's tokenizer; None if it does not, or does not say.
-
-    Raises `httpx.TransportError`.
-    """
-    asked: dict[str, tuple[dict[str, Any], Sequence[int]]] = {
-        "a text": ({"prompt": PROBE_TEXT}, await asyncio.to_thread(tokenizer.encode, PROBE_TEXT)),
-    }
-    with suppress(PlaitError):  # the model has no template, or it cannot be rendered now
-        chat = await asyncio.to_thread(tokenizer.encode_chat, PROBE_CHAT)
-        asked["a chat"] = ({"messages": PROBE_CHAT, "add_generation_prompt": True}, chat)
-    for what, (fields, ours) in asked.items():
-        theirs = await _tokenized(http, {"model": model, **fields})
-        if theirs is not None and theirs != list(ours):
-            return (
-                f"the engine's tokenizer is not the gateway's: it makes {len(theirs)} tokens of {what} "
-                f"({_different(theirs, ours)}), the gateway {len(ours)} ({_different(ours, theirs)})"
-            )
-    return None
-
-
-async def _tokenized(http: httpx.AsyncClient, body: dict[str, Any]) -> list[int] | None:
-    try:
-        response = await http.post(TOKENIZE, json=body)
-        return msgspec.json.decode(response.content, type=_Tokens).tokens if response.status_code == 200 else None
-    except (msgspec.DecodeError, UnicodeDecodeError, httpx.DecodingError):
-        return None
-
-
-def _different(ids: Sequence[int], others: Sequence[int]) -> str:
-    """The first ids that are not those of the others."""
-    same = (one == other for one, other in zip(ids, others, strict=False))
-    place = next((place for place, is_same in enumerate(same) if not is_same), min(len(ids), len(others)))
-    return f"{', '.join(map(str, ids[place : place + 3])) or 'nothing'} from token {place} on"

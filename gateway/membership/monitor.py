@@ -12,23 +12,28 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
-import httpx
 import msgspec
 import structlog
 
-from plait.backends.errors import EngineError, EngineTimeoutError
+from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.engine_checks import context_mismatch, note
 from plait.gateway.fleet.health import EngineCounts, HealthChange, Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
-from plait.gateway.membership.probes import got, listed_routes, probe_cause, probe_client, probe_error
-from plait.gateway.membership.report_feed import RefusedReportError, ReportFeed, report_problem
+from plait.gateway.membership.engine_requests import (
+    FAILURES,
+    EngineRequests,
+    RefusedRequestError,
+    is_silence,
+    probe_cause,
+)  # fmt: skip
+from plait.gateway.membership.report_feed import ReportFeed, report_problem
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
@@ -75,7 +80,7 @@ MODELS_INTERVAL_S = 5.0
 log = structlog.get_logger(__name__)
 
 
-def read_counts(text: bytes) -> EngineCounts | None:
+def read_counts(text: bytes | bytearray) -> EngineCounts | None:
     """The counts in an exposition of metrics, summed over an engine's cores; None if there are none."""
     running = waiting = 0
     kv_tokens, found = 0, False
@@ -107,27 +112,17 @@ def apply_counts(engine: FleetEngine, counts: EngineCounts | None) -> None:
         engine.cache.kv_tokens = counts.kv_tokens
 
 
-async def _asked(http: httpx.AsyncClient, within_s: float) -> EngineCounts | None:
-    """What an engine counts now; None if it does not, or has more metrics than any. Raises `httpx.HTTPError`."""
-    text = bytearray()
-    async with asyncio.timeout(within_s), http.stream("GET", PATH) as answer:
-        async for piece in answer.aiter_bytes():
-            text += piece
-            if len(text) > MAX_BYTES:
-                return None
-        return read_counts(bytes(text)) if answer.status_code == 200 else None
-
-
 async def follow_counts(router: Router, config: EngineConfig, upstream: UpstreamConfig) -> None:
     """Read the counts of an engine while it takes calls and does not report, until cancelled."""
-    async with probe_client(config, upstream) as http:
+    with EngineRequests(config, upstream) as requests:
         while True:
             engine, counts = router.engines[config.name], None
             cache = engine.cache
             is_asked = cache.reports is False and cache.kind is None and engine.health.takes_calls
             if is_asked:
-                with suppress(httpx.HTTPError, TimeoutError):
-                    counts = await _asked(http, upstream.probe_timeout_s)
+                with suppress(*FAILURES, TimeoutError):
+                    async with asyncio.timeout(upstream.probe_timeout_s):
+                        counts = read_counts(await requests.get(PATH, accept=b"text/plain", max_bytes=MAX_BYTES))
             if cache.kind is None and (counts is not None or engine.counts is not None):
                 apply_counts(
                     engine, counts if config.kv_tokens is None or counts is None else counts._replace(kv_tokens=None)
@@ -146,6 +141,20 @@ class _Model(msgspec.Struct):
 
 class _ModelList(msgspec.Struct):
     data: list[_Model]
+
+
+class _Paths(msgspec.Struct):
+    """The part of an OpenAPI document that counts here."""
+
+    paths: dict[str, msgspec.Raw]
+
+
+async def _listed_routes(requests: EngineRequests) -> frozenset[str] | None:
+    """The paths that an engine has; None if it does not say. Raises `EngineError`."""
+    try:
+        return frozenset(msgspec.json.decode(await requests.get("/openapi.json"), type=_Paths).paths)
+    except (RefusedRequestError, EngineGarbledError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 class Monitor:
@@ -204,46 +213,44 @@ class Monitor:
     async def _watch(self, engine: EngineConfig) -> None:
         """Probe and poll one engine until cancelled. Sets it aside when it does not answer."""
         feed = ReportFeed(engine, self._upstream, self._router.gateway_id)
-        with closing(feed):
-            await self._watch_by(engine, feed)
-
-    async def _watch_by(self, engine: EngineConfig, feed: ReportFeed) -> None:
-        async with probe_client(engine, self._upstream) as http:
+        with feed, EngineRequests(engine, self._upstream) as requests:
             while True:
                 try:
-                    await self._follow(engine, http, feed)
-                except (httpx.TimeoutException, EngineTimeoutError):
-                    await self._ask_again(engine, http)
-                except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
-                    self._unreachable(engine, error)
+                    await self._follow(engine, requests, feed)
+                except FAILURES as error:
+                    if is_silence(error):
+                        await self._ask_again(engine, requests)
+                    else:
+                        self._unreachable(engine, error)
                 await asyncio.sleep(self._router.engines[engine.name].health.probe_after_s)
 
     async def _read_again(self, engine: EngineConfig) -> None:
         """Read the models of an engine that reports, until cancelled. Whether it is alive is for `_watch` to say."""
-        async with probe_client(engine, self._upstream) as http:
+        with EngineRequests(engine, self._upstream) as requests:
             while True:
                 await asyncio.sleep(MODELS_INTERVAL_S)
                 if self._router.engines[engine.name].cache.kind is not None:
-                    with suppress(httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError):
-                        await self._read_models(engine, http)
+                    with suppress(*FAILURES):
+                        await self._read_models(engine, requests)
 
-    async def _ask_again(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
+    async def _ask_again(self, engine: EngineConfig, requests: EngineRequests) -> None:
         """The engine missed a probe. One that misses a second is silent: a process that is stopped, or a lost host."""
         asked_s = loop_time_s()
         try:
-            await self._probe(engine, http)
-        except httpx.TimeoutException:
-            self._on_change(self._router.health.silent(engine.name, asked_s, loop_time_s()))
-            self._tell(engine, "silent")
-        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._unreachable(engine, error)
+            await self._probe(engine, requests)
+        except FAILURES as error:
+            if is_silence(error):
+                self._on_change(self._router.health.silent(engine.name, asked_s, loop_time_s()))
+                self._tell(engine, "silent")
+            else:
+                self._unreachable(engine, error)
 
     def _unreachable(self, engine: EngineConfig, error: Exception) -> None:
         self._routes.pop(engine.name, None)
         self._search.lost(engine.name, self._router.engines[engine.name])
-        cause, reason = probe_cause(error), probe_error(error)
-        self._on_change(self._router.health.unreachable(engine.name, cause, reason))
-        self._tell(engine, reason)
+        reason = str(error) or type(error).__name__
+        self._on_change(self._router.health.unreachable(engine.name, probe_cause(error), reason))
+        self._tell(engine, f"{reason}: {error.__cause__}" if error.__cause__ else reason)
 
     def _tell(self, engine: EngineConfig, reason: str) -> None:
         """Log why a probe failed: at once if the reason is new, then once a minute."""
@@ -252,32 +259,32 @@ class Monitor:
             self._told[engine.name] = reason, now_s
             log.info("probe failed", engine=engine.name, url=engine.url, error=reason)
 
-    async def _follow(self, engine: EngineConfig, http: httpx.AsyncClient, feed: ReportFeed) -> None:
+    async def _follow(self, engine: EngineConfig, requests: EngineRequests, feed: ReportFeed) -> None:
         """Probe, then poll for as long as the engine answers."""
         while True:
-            await self._probe(engine, http)
+            await self._probe(engine, requests)
             requested_s = loop_time_s()
-            while await self._poll(engine, http, feed):
+            while await self._poll(engine, requests, feed):
                 self._answered(engine)
                 await asyncio.sleep(max(0.0, requested_s + MIN_REPORT_INTERVAL_S - loop_time_s()))
                 requested_s = loop_time_s()
             await asyncio.sleep(self._upstream.probe_interval_s)
 
-    async def _probe(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
-        await self._read_models(engine, http)
+    async def _probe(self, engine: EngineConfig, requests: EngineRequests) -> None:
+        await self._read_models(engine, requests)
         self._answered(engine)
 
-    async def _read_models(self, engine: EngineConfig, http: httpx.AsyncClient) -> None:
-        """Ask what the engine serves. Raises what httpx and msgspec raise."""
-        response = await got(http, "/v1/models")
-        listed = {model.id: model for model in msgspec.json.decode(response.content, type=_ModelList).data}
+    async def _read_models(self, engine: EngineConfig, requests: EngineRequests) -> None:
+        """Ask what the engine serves. Raises one of FAILURES."""
+        answer = await requests.get("/v1/models")
+        listed = {model.id: model for model in msgspec.json.decode(answer, type=_ModelList).data}
         if engine.name not in self._routes:
-            self._routes[engine.name] = await listed_routes(http)
+            self._routes[engine.name] = await _listed_routes(requests)
         contexts = {**{name: model.max_model_len for name, model in listed.items()}, **self._context_tokens}
         models = {name: contexts.get(name) for name in engine.models or listed}
         adapters = {name: model.parent for name, model in listed.items() if model.parent and name in models}
         roots = {name: listed[name].root if name in listed else None for name in models if name not in adapters}
-        if await self._search.prepare(engine.name, http, roots):
+        if await self._search.prepare(engine.name, requests, roots):
             for other in self._router.engines.values():
                 other.cache.lost()  # it gets no ids before it has said again which tokenizer it has
                 other.compared = False
@@ -293,7 +300,7 @@ class Monitor:
             log.info("probe answered", engine=engine.name, url=engine.url, models=sorted(offer.models))
         self._on_change(change)
 
-    async def _poll(self, engine: EngineConfig, http: httpx.AsyncClient, feed: ReportFeed) -> bool:
+    async def _poll(self, engine: EngineConfig, requests: EngineRequests, feed: ReportFeed) -> bool:
         """Fetch and apply one report; False if the engine has none that can be used."""
         known = self._router.engines[engine.name].cache
         told, known_problem = (known.reports, known.problem), known.problem
@@ -304,10 +311,10 @@ class Monitor:
             self._router.report(engine.name, report, requested_s, agreement, now_s=loop_time_s())
         except EngineTimeoutError:
             raise
-        except (EngineError, RefusedReportError, msgspec.DecodeError, ValueError) as error:
+        except (*FAILURES, ValueError) as error:
             if isinstance(error, EngineError):
-                await self._probe(engine, http)  # raises if the engine has ended
-            await self._search.compare(self._router.engines[engine.name], http)
+                await self._probe(engine, requests)  # raises if the engine has ended
+            await self._search.compare(self._router.engines[engine.name], requests)
             self._no_reports(engine, report_problem(error), told)
             return False
         agreement.tell(engine.name, known_problem)

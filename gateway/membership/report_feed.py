@@ -1,21 +1,16 @@
-"""One engine's cache-state reports, read over a connection of the data path's client.
-
-A busy engine has news at every iteration, so this is the gateway's most frequent request: httpx would take five times
-as long for one.
-"""
+"""One engine's cache-state reports. A busy engine has news at every iteration: the gateway's most frequent request."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Self
 from urllib.parse import urlencode
 
 import msgspec
 
-from plait.backends.errors import EngineError, UnsupportedError
-from plait.backends.http.client import HttpClient, Timeouts
+from plait.backends.errors import UnsupportedError
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
-from plait.gateway.membership.probes import key_problem, probe_error, trust
+from plait.gateway.membership.engine_requests import EngineRequests, RefusedRequestError
 
 PATH: Final = "/cache_state"
 
@@ -25,48 +20,31 @@ MAX_BYTES: Final = 2**27
 _DECODER: Final = msgspec.msgpack.Decoder(CacheState)
 
 
-class RefusedReportError(Exception):
-    """The engine answered with another status than 200."""
-
-    def __init__(self, status: int, body: bytes, *, has_key: bool) -> None:
-        super().__init__(key_problem(PATH, has_key=has_key) if status in {401, 403} else f"GET {PATH}: status {status}")
-        self.status = status
-        self.body = body
-
-
 class ReportFeed:
     """Reads the reports of one engine, for the gateway with this id."""
 
     def __init__(self, engine: EngineConfig, upstream: UpstreamConfig, gateway_id: str) -> None:
-        timeouts = Timeouts(
-            connect_s=upstream.connect_timeout_s,
-            first_byte_s=upstream.report_wait_ms / 1e3 + upstream.probe_timeout_s,
-            idle_s=upstream.probe_timeout_s,
-        )
-        tls = trust() if engine.url.startswith("https") else None
-        self._http = HttpClient(engine.url, name=engine.name, timeouts=timeouts, max_idle=1, tls=tls)
+        self._requests = EngineRequests(engine, upstream, held_s=upstream.report_wait_ms / 1e3)
         self._query = urlencode({"wait_ms": upstream.report_wait_ms, "gateway": gateway_id})
-        self._headers = [(b"accept", b"application/msgpack")]
-        if engine.api_key:
-            self._headers.append((b"authorization", f"Bearer {engine.api_key}".encode()))
 
     async def next(self, epoch: str | None, cursor: int | None) -> CacheState:
         """The report since a cursor of `epoch`, once there is news; without them a snapshot.
 
-        Raises `EngineTimeoutError` and other `EngineError`s, `RefusedReportError`, `msgspec.DecodeError`.
+        Raises what `EngineRequests.get` raises, and `msgspec.DecodeError`.
         """
         query = self._query
         if cursor is not None and epoch is not None:
             query = f"{query}&{urlencode({'since': cursor, 'epoch': epoch})}"
-        answer = await self._http.get(f"{PATH}?{query}", self._headers)
-        body = await answer.gather(MAX_BYTES)
-        if answer.status != 200:
-            raise RefusedReportError(answer.status, bytes(body), has_key=len(self._headers) > 1)
-        return _DECODER.decode(body)
+        return _DECODER.decode(
+            await self._requests.get(f"{PATH}?{query}", accept=b"application/msgpack", max_bytes=MAX_BYTES)
+        )
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
         """Close the connection."""
-        self._http.close()
+        self._requests.__exit__()
 
 
 class _RefusalError(msgspec.Struct):
@@ -81,10 +59,8 @@ class _Refusal(msgspec.Struct):
 
 def report_problem(error: Exception) -> str | None:
     """Why an engine with our plugin has no usable report; None for an engine without the plugin."""
-    if isinstance(error, EngineError):
-        return str(error)
-    if not isinstance(error, RefusedReportError):
-        return probe_error(error)
+    if not isinstance(error, RefusedRequestError):
+        return str(error) or type(error).__name__
     try:
         message = msgspec.json.decode(error.body, type=_Refusal).error.message
     except (msgspec.DecodeError, UnicodeDecodeError):

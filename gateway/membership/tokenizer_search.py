@@ -3,37 +3,47 @@
 The engine's own comes first, if it has Plait's adapter; then the model's name, or vLLM's `root`, on the Hugging Face
 hub. The hub is asked over the network only for names that the operator has given: an engine cannot make the gateway
 load anything.
+
+An engine with the adapter reports which tokenizer it has. For any other, the ids of a text and of a chat are compared
+where it has `/tokenize`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
-import httpx
 import msgspec
 import structlog
 
+from plait.backends.errors import EngineError, EngineGarbledError, PlaitError
 from plait.backends.protocol.tokenizer_files import MAX_BYTES, PATH, TokenizerFiles
-from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint, fingerprint
+from plait.backends.protocol.tokenizer_fingerprint import TEXTS, TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.file_tokenizer import FileTokenizer, HuggingFaceTokenizer
 from plait.backends.tokenization.hub import hub_folder, is_hub_name, pinned
 from plait.backends.tokenization.offered_tokenizer import cache_folder, content_name, load_offered
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.config.sections import Config
 from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.engine_checks import TOKENIZE, note, tokenizer_mismatch
+from plait.gateway.fleet.engine_checks import note
+from plait.gateway.membership.engine_requests import EngineRequests, RefusedRequestError
 
 FIND_S = 60.0
 """For an offer to come and to be loaded, and for a look at the hub."""
 MOST_MODELS = 16
 """So many base models of one engine get a tokenizer: an engine lists what it likes, and each takes some 100 MB."""
 MAX_OFFER_BYTES = MAX_BYTES + 2**20
+
+TOKENIZE: Final = "/tokenize"
+PROBE_TEXT: Final = "\n".join(TEXTS[:6])
+"""Some 400 tokens: short enough for any context."""
+PROBE_CHAT: Final = [{"role": "user", "content": " Say «hi». "}]
 
 T = TypeVar("T")
 
@@ -78,18 +88,18 @@ class TokenizerSearch:
         given = {model.name for model in config.models} | {name for one in config.engines for name in one.models}
         return cls(learner, cache_folder(), given, trusts_templates=config.server.trust_engine_templates)
 
-    async def prepare(self, engine_id: str, http: httpx.AsyncClient, roots: Mapping[str, str | None]) -> bool:
+    async def prepare(self, engine_id: str, requests: EngineRequests, roots: Mapping[str, str | None]) -> bool:
         """Find what is lacking for the base models that an engine serves, once until it is `lost`.
 
         Returns whether a tokenizer was found: what other engines agree on is to be compared anew. `roots` has what the
-        engine says of where it has each of them from. Raises `httpx.TransportError`.
+        engine says of where it has each of them from. Raises `EngineError`.
         """
         found = False
         for model, root in islice(roots.items(), MOST_MODELS):
             if (engine_id, model) not in self._searched and self._learner.lacks(model):
                 async with self._finding[model]:
                     if self._learner.lacks(model):
-                        found |= await self._find(engine_id, http, model, root)
+                        found |= await self._find(engine_id, requests, model, root)
                 self._searched.add((engine_id, model))
         return found
 
@@ -101,10 +111,10 @@ class TokenizerSearch:
             engine.contradictions = 0
             engine.compared = False
 
-    async def compare(self, engine: FleetEngine, http: httpx.AsyncClient) -> None:
+    async def compare(self, engine: FleetEngine, requests: EngineRequests) -> None:
         """Note how the tokenizer of an engine that does not report it differs, unless that was `compared`.
 
-        Raises `httpx.TransportError`.
+        Raises `EngineError`.
         """
         if engine.compared:
             return
@@ -112,12 +122,12 @@ class TokenizerSearch:
         for model in engine.offer.models.keys() - engine.offer.adapters.keys():
             tokenizer = self._learner.exact(model)
             if engine.offer.has(TOKENIZE) and tokenizer is not None:
-                problem = await tokenizer_mismatch(http, model, tokenizer) or problem
+                problem = await tokenizer_mismatch(requests, model, tokenizer) or problem
         note(engine, "tokenizer", problem)
         engine.compared = True
 
-    async def _find(self, engine_id: str, http: httpx.AsyncClient, model: str, root: str | None) -> bool:
-        if await self._from_engine(engine_id, http, model):
+    async def _find(self, engine_id: str, requests: EngineRequests, model: str, root: str | None) -> bool:
+        if await self._from_engine(engine_id, requests, model):
             return True
         for name in filter(None, (model, root)):
             if await self._from_hub(model, name):
@@ -130,16 +140,16 @@ class TokenizerSearch:
         )
         return False
 
-    async def _from_engine(self, engine_id: str, http: httpx.AsyncClient, model: str) -> bool:
+    async def _from_engine(self, engine_id: str, requests: EngineRequests, model: str) -> bool:
         try:
             async with asyncio.timeout(FIND_S):
-                offer = await _offer(http)
+                offer = await _offer(requests)
                 if offer is None:
                     return False
                 tokenizer, found = await self._load(offer, self._learner.chat_template(model))
-        except httpx.TransportError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the libraries raise what they like for files that are no tokenizer
+        except Exception as error:  # the libraries raise what they like for files that are no tokenizer
+            if isinstance(error, EngineError) and not isinstance(error, EngineGarbledError):
+                raise
             log.warning("offered tokenizer refused", engine=engine_id, model=model, problem=repr(error))
             return False
         of_engine = msgspec.structs.replace(found, name=f"that of engine {engine_id}: {offer.fingerprint.name}")
@@ -187,15 +197,52 @@ def _without_panic(load: Callable[[], T]) -> T:
         raise ValueError(f"a library failed: {error!r}") from None
 
 
-async def _offer(http: httpx.AsyncClient) -> TokenizerFiles | None:
-    """What an engine offers; None if it has no such route. Raises `httpx.HTTPError`, ValueError for too many bytes."""
-    body = bytearray()
-    async with http.stream("GET", PATH, timeout=FIND_S) as response:
-        if response.status_code in {404, 405}:
+async def _offer(requests: EngineRequests) -> TokenizerFiles | None:
+    """What an engine offers; None if it has no such route. Raises `EngineError`, `RefusedRequestError`."""
+    try:
+        with requests.holding(FIND_S) as patient:
+            body = await patient.get(PATH, accept=b"application/msgpack", max_bytes=MAX_OFFER_BYTES)
+    except RefusedRequestError as error:
+        if error.status in {404, 405}:
             return None
-        response.raise_for_status()
-        async for piece in response.aiter_bytes():
-            body += piece
-            if len(body) > MAX_OFFER_BYTES:
-                raise ValueError(f"the offer has more than {MAX_OFFER_BYTES} bytes")
+        raise
     return msgspec.msgpack.decode(body, type=TokenizerFiles)
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+async def tokenizer_mismatch(requests: EngineRequests, model: str, tokenizer: Tokenizer) -> str | None:
+    """How an engine's `/tokenize` differs from the gateway's tokenizer; None if it does not, or does not say.
+
+    Raises `EngineError`.
+    """
+    asked: dict[str, tuple[dict[str, Any], Sequence[int]]] = {
+        "a text": ({"prompt": PROBE_TEXT}, await asyncio.to_thread(tokenizer.encode, PROBE_TEXT)),
+    }
+    with suppress(PlaitError):  # the model has no template, or it cannot be rendered now
+        chat = await asyncio.to_thread(tokenizer.encode_chat, PROBE_CHAT)
+        asked["a chat"] = ({"messages": PROBE_CHAT, "add_generation_prompt": True}, chat)
+    for what, (fields, ours) in asked.items():
+        theirs = await _tokenized(requests, {"model": model, **fields})
+        if theirs is not None and theirs != list(ours):
+            return (
+                f"the engine's tokenizer is not the gateway's: it makes {len(theirs)} tokens of {what} "
+                f"({_different(theirs, ours)}), the gateway {len(ours)} ({_different(ours, theirs)})"
+            )
+    return None
+
+
+async def _tokenized(requests: EngineRequests, body: dict[str, Any]) -> list[int] | None:
+    try:
+        return msgspec.json.decode(await requests.post(TOKENIZE, body), type=_Tokens).tokens
+    except (RefusedRequestError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _different(ids: Sequence[int], others: Sequence[int]) -> str:
+    """The first ids that are not those of the others."""
+    same = (one == other for one, other in zip(ids, others, strict=False))
+    place = next((place for place, is_same in enumerate(same) if not is_same), min(len(ids), len(others)))
+    return f"{', '.join(map(str, ids[place : place + 3])) or 'nothing'} from token {place} on"

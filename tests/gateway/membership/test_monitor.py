@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,8 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 import plait.gateway.membership.monitor
-import plait.gateway.membership.report_feed
-from plait.backends.errors import EngineError, EngineTimeoutError, NotFoundError, UnsupportedError
+from plait.backends.errors import NotFoundError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
@@ -29,6 +26,7 @@ from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
+from tests.gateway.membership.fake_http import answer_requests
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 TICK_S = 0.001
@@ -54,7 +52,7 @@ class FakeEngine:
         if self.is_silent:
             raise httpx.ReadTimeout("nothing came", request=request)
         if self.closes_at_once:
-            raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+            raise httpx.RemoteProtocolError("closed", request=request)
         if request.url.path in {"/base/v1/models", "/base/openapi.json"}:
             listed = self.models if request.url.path == "/base/v1/models" else self.openapi
             return httpx.Response(404 if listed is None else 200, content=msgspec.json.encode(listed), request=request)
@@ -76,37 +74,6 @@ class FakeEngine:
     def polls(self) -> list[dict[str, str]]:
         """The queries of the cache-state requests so far."""
         return [dict(request.url.params) for request in self.requests if request.url.path == "/base/cache_state"]
-
-
-class FakeHttp:
-    """Takes the reports' requests to a fake engine."""
-
-    def __init__(self, fake: FakeEngine, url: str, **_options: object) -> None:
-        self._fake = fake
-        self._url = url
-
-    async def get(self, path: str, headers: list[tuple[bytes, bytes]]) -> FakeAnswer:
-        try:
-            answer = await self._fake.answer(httpx.Request("GET", self._url + path, headers=headers))
-        except httpx.TimeoutException as error:
-            raise EngineTimeoutError(str(error)) from error
-        except httpx.HTTPError as error:
-            raise EngineError(str(error)) from error
-        return FakeAnswer(answer.status_code, answer.content)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-@dataclass
-class FakeAnswer:
-    """An answer that has come."""
-
-    status: int
-    body: bytes
-
-    async def gather(self, _limit_bytes: int) -> bytes:
-        return self.body
 
 
 def report(*hashes: int, cursor: int = 1, epoch: str = "1", granularity: int = 64) -> CacheState:
@@ -143,9 +110,7 @@ async def watching(
     **config: object,
 ) -> AsyncIterator[Router]:
     """A monitor of one engine, named a. The gateway has `tokenizer` for its models."""
-    client = partial(httpx.AsyncClient, transport=httpx.MockTransport(fake.answer))
-    monkeypatch.setattr(httpx, "AsyncClient", client)
-    monkeypatch.setattr(plait.gateway.membership.report_feed, "HttpClient", partial(FakeHttp, fake))
+    answer_requests(monkeypatch, fake.answer)
     monkeypatch.setattr(plait.gateway.membership.monitor, "AGE_INTERVAL_S", TICK_S)
     engine = msgspec.convert({"url": "http://engine/base", "name": "a", **config}, EngineConfig)
     router = Router(window_s=0.001)

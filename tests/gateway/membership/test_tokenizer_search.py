@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,10 +16,13 @@ import plait.gateway.membership.tokenizer_search
 from plait.backends.protocol.tokenizer_files import PATH, TokenizerFiles
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.file_tokenizer import EmbeddedTokenizer
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.gateway.membership.tokenizer_search import TokenizerSearch
+from plait.gateway.membership.engine_requests import EngineRequests
+from plait.gateway.membership.tokenizer_search import TokenizerSearch, tokenizer_mismatch
 from tests.backends.tokenization.tokenizer_folders import folder_of
 from tests.backends.tokenization.trained import files_of
+from tests.gateway.membership.fake_http import requests_to
 
 OWN = EmbeddedTokenizer()
 OFFER = msgspec.msgpack.encode(TokenizerFiles(fingerprint(OWN), OWN.files()))
@@ -57,12 +62,12 @@ class Searching:
         self._answer = answer
 
     async def prepare(self, roots: Mapping[str, str | None], engine: str = "a") -> bool:
-        def counted(request: httpx.Request) -> httpx.Response:
+        async def counted(request: httpx.Request) -> httpx.Response:
             self.requests.append(request.url.path)
             return self._answer(request)
 
-        async with httpx.AsyncClient(transport=httpx.MockTransport(counted), base_url="http://e") as http:
-            return await self.search.prepare(engine, http, roots)
+        with requests_to(counted) as requests:
+            return await self.search.prepare(engine, requests, roots)
 
 
 def offering(_request: httpx.Request) -> httpx.Response:
@@ -139,3 +144,55 @@ async def test_an_offer_that_cannot_be_used_is_said(
     assert logs[0]["event"] == "offered tokenizer refused"
     assert searching.learned.found == {"known/model": f"known/model@{COMMIT}"}, "the next source is asked"
     assert hub
+
+
+# Engines that do not report their tokenizer.
+
+
+@contextmanager
+def tokenizing(tokenizer: Tokenizer | None, status: int = 200) -> Iterator[EngineRequests]:
+    """An engine that has `/tokenize`."""
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        asked = json.loads(request.content)
+        assert (request.url.path, asked["model"]) == ("/tokenize", "m")
+        if tokenizer is None or ("messages" in asked and status != 200):
+            return httpx.Response(status, text="nothing")
+        ids = tokenizer.encode(asked["prompt"]) if "prompt" in asked else tokenizer.encode_chat(asked["messages"])
+        return httpx.Response(200, json={"tokens": ids, "count": len(ids)})
+
+    with requests_to(answer) as requests:
+        yield requests
+
+
+async def test_the_same_ids_are_no_mismatch() -> None:
+    with tokenizing(OWN) as requests:
+        assert await tokenizer_mismatch(requests, "m", OWN) is None
+
+
+async def test_other_ids_are_named_with_both_values() -> None:
+    with tokenizing(load_tokenizer("bytes")) as requests:
+        problem = await tokenizer_mismatch(requests, "m", OWN)
+    assert problem is not None
+    assert "tokens of a text" in problem
+    assert "from token 0 on" in problem
+
+
+async def test_another_template_is_found_by_a_chat(tmp_path_factory: pytest.TempPathFactory) -> None:
+    template = tmp_path_factory.mktemp("t") / "other.jinja"
+    template.write_text("{{ messages[0].content }}")
+    with tokenizing(load_tokenizer("embedded", chat_template=str(template))) as requests:
+        problem = await tokenizer_mismatch(requests, "m", OWN)
+    assert problem is not None
+    assert "tokens of a chat" in problem
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 501])
+async def test_an_engine_that_does_not_say_is_no_mismatch(status: int) -> None:
+    with tokenizing(None, status) as requests:
+        assert await tokenizer_mismatch(requests, "m", OWN) is None
+
+
+async def test_an_engine_may_tokenize_texts_only() -> None:
+    with tokenizing(OWN, 400) as requests:
+        assert await tokenizer_mismatch(requests, "m", OWN) is None

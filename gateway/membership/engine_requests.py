@@ -1,0 +1,97 @@
+"""The gateway's own requests to an engine: probes, reports, counts, its tokenizer. And what their failures mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+import msgspec
+
+from plait.backends.errors import EngineError, EngineTimeoutError
+from plait.backends.http.client import HttpClient, Timeouts
+from plait.gateway.config.sections import EngineConfig, UpstreamConfig
+
+MAX_BYTES: Final = 16 * 2**20
+"""Of an answer, if its request says no other limit. An OpenAPI document has some 200 kB."""
+
+Headers = list[tuple[bytes, bytes]]
+Body = bytes | bytearray
+
+
+class RefusedRequestError(Exception):
+    """The engine answered with another status than 200."""
+
+    def __init__(self, request: str, status: int, body: Body, *, has_key: bool) -> None:
+        problem = f"status {status}"
+        if status in {401, 403}:
+            problem = f"the engine {'refuses our key' if has_key else 'asks for a key'}: see api_key"
+        super().__init__(f"{request}: {problem}")
+        self.status = status
+        self.body = body
+
+
+FAILURES: Final = (EngineError, RefusedRequestError, msgspec.DecodeError, UnicodeDecodeError)
+"""No answer, a refusal, or an answer that is not what was asked for."""
+
+
+class EngineRequests:
+    """Sends requests to one engine, over connections of their own. Calls never wait for one.
+
+    The engine may take `probe_timeout_s` of `upstream` until it answers, and `held_s` more.
+    """
+
+    def __init__(self, engine: EngineConfig, upstream: UpstreamConfig, held_s: float = 0.0) -> None:
+        probe_s = upstream.probe_timeout_s
+        timeouts = Timeouts(connect_s=upstream.connect_timeout_s, first_byte_s=held_s + probe_s, idle_s=probe_s)
+        self._engine = engine
+        self._upstream = upstream
+        self._http = HttpClient(engine.url, name=engine.name, timeouts=timeouts, max_idle=1)
+        self._key: Headers = [(b"authorization", f"Bearer {engine.api_key}".encode())] if engine.api_key else []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def holding(self, held_s: float) -> EngineRequests:
+        """Requests to the same engine, which may hold its answers so much longer."""
+        return EngineRequests(self._engine, self._upstream, held_s)
+
+    async def get(self, path: str, *, accept: bytes = b"application/json", max_bytes: int = MAX_BYTES) -> Body:
+        """The body of the answer to a GET.
+
+        Raises `RefusedRequestError`; `EngineError`, such as `EngineGarbledError` beyond `max_bytes`.
+        """
+        return await self._sent("GET", path, [(b"accept", accept)], b"", max_bytes)
+
+    async def post(self, path: str, fields: Mapping[str, Any]) -> Body:
+        """The body of the answer to a POST of JSON. Raises the same."""
+        headers = [(b"content-type", b"application/json")]
+        return await self._sent("POST", path, headers, msgspec.json.encode(fields), MAX_BYTES)
+
+    async def _sent(self, method: str, path: str, headers: Headers, body: bytes, max_bytes: int) -> Body:
+        response = await self._http.request(method, path, self._key + headers, body)
+        try:
+            answer = await response.gather(max_bytes)
+        finally:
+            response.abort()
+        if response.status != 200:
+            request = f"{method} {path.partition('?')[0]}"
+            raise RefusedRequestError(request, response.status, answer, has_key=bool(self._key))
+        return answer
+
+
+def is_silence(error: Exception) -> bool:
+    """Whether the engine did not answer in time, rather than with an error."""
+    return isinstance(error, EngineTimeoutError) or (
+        isinstance(error, EngineError) and error.cause == "connect_timeout"
+    )
+
+
+def probe_cause(error: Exception) -> str:
+    """The kind of a failed probe, as the log and metrics show it."""
+    if isinstance(error, RefusedRequestError):
+        return "refused_key" if error.status in {401, 403} else f"status_{error.status}"
+    return "unreachable" if isinstance(error, EngineError) else "garbled"

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from e2e.forked import ForkedPython
 from e2e.ports import free_port
 
 if TYPE_CHECKING:
     from e2e.several_gateways import Gateways
 
 PLAIT = Path(sys.executable).with_name("plait")
+PYTHON_MODULE = [sys.executable, "-m"]
 DEADLINE_S = 30.0
 POLL_S, MOST_POLL_S = 0.005, 0.03
 """Between two looks, which get rarer as the wait gets longer: a look takes 2 ms of CPU time from what is awaited."""
@@ -56,9 +58,9 @@ class Server:
         self.may_log_tracebacks = False
         self.stderr: int | None = None
         """A file descriptor for its stderr in place of the log."""
-        self._command = [str(PLAIT), *arguments]
+        self._command = [*PYTHON_MODULE, "plait.gateway.cli", *arguments]
         self._ready_path = ready_path
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedPython | None = None
         self._is_interrupted = False
         STARTED.append(self)
 
@@ -88,9 +90,13 @@ class Server:
     def start(self) -> None:
         """Start the process, again after it has ended; does not wait for it."""
         assert not self.running
-        with self.log_path.open("ab") as log:
-            stderr = log if self.stderr is None else self.stderr
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=stderr)
+        command = self._command
+        if command[:2] == PYTHON_MODULE and self.stderr is None:
+            self._process = ForkedPython(command[2], command[3:], self.log_path)
+        else:
+            with self.log_path.open("ab") as log:
+                stderr = log if self.stderr is None else self.stderr
+                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=stderr)
         self._is_interrupted = False
 
     def wait_until_ready(self) -> None:
@@ -103,8 +109,7 @@ class Server:
 
     def terminate(self) -> None:
         """Ask it to stop (SIGTERM); does not wait."""
-        assert self._process is not None
-        self._process.terminate()
+        self._send(signal.SIGTERM)
 
     def interrupt(self) -> None:
         """Ask it to stop without a delay if it runs (SIGINT); does not wait."""
@@ -114,19 +119,21 @@ class Server:
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
-        assert self._process is not None
-        self._process.send_signal(number)
+        self._send(number)
 
     def kill(self) -> None:
         """End it without warning (SIGKILL)."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(DEADLINE_S)
+        self._send(signal.SIGKILL)
+        Server.wait(self)
 
     def wait(self) -> int:
         """The exit status of a process that is about to end."""
         assert self._process is not None
         return self._process.wait(DEADLINE_S)
+
+    def _send(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def stop(self) -> None:
         """Stop a running server; raises `AssertionError` if it has to be killed or has logged a traceback."""

@@ -61,7 +61,7 @@ def test_a_port_in_use_is_said_and_nothing_is_left() -> None:
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("comparison")
     first = free_ports(5)[0]
-    where = ["--real-time", "--time-scale=8", f"--port={first}", f"--engine-port={first + 1}"]
+    where = ["--real-time", "--time-scale=4", f"--port={first}", f"--engine-port={first + 1}"]
     return {name: compare(folder / f"{name}.json", more) for name, more in (("virtual", []), ("real", where))}
 
 

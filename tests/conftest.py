@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 from hypothesis import HealthCheck, settings
@@ -17,3 +18,9 @@ settings.register_profile(
     derandomize="CI" in os.environ and "PLAIT_NIGHTLY" not in os.environ,
 )
 settings.load_profile("plait")
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays. Full collections of garbage, which look at all of it, took a tenth of the time."""
+    gc.collect()
+    gc.freeze()

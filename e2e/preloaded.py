@@ -1,0 +1,15 @@
+"""What servers import and load at their start. The process that is forked for each of them has done so."""
+
+import encodings.idna  # noqa: F401
+import importlib.resources.readers  # noqa: F401
+
+import uvicorn.lifespan.on
+import uvicorn.loops.uvloop  # noqa: F401
+import uvloop  # noqa: F401
+
+import plait.gateway.app
+import plait.gateway.commands.engine
+import plait.gateway.commands.serve  # noqa: F401
+from plait.backends.tokenization.file_tokenizer import shipped_tokenizer
+
+LOADED = shipped_tokenizer(), shipped_tokenizer().common_words, shipped_tokenizer().fingerprint

@@ -72,10 +72,11 @@ def prefix_tokens(node: Node, block_tokens: int) -> int:
 
 def _shared_prefix(leaf: Node, engine_id: str) -> Node | None:
     """The longest node on the path that at least two calls of the window share; ties: the deepest."""
-    longest = None
+    longest, blocks = None, 0
     for node in leaf.path():
-        if node.holdings[engine_id].sharers > 1 and (longest is None or len(node) > len(longest)):
-            longest = node
+        holding = node.held_by(engine_id)
+        if holding is not None and holding.sharers > 1 and len(node) > blocks:
+            longest, blocks = node, len(node)
     return longest
 
 

@@ -178,8 +178,7 @@ class Gateway:
     def _new_relay(self) -> Relay:
         self._admission = self._new_admission()
         self._gate = Gate(self._admission, self.config.admission.hold_s)
-        self._feed = Feed(self.router, self._tenants.label)
-        return Relay(
+        relay = Relay(
             self.router,
             self._links,
             self._recovery,
@@ -189,8 +188,9 @@ class Gateway:
             max_attempts=self.config.upstream.max_attempts,
             open_answers=OpenAnswers(self.config.upstream.max_open_answer_bytes),
             forward_client_key=self._keys.is_open,
-            watch=self._feed,
         )
+        self._feed = Feed(self.router, relay, self._tenants.label)
+        return relay
 
     def _new_admission(self) -> Admission:
         config = self.config.admission

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 
@@ -14,7 +14,6 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Reque
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.named_sessions import known_session
 from plait.gateway.calls.outgoing import ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader, TokenizedPrompt
@@ -36,6 +35,15 @@ TOKENIZER_THREADS = 3
 TEMPLATE_THREADS = 2
 """Of their own, because they only wait for the processes that render the templates of requests."""
 
+
+SESSION_HEADERS: Final = frozenset((
+    b"x-claude-code-session-id", b"session-id", b"session_id", b"x-session-id", b"x-opencode-session",
+    b"x-session-affinity", b"conversation_id",
+))  # fmt: skip
+"""That name a session: of Claude Code, Codex (new and old), OpenCode, and what others have agreed on."""
+
+MAX_NAME_CHARACTERS: Final = 256
+"""Longer ones are no names."""
 
 T = TypeVar("T")
 
@@ -247,6 +255,23 @@ class CallReader:
         if not self.isolate_tenants:
             return request.cache_salt
         return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
+
+
+def known_session(headers: Headers, request: Request) -> str:
+    """The session that a client names without knowing Plait; empty if the request does not say.
+
+    Coding agents and SDKs send a header or a field that stays the same for a conversation. Its turns are one session:
+    they take turns with other sessions while calls wait, and a prompt whose tokens are not known (one with images) goes
+    where the turn before it ran. Nothing else depends on it, so a wrong guess costs little. A header counts before a
+    field, a user comes last.
+    """
+    for name, value in headers:
+        if name in SESSION_HEADERS and 0 < len(value) <= MAX_NAME_CHARACTERS:
+            return value.decode("latin-1")
+    for given in (request.prompt_cache_key, request.safety_identifier, request.user):
+        if isinstance(given, str) and 0 < len(given) <= MAX_NAME_CHARACTERS:
+            return given
+    return ""
 
 
 def _check_context(

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.metrics import Buckets, Count, FastCounter, FastHistogram
+from plait.policy.types import NO_SLO
 
 MEMORY_S = 300.0
 """Calls are forgotten over about five minutes."""
@@ -265,7 +266,11 @@ class CallMetrics:
         booking, usage, finish, model = delivery.booking, delivery.usage, delivery.finish, delivery.call.model
         tenant = self._tenant_label(delivery.tenant)
         if booking is not None and delivery.outcome in {"ok", "failed"}:
-            self._count_promises(delivery, booking, tenant, now_s)
+            met, objective = delivery.outcome == "ok", booking.call.objective or ""
+            if booking.call.slo not in (None, NO_SLO):
+                met = self._count_slos(delivery, booking, tenant, objective, now_s)
+            if met:
+                self._good.of(model, tenant, objective).value += 1
         key = (tenant, model, delivery.status, finish if finish in FINISHES else finish and "other")
         mine = self._by_tenant.get(key) or self._new_of_tenant(key)
         mine.calls.value += 1
@@ -276,17 +281,14 @@ class CallMetrics:
             mine.ttft.observe(booking.first_token_s - delivery.arrived_s)
         return tenant
 
-    def _count_promises(self, delivery: Delivery, booking: Booking, tenant: str, now_s: float) -> None:
-        """Count whether each SLO of the call was met, and whether all were."""
-        call, met_all = booking.call, delivery.outcome == "ok"
-        labels = (call.model, tenant, "" if call.objective is None else call.objective)
-        if call.slo is not None:
-            for slo, limit_s, taken_s in _times(delivery, booking, now_s):
-                met = delivery.outcome == "ok" and taken_s <= limit_s
-                met_all &= met
-                self._slo.of(*labels, slo, "yes" if met else "no").value += 1
-        if met_all:
-            self._good.of(*labels).value += 1
+    def _count_slos(self, delivery: Delivery, booking: Booking, tenant: str, objective: str, now_s: float) -> bool:
+        """Count whether each SLO of the call was met; returns whether all were."""
+        answered, met_all = delivery.outcome == "ok", delivery.outcome == "ok"
+        for slo, limit_s, taken_s in _times(delivery, booking, now_s):
+            met = answered and taken_s <= limit_s
+            met_all &= met
+            self._slo.of(booking.call.model, tenant, objective, slo, "yes" if met else "no").value += 1
+        return met_all
 
     def _new(self, model: str, engine_id: str) -> _OfEngine:
         found = self._by_engine[model, engine_id] = _OfEngine(

@@ -8,6 +8,7 @@ its booking, exactly once.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 from random import random
@@ -24,13 +25,11 @@ from plait.backends.errors import (
     PlaitError,
 )
 from plait.gateway.asgi import unless_gone
-from plait.gateway.calls.call_log import log_call
 from plait.gateway.calls.changed_objectives import ChangedObjectives
-from plait.gateway.calls.delivery import CallWatch, Delivery
+from plait.gateway.calls.delivery import CallWatch, Delivery, log_call
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.held_stream import HeldStream
 from plait.gateway.calls.metrics import CallMetrics
-from plait.gateway.calls.named_sessions import SessionEngines
 from plait.gateway.calls.open_bodies import OpenAnswers
 from plait.gateway.calls.upstream import Upstream
 from plait.gateway.fleet.booking import Booking, Failure
@@ -48,11 +47,34 @@ BUSY = frozenset((429, 503))
 REPEAT_S = 0.5
 """About the first pause before an engine without another is asked again. It doubles."""
 
+MOST_SESSIONS = 10_000
+"""So many sessions are remembered."""
+
 log = structlog.get_logger(__name__)
 
 
+class SessionEngines:
+    """The engine of each named session's latest turn. The least recently used ones are forgotten beyond `most`."""
+
+    def __init__(self, most: int = MOST_SESSIONS) -> None:
+        self._most = most
+        self._engines: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+
+    def engine_of(self, tenant: str, session: str, model: str) -> str | None:
+        """Where the session's latest turn ran; None for one that is not known."""
+        return self._engines.get((tenant, session, model))
+
+    def placed(self, tenant: str, session: str, model: str, engine_id: str) -> None:
+        """A turn of the session runs on this engine."""
+        key = tenant, session, model
+        self._engines[key] = engine_id
+        self._engines.move_to_end(key)
+        if len(self._engines) > self._most:
+            self._engines.popitem(last=False)
+
+
 class Relay:
-    """Delivers calls over `links`, by engine id, each at most `max_attempts` times. A `watch` may take notice of each.
+    """Delivers calls over `links`, by engine id, each at most `max_attempts` times. A `watch` takes notice of each.
 
     With `forward_client_key`, engines without a key of their own get the client's bearer token. The objectives of calls
     on their way change through `objectives`. The answers that are held count in `open_answers`.
@@ -70,9 +92,9 @@ class Relay:
         max_attempts: int,
         open_answers: OpenAnswers,
         forward_client_key: bool,
-        watch: CallWatch | None = None,
     ) -> None:
         self.open_answers = open_answers
+        self.watch: CallWatch | None = None
         self._upstream = Upstream(router, metrics.gaps, open_answers, forward_client_key=forward_client_key)
         self._router = router
         self._links = links
@@ -82,7 +104,6 @@ class Relay:
         self._objectives = objectives
         self._max_attempts = max_attempts
         self._sessions = SessionEngines()
-        self._watch = watch
 
     async def deliver(self, delivery: Delivery, receive: Receive, send: Send) -> None:
         """Place the call, send it, stream the answer back. Raises `PlaitError` only before the first byte."""
@@ -140,8 +161,8 @@ class Relay:
         if delivery.turn_of and not call.prompt_tokens:
             self._sessions.placed(delivery.tenant, delivery.turn_of, call.model, engine_id)
         self._metrics.placed(booking)
-        if self._watch is not None:
-            self._watch.placed(delivery)
+        if self.watch is not None:
+            self.watch.placed(delivery)
         error: EngineError | None = None
         try:
             await self._upstream.send(delivery, send)
@@ -231,8 +252,8 @@ class Relay:
             self._router.retries.give_back(delivery.call.model)
         tenant = self._metrics.ended(delivery, now_s)
         log_call(delivery, tenant, now_s)
-        if self._watch is not None:
-            self._watch.ended(delivery, now_s)
+        if self.watch is not None:
+            self.watch.ended(delivery, now_s)
 
 
 _USEFULNESS = {"status_429": 0, "status_503": 0, "status_500": 1, "unreachable": 4, "connect_timeout": 4, "lost": 3}

@@ -18,6 +18,7 @@ import msgspec
 
 from plait.backends.errors import LimitError
 from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.relay import Relay
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import loop_time_s
@@ -93,17 +94,19 @@ class Rates:
 
 
 class Feed:
-    """The record of calls. `label` turns a tenant into what operators read.
+    """The record of the calls of `relay`, which tells of them while somebody watches. `label` turns a tenant into what
+    operators read.
 
     `prefixes` are the ids of the hot prefixes by their last block: a call is marked with the longest it begins with.
     `recent` has the first blocks of the latest prompts.
     """
 
-    def __init__(self, router: Router, label: Callable[[str], str]) -> None:
+    def __init__(self, router: Router, relay: Relay, label: Callable[[str], str]) -> None:
         self.watchers = 0
         self.prefixes: dict[int, str] = {}
         self.recent: deque[int] = deque(maxlen=64)
         self._router = router
+        self._relay = relay
         self._label = label
         self._clear(0.0)
 
@@ -123,11 +126,13 @@ class Feed:
         self.watchers += 1
         if self.watchers == 1:
             self._clear(loop_time_s())
+            self._relay.watch = self
         try:
             yield Watcher(0, self._totals.calls)
         finally:
             self.watchers -= 1
             if not self.watchers:
+                self._relay.watch = None
                 self._clear(0.0)
 
     # What the relay tells. `ended` comes for every call, `placed` once for each attempt.
@@ -135,8 +140,7 @@ class Feed:
     def placed(self, delivery: Delivery) -> None:
         """The call is sent to an engine."""
         booking = delivery.booking
-        if not self.watchers or booking is None:
-            return
+        assert booking is not None
         row, hashes = self._row_of(delivery), delivery.call.block_hashes
         row.state = "running"
         _place(row, delivery, booking)
@@ -148,8 +152,6 @@ class Feed:
 
     def ended(self, delivery: Delivery, now_s: float) -> None:
         """The call has ended, however it did."""
-        if not self.watchers:
-            return
         row, booking, usage = self._row_of(delivery), delivery.booking, delivery.usage
         del self._open[delivery]
         row.state, row.status = "ended", delivery.status

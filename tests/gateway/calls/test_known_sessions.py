@@ -8,7 +8,8 @@ import pytest
 
 from plait.backends.protocol.openai import ChatRequest
 from plait.gateway.asgi import Headers
-from plait.gateway.calls.named_sessions import SessionEngines, known_session
+from plait.gateway.calls.call_reader import known_session
+from plait.gateway.calls.relay import SessionEngines
 from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import DONE, FINISH, Client, Exchange, FakeHttp, gateway
 

@@ -28,9 +28,7 @@ def exchanges(count: int) -> FakeHttp:
 
 
 def feed_of(made: Gateway) -> Feed:
-    feed = Feed(made.router, lambda tenant: tenant[:8])
-    made.relay._watch = feed
-    return feed
+    return Feed(made.router, made.relay, lambda tenant: tenant[:8])
 
 
 async def test_nothing_is_noted_while_nobody_watches() -> None:

@@ -172,7 +172,8 @@ def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
     if decoder is None:
         decoder = _DECODERS[kind] = msgspec.json.Decoder(kind)
     request: RequestT = decode_body(body, decoder)
-    check_model_name(request.model)
+    if len(request.model) > MAX_MODEL_CHARACTERS:
+        raise _long_model_name(request.model)
     if isinstance(request, ChatRequest) and request.chat_template_kwargs:
         _check_template_options(request.chat_template_kwargs)
     return request
@@ -243,14 +244,13 @@ def _check_whole(field: str, value: object, least: int, most: int | None = None)
         raise CallerError(f"'{field}' must be {accepted}, not {number}", param=field)
 
 
-def check_model_name(model: str) -> None:
-    """Raises `CallerError` for a name that no model has. Messages and logs repeat the name, so it must be short."""
-    if len(model) > MAX_MODEL_CHARACTERS:
-        raise CallerError(
-            f"'model' has {len(model)} characters; a model's name has at most {MAX_MODEL_CHARACTERS}. "
-            "GET /v1/models lists the models.",
-            param="model",
-        )
+def _long_model_name(model: str) -> CallerError:
+    """The error for a name that no model has. Messages and logs repeat the name, so it must be short."""
+    return CallerError(
+        f"'model' has {len(model)} characters; a model's name has at most {MAX_MODEL_CHARACTERS}. "
+        "GET /v1/models lists the models.",
+        param="model",
+    )
 
 
 def _check_template_options(options: dict[str, Any]) -> None:

@@ -88,7 +88,6 @@ class CallReader:
 
         Raises `CallerError` for a call that no engine can take, `NoEngineError` while no engine of the model is up.
         """
-        self.prompts.check(request)
         models, asked = self.router.models, request.model
         model = models.check(asked)
         if asked != model:
@@ -220,13 +219,10 @@ class CallReader:
         context_tokens: int | None,
     ) -> TokenizedPrompt:
         """The prompt: at once if it is short or mostly known, else in turns with those of other tenants."""
-        size, waits = len(incoming.body), self.prompts.waits(request)
-        if size <= OFF_LOOP_BYTES and not waits:
-            return self.prompts.read(request, cache_salt, context_tokens)
-        steps = self.prompts.steps(request, cache_salt, context_tokens)
-        if waits:
+        size, steps = len(incoming.body), self.prompts.steps(request, cache_salt, context_tokens)
+        if self.prompts.waits(request):
             return await self.template_threads.run(incoming.tenant, steps, size)
-        if size <= MOSTLY_KNOWN_BYTES and _is_chat_of(request, MOSTLY_KNOWN_MESSAGES):
+        if size <= OFF_LOOP_BYTES or (size <= MOSTLY_KNOWN_BYTES and _is_chat_of(request, MOSTLY_KNOWN_MESSAGES)):
             left, new = OFF_LOOP_BYTES, 0
             try:
                 while new <= left:

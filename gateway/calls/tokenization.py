@@ -1,25 +1,153 @@
-"""Tokenizes requests: the token ids that an engine would compute, and their chained hashes of tree blocks."""
+"""Tokenizes requests: the token ids that an engine would compute, and their chained hashes of tree blocks.
+
+Each model has a tokenizer: the configured one, or the one that was found when its engines answered.
+"""
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Callable, Generator, Sequence
 from math import inf
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
-from plait.backends.tokenization.offered_tokenizer import BoundedTemplates
+from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
+from plait.backends.tokenization.chat_template import read_template
+from plait.backends.tokenization.file_tokenizer import HuggingFaceTokenizer
+from plait.backends.tokenization.loading import AUTO, load_tokenizer
+from plait.backends.tokenization.offered_tokenizer import BoundedTemplates, cache_folder
+from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
 from plait.backends.tokenization.template_process import Job
+from plait.backends.tokenization.template_worker import TemplateWorker
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.gateway.calls.model_tokenizers import ModelTokenizers
-from plait.gateway.config.sections import Config
+from plait.backends.tokenization.word_memo import WordMemo
+from plait.gateway.config.sections import Config, ModelConfig
 from plait.policy.prefix.block_hash import extend_chain, root_hash
 
 CHARACTERS_PER_TOKEN: Final = 4
 """English text in most vocabularies."""
+
+
+ESTIMATED = "estimated"
+"""The tokenizer of a model of which none has been found."""
+
+WORDS_PART = 8
+"""One in so many bytes of `server.token_cache_bytes` keeps words, which is 8 MiB by default: some 40,000 words."""
+
+ESTIMATED_FINGERPRINT = TokenizerFingerprint("none found: estimated", *[ESTIMATED] * 4)
+
+
+class ModelTokenizers:
+    """The tokenizers of a configuration's models; safe to call from several threads.
+
+    `base` is the base model of a LoRA adapter, which has its tokenizer. `specifications` has, for each base model, what
+    its tokenizer can be loaded by again. Raises ValueError for a configured one that cannot be loaded.
+    """
+
+    def __init__(self, config: Config, block_tokens: int, base: Callable[[str], str]) -> None:
+        self._config = config
+        self._base = base
+        self._block_tokens = block_tokens
+        words_bytes = config.server.token_cache_bytes // WORDS_PART
+        self._parts = PartCache(config.server.token_cache_bytes - words_bytes)
+        self._words = WordMemo(words_bytes) if words_bytes else None
+        self._encoders: dict[str, PromptEncoder] = {}
+        self._fingerprints: dict[str, TokenizerFingerprint] = {}
+        self._workers: dict[str, TemplateWorker] = {}
+        self._lock = threading.Lock()
+        self.specifications: dict[str, str] = {}
+        for model in config.models:
+            if model.tokenizer != AUTO:
+                self._put(model.name, model.tokenizer, self._load(model))
+
+    def open(self) -> None:
+        """Start the processes that render requests' templates, so that the first request does not wait."""
+        if self._config.server.trust_request_chat_template:
+            for model in self.specifications:
+                self.worker(model).start()
+
+    def close(self) -> None:
+        """End the processes that render templates."""
+        for worker in self._workers.values():
+            worker.close()
+        for encoder in self._encoders.values():
+            if isinstance(encoder.tokenizer, HuggingFaceTokenizer):
+                encoder.tokenizer.close()
+
+    def encoder(self, model: str) -> PromptEncoder:
+        """Encodes the prompts of a model. One of which no tokenizer has been found has an estimate."""
+        encoder = self._encoders.get(model)
+        if encoder is None:
+            base = self._base(model)
+            if base not in self._encoders:
+                self._put(base, ESTIMATED, load_tokenizer(ESTIMATED, chat_template=self._template(base)))
+            encoder = self._encoders[base]
+        return encoder
+
+    def worker(self, model: str) -> TemplateWorker:
+        """Renders the templates of requests."""
+        base = self._base(model)
+        self.encoder(base)
+        with self._lock:
+            if base not in self._workers:
+                self._workers[base] = TemplateWorker(self.specifications[base], self._template(base))
+            return self._workers[base]
+
+    def fingerprint(self, model: str) -> TokenizerFingerprint | None:
+        """The fingerprint of a model's tokenizer. None for one that is no engine's: engines get texts in any case.
+
+        A model of which none was found has one that agrees with no engine: so its reports are not taken for exact.
+        """
+        return self._fingerprints.get(model) or (ESTIMATED_FINGERPRINT if self.lacks(model) else None)
+
+    def lacks(self, model: str) -> bool:
+        """Whether the tokenizer of a base model is to be found, and has not been."""
+        return self._config.model(model).tokenizer == AUTO and self.specifications.get(model, ESTIMATED) == ESTIMATED
+
+    def exact(self, model: str) -> Tokenizer | None:
+        """A base model's tokenizer, if its ids are to be the engines'."""
+        tokenizer = self.encoder(model).tokenizer
+        return tokenizer if tokenizer.exact else None
+
+    def chat_template(self, model: str) -> str | None:
+        """The text of the configured template; None: the tokenizer's own."""
+        path = self._template(model)
+        return None if path is None else read_template(Path(path).expanduser())
+
+    def learn(self, model: str, specification: str, tokenizer: Tokenizer, found: TokenizerFingerprint | None) -> None:
+        """The tokenizer of a base model has been found; `found` is its fingerprint."""
+        self._put(model, specification, tokenizer, found)
+        with self._lock:
+            worker = self._workers.pop(model, None)
+        if worker is not None:
+            worker.close()
+        if self._config.server.trust_request_chat_template:
+            self.worker(model).start()
+
+    def _load(self, model: ModelConfig) -> Tokenizer:
+        """A configured tokenizer. One that an engine has offered, and `--save` has named, is not trusted more."""
+        folder, trusts = Path(model.tokenizer), self._config.server.trust_engine_templates
+        if folder.parent == cache_folder() and model.chat_template is None and not trusts:
+            return BoundedTemplates(model.tokenizer, folder)
+        return load_tokenizer(model.tokenizer, chat_template=model.chat_template)
+
+    def _template(self, model: str) -> str | None:
+        return self._config.model(model).chat_template
+
+    def _put(
+        self, model: str, specification: str, tokenizer: Tokenizer, found: TokenizerFingerprint | None = None
+    ) -> None:
+        if tokenizer.exact:
+            self._fingerprints[model] = found or tokenizer.fingerprint
+        self.specifications[model] = specification
+        if self._words is not None:
+            self._words.prepare(tokenizer)
+        self._encoders[model] = PromptEncoder(tokenizer, self._block_tokens, self._parts, words=self._words)
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True):
@@ -50,11 +178,13 @@ class PromptReader:
         self._block_tokens = block_tokens
 
     def waits(self, request: ChatRequest | CompletionRequest) -> bool:
-        """Whether reading a request waits for another process, which renders its chat template."""
+        """Whether reading a request waits for another process, which renders its chat template. Raises as `check`."""
         if not isinstance(request, ChatRequest):
             return False
-        tokenizer = self.tokenizers.encoder(request.model).tokenizer
-        return request.chat_template is not None or isinstance(tokenizer, BoundedTemplates)
+        if request.chat_template is not None:
+            self.check(request)
+            return True
+        return isinstance(self.tokenizers.encoder(request.model).tokenizer, BoundedTemplates)
 
     def check(self, request: ChatRequest | CompletionRequest) -> None:
         """Raises `CallerError` for a chat template of the request's own, unless they are trusted."""
@@ -78,18 +208,6 @@ class PromptReader:
                 f"a token has at most {longest} bytes, so {context_tokens * longest} bytes fit at most. Shorten it.",
                 param=field,
             )
-
-    def read(
-        self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None
-    ) -> TokenizedPrompt:
-        """All of `steps` at once."""
-        steps = self.steps(request, cache_salt, context_tokens)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                prompt: TokenizedPrompt = end.value
-                return prompt
 
     def steps(
         self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None

@@ -16,6 +16,7 @@ from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config.sections import Config, ModelConfig, ServerConfig
 from plait.policy.prefix.block_hash import chain, root_hash
+from tests.gateway.calls.tokenizing import read
 
 MODELS = (ModelConfig(name="m", tokenizer="embedded"), ModelConfig(name="bytes", tokenizer="bytes"))
 READER = PromptReader(Config(models=MODELS), 64)
@@ -65,23 +66,23 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_prompt_whose_bytes_cannot_fit_is_not_tokenized(character: str, encoded: list[int]) -> None:
     assert LONGEST is not None
     fits = 10 * LONGEST // len(character.encode())
-    assert READER.read(text(character * fits), None, 10).tokens
+    assert read(READER, text(character * fits), None, 10).tokens
     encoded.clear()
     with pytest.raises(ContextLengthError, match=f"{10 * LONGEST} bytes fit at most") as caught:
-        READER.read(text(character * (fits + 1)), None, 10)
+        read(READER, text(character * (fits + 1)), None, 10)
     assert (caught.value.param, caught.value.code, encoded) == ("prompt", "context_length_exceeded", [])
 
 
 def test_the_template_counts_too(encoded: list[int]) -> None:
     chat = ChatRequest(model="m", messages=[{"role": "user", "content": "a" * 1_000}])
     with pytest.raises(ContextLengthError) as caught:
-        READER.read(chat, None, 10)
+        read(READER, chat, None, 10)
     assert (caught.value.param, encoded) == ("messages", [])
 
 
 def test_nothing_is_refused_by_bytes_if_the_engine_counts_otherwise() -> None:
-    assert READER.read(text("a" * 1_000, "bytes"), None, 10).tokens == 1_000
-    assert READER.read(text("a" * 100_000), None, None).tokens
+    assert read(READER, text("a" * 1_000, "bytes"), None, 10).tokens == 1_000
+    assert read(READER, text("a" * 100_000), None, None).tokens
 
 
 def test_a_long_prompt_is_tokenized_in_turns() -> None:
@@ -89,7 +90,7 @@ def test_a_long_prompt_is_tokenized_in_turns() -> None:
     turns = list(READER.steps(text(prompt), None))
     assert len(turns) >= len(prompt) // (128 * 1024)
     tokenizer: Tokenizer = READER.tokenizers.encoder("m").tokenizer
-    assert list(READER.read(text(prompt), None).prompts[0]) == tokenizer.encode(prompt)
+    assert list(read(READER, text(prompt), None).prompts[0]) == tokenizer.encode(prompt)
 
 
 DOCUMENT = "A line of a document that two tenants have.\n" * 2_000
@@ -103,7 +104,7 @@ def test_a_shared_document_is_tokenized_once_for_each_salt(
     for number, salt in enumerate(salts):
         parts.clear()
         request = ChatRequest(model="m", messages=[{"role": "user", "content": f"{DOCUMENT}Question {number}"}])
-        prompt = reader.read(request, salt)
+        prompt = read(reader, request, salt)
         ids = load_tokenizer("embedded").encode_chat(request.messages)
         assert list(prompt.prompts[0]) == ids
         assert prompt.block_hashes == chain(ids, 64, root_hash("m", salt or ""))
@@ -121,13 +122,13 @@ def test_a_word_is_tokenized_once_for_each_salt(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(FileTokenizer, "encode_parts", counting)
     for salt, new in ((None, True), (None, False), ("one", True), ("two", True), ("one", False)):
         words.clear()
-        reader.read(text("This is the name of a zyxwvut and of the other qpwoeir in the file"), salt)
+        read(reader, text("This is the name of a zyxwvut and of the other qpwoeir in the file"), salt)
         assert (" zyxwvut" in words, " the" in words) == (new, False), salt
 
 
 def test_the_hashes_of_several_prompts_are_those_of_the_first() -> None:
     request = CompletionRequest(model="m", prompt=[f"One. {DOCUMENT}", f"Two. {DOCUMENT}"])
-    prompt = READER.read(request, None)
+    prompt = read(READER, request, None)
     ids = [load_tokenizer("embedded").encode(text) for text in request.prompts() if isinstance(text, str)]
     assert [list(prompt) for prompt in prompt.prompts] == ids
     assert prompt.block_hashes == chain(ids[0], 64, root_hash("m"))
@@ -136,12 +137,12 @@ def test_the_hashes_of_several_prompts_are_those_of_the_first() -> None:
 def test_a_template_of_the_requests_own_needs_trust() -> None:
     request = ChatRequest(model="m", messages=CHAT, chat_template="{{ messages[0].content }}")
     with pytest.raises(CallerError, match="trust_request_chat_template") as caught:
-        READER.read(request, None)
+        read(READER, request, None)
     assert caught.value.param == "chat_template"
     trusting = PromptReader(Config(server=ServerConfig(trust_request_chat_template=True), models=MODELS), 64)
     trusting.tokenizers.open()
     try:
-        assert list(trusting.read(request, None).prompts[0]) == load_tokenizer("embedded").encode("hello")
+        assert list(read(trusting, request, None).prompts[0]) == load_tokenizer("embedded").encode("hello")
     finally:
         trusting.tokenizers.close()
 
@@ -150,10 +151,10 @@ def test_an_adapter_has_the_tokenizer_of_its_base_model_and_prefixes_of_its_own(
     reader = PromptReader(Config(models=MODELS), 64, lambda name: "m" if name == "adapter" else name)
     ids = list(range(64))
     text = "a word " * 40
-    base, adapted = (reader.read(CompletionRequest(model=name, prompt=text), None) for name in ("m", "adapter"))
+    base, adapted = (read(reader, CompletionRequest(model=name, prompt=text), None) for name in ("m", "adapter"))
     assert adapted.exact
     assert (adapted.prompts, adapted.tokens) == (base.prompts, base.tokens)
     assert list(adapted.block_hashes) != list(base.block_hashes)
-    assert list(reader.read(CompletionRequest(model="adapter", prompt=ids), None).block_hashes) == list(
+    assert list(read(reader, CompletionRequest(model="adapter", prompt=ids), None).block_hashes) == list(
         chain(ids, 64, root_hash("adapter"))
     )

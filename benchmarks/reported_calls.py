@@ -33,7 +33,7 @@ from plait.backends.protocol.cache_state import CacheState, KvState, Outstanding
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.report_feed import ReportFeed
+from plait.gateway.membership.engine_requests import ReportFeed
 from plait.gateway.simulation.compare import Claim
 from plait.policy.prefix.block_hash import chain
 from plait.policy.types import Call

@@ -19,7 +19,6 @@ from typing import IO
 from plait.backends.profiles import load_profile
 from plait.gateway.commands import positive, positive_number
 from plait.gateway.commands.live import follow, has_screen
-from plait.gateway.commands.progress import progress_of
 from plait.gateway.log.events import configure_logging
 from plait.gateway.simulation.compare import (
     OURS,
@@ -233,3 +232,36 @@ def _live(fleet: FleetPlan, workload: Workload, arrivals_s: Sequence[float], pro
 
     with running_fleet(fleet):
         return asyncio.run(send_workload(fleet, workload, arrivals_s, on_finished))
+
+
+STEPS = 100
+"""A part moves the bar at most so often."""
+
+
+@contextmanager
+def progress_of(parts: int) -> Iterator[Progress]:
+    """Shows the progress of so many equal parts, which come one after another."""
+    if not sys.stderr.isatty():
+        yield _line
+        return
+    from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    columns = TextColumn("{task.description:<40}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=parts)
+        ended = 0
+
+        def show(label: str, done: int, total: int) -> None:
+            nonlocal ended
+            if done % max(1, total // STEPS) == 0 or done == total:
+                bar.update(task, description=label, completed=ended + done / total)
+            ended += done == total
+
+        yield show
+
+
+def _line(label: str, done: int, total: int) -> None:
+    if done == total:
+        sys.stderr.write(f"{label}: {total} calls\n")

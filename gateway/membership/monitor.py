@@ -30,10 +30,11 @@ from plait.gateway.membership.engine_requests import (
     FAILURES,
     EngineRequests,
     RefusedRequestError,
+    ReportFeed,
     is_silence,
     probe_cause,
+    report_problem,
 )  # fmt: skip
-from plait.gateway.membership.report_feed import ReportFeed, report_problem
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s

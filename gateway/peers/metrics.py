@@ -1,8 +1,9 @@
-"""Which gateways share the store, for `/metrics`."""
+"""The metrics of several gateways: which share the store, and the metrics of all workers as one text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -26,3 +27,38 @@ class MembershipCollector(Collector):
         yield up
         taken = self._membership.taken_over
         yield CounterMetricFamily("plait_sessions_taken_over", "Sessions that another gateway had before", taken)
+
+
+UP: Final = "plait_worker_up"
+
+
+def merged(texts: Mapping[str, bytes | None]) -> bytes:
+    """Texts in Prometheus' format, by worker, as one; None for a worker that did not answer.
+
+    The samples of a family stay together, as the format wants it.
+    """
+    families: dict[str, tuple[list[str], list[str]]] = {}
+    for worker, text in texts.items():
+        label, comments, samples = f'worker="{worker}"', list[str](), list[str]()
+        for line in (text or b"").decode().split("\n"):  # a label may have other ends of lines
+            if line.startswith("# HELP "):
+                comments, samples = families.setdefault(line.split(" ", 3)[2], ([], []))
+                is_new = not comments
+            if line.startswith("#"):
+                if is_new:
+                    comments.append(line)
+            elif line:
+                samples.append(_labelled(line, label))
+    lines = [line for comments, samples in families.values() for line in (*comments, *samples)]
+    lines += [f"# HELP {UP} Whether a worker answers", f"# TYPE {UP} gauge"]
+    lines += [f'{UP}{{worker="{worker}"}} {float(text is not None)}' for worker, text in texts.items()]
+    return "\n".join([*lines, ""]).encode()
+
+
+def _labelled(sample: str, label: str) -> str:
+    """A sample with one more label. Only values of labels can have a brace or a space before the sample's value."""
+    name, brace, rest = sample.partition("{")
+    if brace and " " not in name:
+        return f"{name}{{{label}{',' if not rest.startswith('}') else ''}{rest}"
+    name, _, value = sample.partition(" ")
+    return f"{name}{{{label}}} {value}"

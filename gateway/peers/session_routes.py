@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import AuthenticationError, PeerUnavailableError, PlaitError
 from plait.gateway.asgi import ClientGoneError, Headers, id_of, read_body, send_error
-from plait.gateway.peers.exposition import merged
 from plait.gateway.peers.forwarding import Forwarded, Forwarding, OwnedName
 from plait.gateway.peers.membership import OF_PEER
+from plait.gateway.peers.metrics import merged
 from plait.gateway.peers.peers import PEER_HEADER
 from plait.gateway.store.event_log import StreamKey
 

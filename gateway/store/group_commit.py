@@ -19,11 +19,14 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
 import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from plait.gateway.store.event_log import (
     Change,
@@ -384,3 +387,19 @@ def _size_bytes(changes: Sequence[Change]) -> int:
     if len(changes) == 1:
         return CHANGE_BYTES + len(changes[0].data or b"")
     return sum(CHANGE_BYTES + len(change.data or b"") for change in changes)
+
+
+class StoreCollector(Collector):
+    """Whether the store can be written, what waits for it, and what it has cost."""
+
+    def __init__(self, log: GroupCommit) -> None:
+        self._log = log
+
+    def collect(self) -> Iterator[Metric]:
+        """Two gauges and three counters."""
+        failing = int(self._log.problem is not None)
+        yield GaugeMetricFamily("plait_store_failing", "1 while nothing can be stored", failing)
+        yield GaugeMetricFamily("plait_store_backlog_bytes", "Events that wait to be written", self._log.backlog_bytes)
+        yield CounterMetricFamily("plait_store_commits", "Commits", self._log.commits)
+        yield CounterMetricFamily("plait_store_events", "Events written", self._log.changes)
+        yield CounterMetricFamily("plait_store_cpu_seconds", "CPU time of the store's thread", self._log.cpu_s)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from plait.gateway.peers.exposition import UP, merged
+from plait.gateway.peers.metrics import UP, merged
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.config.change import ConfigChange, config_change
 from plait.gateway.config.file import parse_config
 from plait.gateway.config.sections import Config, EngineConfig
+from plait.gateway.reloading import ConfigChange, config_change
 
 A, B = {"name": "a", "url": "http://a"}, {"name": "b", "url": "http://b"}
 

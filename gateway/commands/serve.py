@@ -13,6 +13,7 @@ from secrets import token_hex
 
 import msgspec
 
+import plait.gateway.log  # noqa: F401 - before all that imports structlog
 from plait.gateway.app import Gateway
 from plait.gateway.commands import given_engines, positive
 from plait.gateway.commands.given_engines import GivenEngines

@@ -16,7 +16,6 @@ from typing import ClassVar, NoReturn
 from plait.gateway.transforms.chain import Parameter, Step
 from plait.gateway.transforms.code_block import Block, fenced_blocks
 from plait.gateway.transforms.errors import RejectedTextError, excerpt, place, quoted
-from plait.gateway.transforms.json_path import compile_path, select
 
 MAX_DEPTH = 64
 """The deepest nesting of objects and arrays: enough for any answer, and far below Python's recursion limit."""
@@ -150,6 +149,8 @@ class Json(Step):
 
     def __post_init__(self) -> None:
         if self.path is not None:
+            from plait.gateway.transforms.json_path import compile_path  # noqa: PLC0415 - 2 MB, for those who use paths
+
             compile_path(self.path)
 
     def convert(self, text: str) -> Iterator[str]:
@@ -158,6 +159,8 @@ class Json(Step):
         if self.path is None:
             yield dump_json(document)
             return
+        from plait.gateway.transforms.json_path import compile_path, select  # noqa: PLC0415 - loaded by now
+
         query = compile_path(self.path)
         values = select(query, document)
         if query.singular_query():

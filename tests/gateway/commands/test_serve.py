@@ -1,7 +1,9 @@
-"""`plait serve` with several workers: each has a store of its own."""
+"""`plait serve`: several workers have a store each, and a server loads only what it needs."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,11 @@ def test_another_number_of_workers_is_refused(
     else:
         with pytest.raises(ValueError, match="another number of workers"):
             _check_store(config, workers)
+
+
+def test_a_server_does_not_load_what_few_need() -> None:
+    program = "import sys, plait.gateway.commands.serve; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(run.stdout.split())
+    assert "structlog" in loaded
+    assert loaded.isdisjoint({"rich", "jsonpath_rfc9535", "re2", "httpx", "transformers", "psycopg"})

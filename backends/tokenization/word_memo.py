@@ -73,26 +73,26 @@ class WordMemo:
         if known is None:
             with self._lock:
                 known = self._words.setdefault(key, _Words())
-        words, young = pattern.findall(text), known.young
-        try:
-            return array("I", b"".join(map(young.__getitem__, words)))
-        except KeyError:
-            pass
+        words = pattern.findall(text)
+        ids = list(map(known.young.get, words))
+        if None not in ids:
+            return array("I", b"".join(ids))  # type: ignore[arg-type]
         old, common = known.old, self._common.get(tokenizer, {})
-        found = {word: old.get(word) or common.get(word, b"") for word in set(words).difference(young)}
-        new = [word for word in found if not found[word]]
+        lacking = {
+            word: old.get(word) or common.get(word, b"") for word, its in zip(words, ids, strict=True) if its is None
+        }
+        new = [word for word in lacking if not lacking[word]]
         is_whole = len(new) > max(1, len(words) * DEAREST_SHARE)
         if is_whole:
             step = -(-len(new) // (2 + int(len(words) * LEARNED_SHARE)))
-            new = new[::step]  # in no order, so from all of the text: its begin may be new each time
-        found.update(zip(new, map(array.tobytes, tokenizer.encode_parts(new)), strict=True))
-        self._keep(key, found)
+            new = new[::step]  # from all of the text: its begin may be new each time
+        lacking.update(zip(new, map(array.tobytes, tokenizer.encode_parts(new)), strict=True))
+        self._keep(key, lacking)
         if is_whole:
             return tokenizer.encode_array(text, add_special_tokens=False)
-        try:
-            return array("I", b"".join(map(young.__getitem__, words)))
-        except KeyError:  # a word is too long to be kept, or another thread has begun a new generation
-            return array("I", b"".join([found[word] if word in found else young[word] for word in words]))
+        return array(
+            "I", b"".join([lacking[word] if its is None else its for word, its in zip(words, ids, strict=True)])
+        )
 
     def _keep(self, key: Hashable, found: dict[str, bytes]) -> None:
         with self._lock:

@@ -3,7 +3,7 @@
 All routers run over the same two engines, which answer from memory, and take turns row by row and round by round. CPU
 is the kernel's accounting of a router's processes. The minimum of the rounds is the figure, because other processes can
 only add to it. No body repeats. Plait runs as it ships, with a BPE of 48,000 entries. `--counts` counts Python calls
-instead, `--memory N` shows Plait's memory over N requests.
+instead, `--instructions` those of the processor, `--memory N` shows Plait's memory over N requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 
 import uvloop
 
-from benchmarks.plain import counts, memory
+from benchmarks.plain import counts, instructions, memory
 from benchmarks.plain.peers import NGINX, PEERS, environment, has_nginx, nginx_command
 from benchmarks.plain.routers import Router, plait_command, running_engine, running_router
 from benchmarks.plain.rows import ROWS, TEMPLATES, Row
@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--checkout", type=Path, action="append", default=[], help="another Plait to measure beside")
     parser.add_argument("--workers", type=int, metavar="N", help="ours in so many processes, too")
     parser.add_argument("--counts", action="store_true", help="count functions, files and rooms of a request, and end")
+    parser.add_argument("--instructions", action="store_true", help="count ours of a request with valgrind, and end")
     parser.add_argument("--memory", type=int, metavar="N", help="show our memory over N requests, and end")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     arguments = parser.parse_args()
@@ -53,6 +54,8 @@ def main() -> int:
     if arguments.memory:
         return memory.main(arguments.memory)
     rows = [row for row in ROWS if row.name in (arguments.only or "".join(row.name for row in ROWS))]
+    if arguments.instructions:
+        return instructions.main(rows, [Path(__file__).parents[1], *arguments.checkout])
     environment()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         engines = [

@@ -18,7 +18,7 @@ from benchmarks.plain.rows import ROWS, TEMPLATES
 from benchmarks.train_tokenizer import corpus, save, train
 from e2e.faults.raw_client import CHAT, Client
 from e2e.ports import free_port
-from e2e.servers import eventually
+from e2e.servers import DEADLINE_S, eventually
 
 VOCABULARY_TOKENS: Final = 48_000
 CHUNK_MS: Final = "10"
@@ -67,12 +67,14 @@ def running_engine(log: Path) -> Iterator[str]:
 
 
 @contextmanager
-def running_router(name: str, command: Callable[[int], list[str]], folder: Path, checkout: Path) -> Iterator[Router]:
+def running_router(
+    name: str, command: Callable[[int], list[str]], folder: Path, checkout: Path, start_s: float = DEADLINE_S
+) -> Iterator[Router]:
     """A router that `command` starts on a port, once it answers calls. A Plait is that of the `checkout`."""
     port = free_port()
     with _process(command(port), checkout, folder / f"{name}.log") as process:
         try:
-            eventually(lambda: asyncio.run(answers(port)))
+            eventually(lambda: asyncio.run(answers(port)), start_s)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}: {(folder / f'{name}.log').read_text()[-2000:]}") from error
         yield Router(name, port, process.pid)

@@ -93,10 +93,6 @@ class Delivery(msgspec.Struct, eq=False):
     """None: the engine answered in full, with a text where one is read. An `EngineError`: the engine is at fault, so
     that another one may succeed. A text: what is wrong by the caller's fault."""
 
-    def begin(self, booking: Booking, link: EngineLink) -> None:
-        """An attempt begins."""
-        self.booking, self.link, self.engine_id = booking, link, booking.placement.engine_id
-
     def retry(self) -> None:
         """Another attempt follows. What came back of the one that failed is forgotten."""
         self.booking = self.ended = self.usage = self.finish = None

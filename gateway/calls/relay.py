@@ -157,7 +157,7 @@ class Relay:
         """Place the call and run it there."""
         booking = await self._booked(delivery)
         engine_id, call = booking.placement.engine_id, delivery.call
-        delivery.begin(booking, self._links[engine_id])
+        delivery.booking, delivery.link, delivery.engine_id = booking, self._links[engine_id], engine_id
         if delivery.turn_of and not call.prompt_tokens:
             self._sessions.placed(delivery.tenant, delivery.turn_of, call.model, engine_id)
         self._metrics.placed(booking)

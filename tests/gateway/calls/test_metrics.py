@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from plait.backends.http.client import HttpClient
 from plait.backends.protocol.openai import CompletionRequest
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.engine_link import EngineLink
 from plait.gateway.metrics import new_registry
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
@@ -21,7 +19,7 @@ def delivered(booking: Booking, usage: CallUsage | None, outcome: str = "ok") ->
     """A call that arrived at 9 s."""
     body = OutgoingBody(b"{}", CompletionRequest(model="m", prompt="x"))
     delivery = Delivery(booking.call, "/v1/completions", (), body, 9.0, tenant="t")
-    delivery.begin(booking, EngineLink(HttpClient("http://127.0.0.1:1")))
+    delivery.booking, delivery.engine_id = booking, booking.placement.engine_id
     delivery.usage, delivery.outcome = usage, outcome
     return delivery
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 PIVOT_SHARE = 0.9
@@ -22,9 +22,12 @@ class PiecewiseLinear:
 
     knots: tuple[tuple[int, float], ...]
     slope_s: float
+    _tokens: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Those of the knots, to search in without a call for each that is looked at."""
 
     def __post_init__(self) -> None:
         tokens = [knot[0] for knot in self.knots]
+        object.__setattr__(self, "_tokens", tuple(tokens))
         seconds = [knot[1] for knot in self.knots]
         if not self.knots or tokens != sorted(set(tokens)):
             raise ValueError("knots must have strictly ascending token counts, and there must be at least one knot")
@@ -39,7 +42,7 @@ class PiecewiseLinear:
         first_tokens, first_s = self.knots[0]
         if tokens <= first_tokens:
             return first_s
-        right = bisect_right(self.knots, tokens, key=lambda knot: knot[0])
+        right = bisect_right(self._tokens, tokens)
         (left_tokens, left_s), (right_tokens, right_s) = self.knots[right - 1], self.knots[right]
         return left_s + (right_s - left_s) * (tokens - left_tokens) / (right_tokens - left_tokens)
 

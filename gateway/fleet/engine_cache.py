@@ -166,9 +166,7 @@ class EngineCache:
     def assume_stored(self, leaf: Node, *, is_booked: bool) -> None:
         """The engine does not report: it has stored the prefix that ends at `leaf`, and has evicted others for it."""
         residency = self.view.residency
-        residency.resident.store_path(leaf)
-        if is_booked:
-            residency.unbook(leaf)
+        residency.resident.store_path(leaf, is_booked=is_booked)
         kv_tokens = self.estimated_tokens
         if kv_tokens is not None and residency.resident.blocks > kv_tokens // self.block_tokens:
             residency.evict(residency.resident.blocks - kv_tokens // self.block_tokens)

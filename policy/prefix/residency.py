@@ -60,8 +60,8 @@ class Residency:
             holding.bookings += 1
             holding.sharers += 1
             holding.waiting += waits
+            self._order.use(holding)
             node = parent
-        self._order.touch_path(leaf)
 
     def join(self, leaf: Node) -> int:
         """Another gateway's call that ends at `leaf` was sent here. Its blocks are expected; it shares none within H.
@@ -76,8 +76,8 @@ class Residency:
             staying = holding.resident_blocks - holding.leaving_blocks
             total = total + blocks if holding.bookings > holding.waiting or staying == blocks else staying
             holding.bookings += 1
+            self._order.use(holding)
             node = parent
-        self._order.touch_path(leaf)
         return total
 
     def send(self, leaf: Node) -> None:
@@ -265,20 +265,24 @@ class ResidentBlocks:
             self._shrink(below, 0)
         self._shrink(node, offset)
 
-    def store_path(self, leaf: Node) -> None:
-        """Assume that all blocks up to the end of `leaf` were stored and used; for engines that do not report."""
-        node, engine_id, ends = leaf, self._engine_id, self._ends
+    def store_path(self, leaf: Node, *, is_booked: bool = False) -> None:
+        """Assume that all blocks up to the end of `leaf` were stored and used; for engines that do not report.
+
+        If the call `is_booked`, it has ended with that.
+        """
+        node, engine_id = leaf, self._engine_id
         while (parent := node.parent) is not None:
             blocks = len(node.hashes)
-            if ends.get(node.hashes[-1], node) is not node:
-                raise _contradiction()
             holding = node.first
             if holding is None or holding.engine_id != engine_id:
                 holding = node.holding(engine_id)
             if blocks > holding.resident_blocks:
                 self._keep(holding, blocks)
+            holding.bookings -= is_booked
+            self._order.use(holding)
             node = parent
-        self._order.touch_path(leaf)
+        if is_booked:
+            self._tree.prune(leaf)
 
     def clear(self) -> None:
         """The engine restarted or sends a snapshot: no block is resident until it is reported again."""
@@ -305,7 +309,7 @@ class ResidentBlocks:
         if blocks > holding.resident_blocks:
             self._keep(holding, blocks)
         if holding.newer is None:
-            self._order.enter(holding)
+            self._order.use(holding)
 
     def _shrink(self, node: Node, blocks: int) -> None:
         holding = node.holding(self._engine_id)
@@ -350,12 +354,16 @@ class UseOrder:
         """The holdings that are not booked. The current one may be unlinked during the loop."""
         return _around(self._free)
 
-    def enter(self, holding: Holding) -> None:
-        """`holding` is in no ring. It is the most recently used of its ring from now on."""
-        holding.used = next(self._uses)
+    def use(self, holding: Holding) -> None:
+        """From now on `holding` is the most recently used of its ring. It may have been in the other, or in none."""
+        older, newer = holding.older, holding.newer
+        if older is not None and newer is not None:
+            older.newer, newer.older = newer, older
         ring = self._booked if holding.bookings else self._free
-        assert ring.older is not None
-        holding.link_between(ring.older, ring)
+        latest = ring.older
+        assert latest is not None
+        holding.used, holding.older, holding.newer = next(self._uses), latest, ring
+        latest.newer = ring.older = holding
 
     def touch_path(self, leaf: Node) -> None:
         """Make the engine's holdings on the path to `leaf` the most recently used of their rings, ancestors last."""
@@ -365,14 +373,7 @@ class UseOrder:
             if holding is None or holding.engine_id != engine_id:
                 holding = node.others.get(engine_id)
             if holding is not None and (holding.bookings or holding.resident_blocks):
-                older, newer = holding.older, holding.newer
-                if older is not None and newer is not None:
-                    older.newer, newer.older = newer, older
-                ring = self._booked if holding.bookings else self._free
-                latest = ring.older
-                assert latest is not None
-                holding.used, holding.older, holding.newer = next(self._uses), latest, ring
-                latest.newer = ring.older = holding
+                self.use(holding)
             node = parent
 
     def unbooked(self, holding: Holding) -> None:

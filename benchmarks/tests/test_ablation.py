@@ -81,7 +81,7 @@ def test_without_a_part_the_sum_ignores_it(term: str) -> None:
     engines[0].begin(0.0, prefill)
     engines[0].send(prefill, 0.0)
     assert least_delay(CALL, situation(engines, tree)).engine_id == "b"
-    assert without(term)(CALL, situation(engines, tree)).engine_id == ("a" if term == "queue_s" else "b")
+    assert without(term).place(CALL, situation(engines, tree)).engine_id == ("a" if term == "queue_s" else "b")
 
 
 def test_without_a_part_that_is_nothing_the_sum_is_the_same() -> None:
@@ -91,7 +91,7 @@ def test_without_a_part_that_is_nothing_the_sum_is_the_same() -> None:
     shipped = least_delay(CALL, situation(engines, tree))
     assert shipped.engine_id == "b"
     for term in ("queue_s", "stall_s", "slow_s"):  # nobody is there
-        assert without(term)(CALL, situation(engines, tree)) == shipped
+        assert without(term).place(CALL, situation(engines, tree)) == shipped
 
 
 def test_shift_as_published_sends_single_calls_to_the_lightest_engine() -> None:

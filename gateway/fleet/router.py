@@ -80,8 +80,8 @@ class Router:
         self.health = FleetHealth(self.engines, self.models, self.models.refresh, jitter)
         self.on_room: Callable[[str], None] = lambda _engine_id: None
         self.is_ours = policy == "plait"
-        self._select = POLICIES[policy] if isinstance(policy, str) else policy
-        self.routes = self._select.routes
+        self._policy = POLICIES[policy] if isinstance(policy, str) else policy
+        self.routes = self._policy.routes
         self._fleet_pace = FleetPace()
         self._cost_models: dict[CostModel, CostModel] = {}
         self.demand = Demand(window_s, prior_output_tokens)
@@ -114,7 +114,7 @@ class Router:
         if self.hand_over.leaving:
             situation = self.hand_over.narrow(call, situation)
         there = None if prefer is None or prefer in avoid else continued(prefer, call, situation)
-        return there or self._select(call, situation)
+        return there or self._policy.place(call, situation)
 
     def book(self, call: Call, placement: Placement, now_s: float, *, waits: bool = False) -> Booking:
         """Record a placement. The engine is sent the call now, or (if it `waits`) at `send`.
@@ -245,7 +245,7 @@ class Router:
         """Drop placements older than the window, and rebalance or tidy the prefix tree. Called about once a second."""
         for engine in self.engines.values():
             engine.age(now_s)
-        self._select.age(self.tree, self.models.peers, now_s)
+        self._policy.age(self.tree, self.models.peers, now_s)
 
     def check(self) -> None:
         """Assert that the state is consistent; for tests."""

@@ -386,7 +386,7 @@ class RebalancedE2:
         self._reroutings = tuple(reroutings)
         self._decode_balance = decode_balance
 
-    def __call__(self, call: Call, situation: Situation) -> Placement:
+    def place(self, call: Call, situation: Situation) -> Placement:
         """Place `call`. Changes nothing."""
         placement = e2(call, situation)
         if placement.reason is PlacementReason.EXPLORE:

@@ -8,6 +8,7 @@ what comes. Selection has no side effects. A policy reads engine views and retur
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import exp
 from typing import Final, NamedTuple, Protocol
 
@@ -127,15 +128,16 @@ class Situation(NamedTuple):
 
 
 class Policy(Protocol):
-    """Chooses the engine of a call."""
+    """How the engines of calls are chosen."""
 
     @property
     def routes(self) -> Routes:
         """The prefixes that it sends elsewhere. A fleet reads them once."""
         ...
 
-    def __call__(self, call: Call, situation: Situation) -> Placement:
-        """Place `call`. Changes nothing."""
+    @property
+    def place(self) -> Callable[[Call, Situation], Placement]:
+        """Chooses the engine of a call. Changes nothing."""
         ...
 
     def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
@@ -146,20 +148,16 @@ class Policy(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class Plain:
-    """A policy that is one function, `choose`. It sends no prefix elsewhere, so the tree may be tidied."""
+    """A policy that is one function, `place`. It sends no prefix elsewhere, so the tree may be tidied."""
 
-    def __init__(self, choose: Callable[[Call, Situation], Placement]) -> None:
-        self._choose = choose
+    place: Callable[[Call, Situation], Placement]
 
     @property
     def routes(self) -> Routes:
         """None: each fleet gets empty ones of its own."""
         return Routes()
-
-    def __call__(self, call: Call, situation: Situation) -> Placement:
-        """Place `call`. Changes nothing."""
-        return self._choose(call, situation)
 
     def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
         """Tidy the prefix tree."""

@@ -387,5 +387,5 @@ def test_least_outstanding_takes_equals_in_turn(outstanding: tuple[int, ...], tu
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 def test_a_prompt_shorter_than_a_block_goes_somewhere(policy: Policy) -> None:
     call = call_of("", extra_tokens=7)
-    placement = policy(call, build({"a": Engine(), "b": Engine()}, call))
+    placement = policy.place(call, build({"a": Engine(), "b": Engine()}, call))
     assert (placement.engine_id, placement.cached_tokens, placement.missed_tokens) == ("a", 0, 7)

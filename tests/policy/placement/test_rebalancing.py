@@ -54,7 +54,7 @@ def test_with_no_routes_only_decode_balance_differs_from_e2(
     views = [build(str(number), engine, tree) for number, engine in enumerate(engines)]
     call = Call("call", "model", len(prompt) * BLOCK_TOKENS, BLOCK_TOKENS, chain(prompt, 1, 0))
     situation = Situation(tree.match(call.block_hashes), views, 0)
-    published, placement = e2(call, situation), rebalanced_e2(mechanisms, BLOCK_TOKENS)(call, situation)
+    published, placement = e2(call, situation), rebalanced_e2(mechanisms, BLOCK_TOKENS).place(call, situation)
     if placement.reason is PlacementReason.DECODE_BALANCE:
         assert "decode_balance" in mechanisms
         assert published.reason is PlacementReason.EXPLORE
@@ -82,7 +82,7 @@ def test_a_route_changes_exploited_engines_only_and_to_eligible_ones_only(
         policy.routes.enter(segment.node, Route(RouteState.SHIFTED, home, (other,), 0.0, 1.0))
         if state is not RouteState.SHIFTED:
             policy.routes.enter(segment.node, Route(state, home, (other,), 0.0, 1.0))
-    published, placement = e2(call, situation), policy(call, situation)
+    published, placement = e2(call, situation), policy.place(call, situation)
     assert placement.engine_id in {view.engine_id for view in views}
     if placement != published:
         assert published.reason is PlacementReason.EXPLOIT
@@ -192,7 +192,7 @@ def test_decode_balance(loads: tuple[tuple[int, int], ...], spare: str | None) -
     assert (chosen and chosen.engine_id) == spare
     policy = RebalancedE2(Routes(), (), spare_compute)
     call = Call("call", "model", 10, 10, chain([1], 1, 0))
-    placement = policy(call, Situation((), engines, 0))
+    placement = policy.place(call, Situation((), engines, 0))
     assert (placement.reason is PlacementReason.DECODE_BALANCE) == (spare is not None)
     assert spare is None or placement.engine_id == spare
 

@@ -220,7 +220,7 @@ class Relay:
             return False
         engine = self._router.engines[delivery.engine_id]
         went_out = engine.draining or engine.health.state not in TAKES_CALLS
-        is_free = delivery.charged or went_out or not engine.health.counts(booking.sent_s)
+        is_free = delivery.charged or went_out or booking.sent_s < engine.health.ejected_s
         why = None
         if len(delivery.failures) >= self._max_attempts:
             why = "attempts"

@@ -17,7 +17,7 @@ from plait.gateway.fleet.health import EngineCounts, Health, Offer
 from plait.gateway.fleet.tokenizer_agreement import Agreement
 from plait.policy.placement.engine_view import EngineView, sent_calls
 from plait.policy.placement.prefill_queue import Prefill
-from plait.policy.prefix.prefix_tree import Node
+from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 
 
@@ -76,9 +76,11 @@ class FleetEngine:
 
     # Calls.
 
-    def book(self, call: Call, placement: Placement, leaf: Node, now_s: float, *, waits: bool) -> Booking:
-        """Expect the prompt's blocks, which end at `leaf`, and count the call's work. If it `waits`, `send` follows."""
+    def book(self, call: Call, placement: Placement, tree: PrefixTree, now_s: float, *, waits: bool) -> Booking:
+        """Expect the prompt's blocks, and count the call's work. If it `waits`, `send` follows."""
         view, missed_tokens = self.view, placement.missed_tokens
+        leaf = tree.insert(call.block_hashes)
+        leaf.use(now_s)
         view.residency.book(leaf, waits=waits)
         is_urgent = call.slo is not None and call.slo.ttft_s is not None
         entry = view.ledger.book(leaf, missed_tokens, call.prompt_tokens, now_s)
@@ -160,13 +162,15 @@ class FleetEngine:
             time_s = now_s - booking.first_token_s
             view.observe_decode(time_s, usage.output_tokens - 1, booking.iteration_s, booking.computed_s, now_s)
         self.progress.came(booking, now_s, is_whole=True)
-        self._leave(booking, now_s, stored=True)
+        view.end(booking.context_tokens, booking.prefill, now_s)
+        self.cache.ended(booking, now_s)
 
     def fail(self, booking: Booking, now_s: float) -> None:
         """The engine failed the call. Its cost stays for a time: a fast failure must not look cheap."""
         booking.enter(BookingState.RELEASED)
         self.progress.leave(booking)
-        self._leave(booking, now_s, stored=False, is_lost=True)
+        self.view.lose(booking.context_tokens, booking.prefill, now_s)
+        self.cache.given_up(booking)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
         """The call ended without usage. If it was not delivered, its booking is undone.
@@ -181,7 +185,11 @@ class FleetEngine:
             if view.free_tokens is not None and self.cache.report_number == booking.report_number:
                 view.free_tokens += booking.taken_tokens
         self.progress.leave(booking)
-        self._leave(booking, now_s, stored=delivered, is_lost=again)
+        (view.lose if again else view.end)(booking.context_tokens, booking.prefill, now_s)
+        if delivered:
+            self.cache.ended(booking, now_s)
+        else:
+            self.cache.given_up(booking)
 
     # Reports.
 
@@ -208,16 +216,6 @@ class FleetEngine:
         self.cache.others.check()
         self.progress.check(sent_calls(self.view))
         self.view.queue.check()
-
-    def _leave(self, booking: Booking, now_s: float, *, stored: bool, is_lost: bool = False) -> None:
-        """Remove an ended call. Stored blocks of an engine that reports stay expected until a later report."""
-        view = self.view
-        (view.lose if is_lost else view.end)(booking.context_tokens, booking.prefill, now_s)
-        self.cache.evictions.given_up(booking)
-        if stored:
-            self.cache.ended(booking.leaf, now_s)
-        else:
-            view.residency.unbook(booking.leaf, waits=booking.sent_s == inf)
 
 
 def engine_status(engine: FleetEngine) -> dict[str, str | None]:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -55,12 +56,18 @@ class EngineCache:
 
     def __post_init__(self) -> None:
         self.evictions = ExpectedEvictions(self.view.residency, self.block_tokens)
+        self._bound()
 
     @property
     def estimated_tokens(self) -> int | None:
         """The size of an estimated cache; None if it is not known."""
         report = self.last_report
         return self.kv_tokens if report is None else report.kv.total_blocks * report.block_tokens
+
+    def use_size(self, kv_tokens: int) -> None:
+        """The engine has said how much its cache takes, without a report."""
+        self.kv_tokens = kv_tokens
+        self._bound()
 
     def report(self, state: CacheState, requested_s: float, agreement: Agreement, now_s: float) -> bool:
         """Apply a report that was requested at `requested_s` and has come at `now_s`.
@@ -87,6 +94,7 @@ class EngineCache:
             self.view.use_report()
         self.reports, self.cursor, self.epoch, self.kind = False, None, None, None
         self.agreement, self.last_report = UNKNOWN, None
+        self._bound()
         self.report_number += 1
         self._assume_unconfirmed()
 
@@ -102,13 +110,19 @@ class EngineCache:
         self.no_reports()
         self.reports = None
 
-    def ended(self, leaf: Node, now_s: float) -> None:
+    def ended(self, booking: Booking, now_s: float) -> None:
         """A call has ended, so its prefix is stored. If the engine reports, a later report has to confirm it."""
+        self.evictions.given_up(booking)
         if self.reports:
-            self.view.residency.touch(leaf)
-            self.unconfirmed.append((now_s, leaf))
+            self.view.residency.touch(booking.leaf)
+            self.unconfirmed.append((now_s, booking.leaf))
         else:
-            self.assume_stored(leaf, is_booked=True)
+            self.view.residency.assume_stored(booking.leaf, is_booked=True)
+
+    def given_up(self, booking: Booking) -> None:
+        """A call will not be computed, or not to its end: nothing is expected of it any more."""
+        self.evictions.given_up(booking)
+        self.view.residency.unbook(booking.leaf, waits=booking.sent_s == inf)
 
     def _apply(self, state: CacheState, requested_s: float, agreement: Agreement, now_s: float) -> bool:
         if state.granularity_tokens != self.block_tokens:
@@ -134,6 +148,7 @@ class EngineCache:
             snapshot, blocks = state.snapshot, agreement.problem is None
             self.others.apply(state.calls, state.ended, now_s, snapshot=snapshot, blocks=blocks)
         self.last_report = msgspec.structs.replace(state, stored=[], removed=[], calls=None, ended=[])
+        self._bound()
         self.report_number += 1
         return last is None or bool(state.stored or state.removed) or state.iteration != last.iteration
 
@@ -161,15 +176,12 @@ class EngineCache:
         self.view.free_tokens = None
         self.evictions.update(None)
         while self.unconfirmed:
-            self.assume_stored(self.unconfirmed.popleft()[1], is_booked=True)
+            self.view.residency.assume_stored(self.unconfirmed.popleft()[1], is_booked=True)
 
-    def assume_stored(self, leaf: Node, *, is_booked: bool) -> None:
-        """The engine does not report: it has stored the prefix that ends at `leaf`, and has evicted others for it."""
-        residency = self.view.residency
-        residency.resident.store_path(leaf, is_booked=is_booked)
-        kv_tokens = self.estimated_tokens
-        if kv_tokens is not None and residency.resident.blocks > kv_tokens // self.block_tokens:
-            residency.evict(residency.resident.blocks - kv_tokens // self.block_tokens)
+    def _bound(self) -> None:
+        """The size of the cache may have changed."""
+        tokens = self.estimated_tokens
+        self.view.residency.most_blocks = None if tokens is None else tokens // self.block_tokens
 
 
 class EstimatedAnswers:
@@ -213,4 +225,4 @@ class EstimatedAnswers:
         """Assume that the blocks behind the first `known_blocks` are stored, if these are."""
         held_blocks = cache.view.residency.held_blocks(self._tree.match(hashes))
         if not cache.reports and known_blocks <= held_blocks < len(hashes):
-            cache.assume_stored(self._tree.insert(hashes), is_booked=False)
+            cache.view.residency.assume_stored(self._tree.insert(hashes), is_booked=False)

@@ -80,7 +80,7 @@ def note_count(engine: FleetEngine, call: Call, usage: CallUsage) -> None:
     if call.prompt_hash is None:
         return
     if call.prompt_tokens == usage.prompt_tokens:
-        if engine.mismatches:
+        if "count" in engine.mismatches:
             note(engine, "count", None)
         return
     problem = (

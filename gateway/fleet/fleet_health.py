@@ -196,14 +196,14 @@ class FleetHealth:
 
     def succeeded(self, engine: FleetEngine, booking: Booking, now_s: float) -> HealthChange | None:
         """A call got its whole answer."""
-        if not engine.health.counts(booking.sent_s):
+        if booking.sent_s < engine.health.ejected_s:
             return None
         before = engine.health.state
         return self._change(engine, before) if engine.health.succeeded(now_s) else None
 
     def failed(self, engine: FleetEngine, booking: Booking, failure: Failure, now_s: float) -> HealthChange | None:
         """The engine failed a call. One that asks to be left alone for a time is ejected at once."""
-        if not engine.health.counts(booking.sent_s):
+        if booking.sent_s < engine.health.ejected_s:
             return None
         if failure.cause in TIMEOUTS and self.lag.hides(booking.sent_s, now_s):
             return None

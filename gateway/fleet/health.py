@@ -127,7 +127,10 @@ class _Second:
 
 @dataclass(slots=True)
 class Health:
-    """One engine's health. `next_probe_s` is when an ejected engine may be tried."""
+    """One engine's health. `next_probe_s` is when an ejected engine may be tried.
+
+    It was last ejected at `ejected_s`. Outcomes of calls that it was sent before do not count.
+    """
 
     limits: HealthLimits = HealthLimits()
     state: HealthState = HealthState.UNTRIED
@@ -135,7 +138,7 @@ class Health:
     on_trial: bool = False
     next_probe_s: float = 0.0
     ejections: int = 0
-    _ejected_s: float = -float("inf")
+    ejected_s: float = -float("inf")
     _failures_in_a_row: int = 0
     _failed_probes: int = 0
     _has_answered: bool = False
@@ -169,10 +172,6 @@ class Health:
             self._forget_outcomes()
         return True
 
-    def counts(self, sent_s: float) -> bool:
-        """Whether the outcome of a call sent at `sent_s` counts: calls from before an ejection do not."""
-        return sent_s >= self._ejected_s
-
     def succeeded(self, now_s: float) -> bool:
         """A call got its whole answer; True if the state changed."""
         self._failures_in_a_row = 0
@@ -197,8 +196,8 @@ class Health:
         if not self.on(HealthEvent.TRIPPED, cause):
             return False
         limits = self.limits
-        self.ejections = self.ejections + 1 if now_s - self._ejected_s <= limits.memory_s else 1
-        self._ejected_s = now_s
+        self.ejections = self.ejections + 1 if now_s - self.ejected_s <= limits.memory_s else 1
+        self.ejected_s = now_s
         pause_s = min(limits.max_ejection_s, limits.ejection_s * float(1 << min(30, self.ejections - 1)))
         pause_s *= 1 - JITTER_SHARE * jitter
         self.next_probe_s = now_s + max(pause_s, min(limits.max_retry_after_s, retry_after_s or 0.0))

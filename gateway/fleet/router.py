@@ -123,10 +123,8 @@ class Router:
         """
         if self.hand_over.leaving:
             self.hand_over.placed(call, self.tree, placement, now_s)
-        leaf = self.tree.insert(call.block_hashes)
-        leaf.use(now_s)
         engine = self.engines[placement.engine_id]
-        booking = engine.book(call, placement, leaf, now_s, waits=waits)
+        booking = engine.book(call, placement, self.tree, now_s, waits=waits)
         if engine.health.state is HealthState.PROBATION:
             self.health.booked(engine, booking)
         self.demand.placed(call, now_s)

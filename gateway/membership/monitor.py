@@ -110,7 +110,7 @@ def apply_counts(engine: FleetEngine, counts: EngineCounts | None) -> None:
     others = max(0, counts.running + counts.waiting - sent_calls(view) - SKEW)
     view.use_report(slots=counts.running if counts.waiting else 0, others=others)
     if counts.kv_tokens is not None:
-        engine.cache.kv_tokens = counts.kv_tokens
+        engine.cache.use_size(counts.kv_tokens)
 
 
 async def follow_counts(router: Router, config: EngineConfig, upstream: UpstreamConfig) -> None:

@@ -20,10 +20,14 @@ Victim = tuple[Node, int]
 
 
 class Residency:
-    """One engine's part of the shared prefix tree: its `resident` blocks, and the blocks of booked calls."""
+    """One engine's part of the shared prefix tree: its `resident` blocks, and the blocks of booked calls.
+
+    An engine that does not report has at most `most_blocks` resident; None: its size is not known.
+    """
 
     def __init__(self, engine_id: str, tree: PrefixTree) -> None:
         self.engine_id = engine_id
+        self.most_blocks: int | None = None
         self._tree = tree
         self._order = UseOrder(engine_id, tree.root)
         self.resident = ResidentBlocks(engine_id, tree, self._order)
@@ -166,6 +170,15 @@ class Residency:
                 if rest == 0:
                     break
 
+    def assume_stored(self, leaf: Node, *, is_booked: bool) -> None:
+        """The engine does not report: it has stored the prefix that ends at `leaf`, and has evicted others for it.
+
+        If a call `is_booked` there, that has ended.
+        """
+        self.resident.store_path(leaf, is_booked=is_booked)
+        if self.most_blocks is not None and self.resident.blocks > self.most_blocks:
+            self.evict(self.resident.blocks - self.most_blocks)
+
     def evict(self, blocks: int) -> None:
         """Assume that `blocks` were evicted in LRU order; for engines that do not report."""
         for node, taken in self.victims(blocks):
@@ -268,7 +281,7 @@ class ResidentBlocks:
     def store_path(self, leaf: Node, *, is_booked: bool = False) -> None:
         """Assume that all blocks up to the end of `leaf` were stored and used; for engines that do not report.
 
-        If the call `is_booked`, it has ended with that.
+        If a call `is_booked` there, that has ended.
         """
         node, engine_id = leaf, self._engine_id
         while (parent := node.parent) is not None:

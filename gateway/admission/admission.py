@@ -123,12 +123,13 @@ class Admission:
             self.sessions.gone(call, now_s)
             raise
         call.is_back = call.is_back or not passes
-        if call.is_sent:
-            self.sessions.sent(call)
         if is_new:
             use.enter(call.tokens)
-            if passes and not call.is_sent:
-                self.queue.shed(call, now_s)
+        if call.is_sent:
+            if call.turn is not None:
+                call.turn.gate.sent(call.turn)
+        elif is_new and passes:
+            self.queue.shed(call, now_s)
 
     def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
         """A call that was sent has ended, and its booking. `used_tokens` replaces its predicted tokens, if known."""
@@ -187,7 +188,8 @@ class Admission:
 
     def _sent(self, call: Waiting, _now_s: float) -> None:
         """A call that has waited is to be sent."""
-        self.sessions.sent(call)
+        if call.turn is not None:
+            call.turn.gate.sent(call.turn)
         if call.tell is not None:
             call.tell()
 

@@ -22,7 +22,7 @@ from plait.policy.admission.line import Line
 from plait.policy.admission.ticket import Rank, Ticket
 from plait.policy.placement.delay import Asked, change_gain_s
 from plait.policy.placement.situation import NOTHING_PASSED, Passed
-from plait.policy.sessions.session_gate import SessionGate, Turn
+from plait.policy.sessions.session_gate import Turn
 from plait.policy.types import Call, Objective, Placement
 
 LEAST_PAUSE_S = 0.005
@@ -50,8 +50,8 @@ class Waiting(Ticket):
     `output_tokens` are expected of it. `booking` is set while it is placed. It is to be sent once `is_sent`, or has
     failed with an `error`: then `tell` is called, unless it is sent at once. Its client has named a `session`, or that
     is empty. One that `passes` is never held for its session's sake. One that `is_leased` is within its tenant's rates
-    over several gateways. `turn` is what its model's `gate` knows it as. `before` calls of its tenant, with `before_s`
-    of work, have waited for its model before it.
+    over several gateways. `turn` is what its model's session gate knows it as. `before` calls of its tenant, with
+    `before_s` of work, have waited for its model before it.
     """
 
     call: Call
@@ -66,7 +66,6 @@ class Waiting(Ticket):
     session: str = ""
     passes: bool = False
     is_leased: bool = False
-    gate: SessionGate | None = None
     turn: Turn | None = None
     before: int = 0
     before_s: float = 0.0

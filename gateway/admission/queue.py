@@ -194,7 +194,8 @@ class Queue:
     def _ran(self, tenant: str, now_s: float) -> None:
         """A placed call is gone: one more of its tenant may be placed."""
         self._uses[tenant].running -= 1
-        self.place_held(tenant, now_s)
+        if self._held.get(tenant):
+            self.place_held(tenant, now_s)
 
     def place_held(self, tenant: str, now_s: float) -> None:
         """Place the calls that a tenant may have running now."""

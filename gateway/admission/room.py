@@ -34,7 +34,7 @@ class Room:
 
     def __init__(self, ahead_s: float, shares: FairShares) -> None:
         self._ahead_s = ahead_s
-        self.active = ActiveTenants(shares.weight)
+        self.active = ActiveTenants(shares.weights)
         self._sent: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def sent(self, engine_id: str, tenant: str) -> None:

@@ -67,7 +67,7 @@ class SessionGates:
         if self._chat_tokens == inf:
             return True
         model = self._router.models.bases.get(call.call.model, call.call.model)
-        gate = call.gate = self.gates.get(model) or self._new_gate(model)
+        gate = self.gates.get(model) or self._new_gate(model)
         if gate is None:
             return True
         arrival = Arrival(call.call, call.output_tokens, call.tenant, call.session, call.passes)
@@ -85,15 +85,11 @@ class SessionGates:
             self._tell(gate)
         return not turn.is_held
 
-    def sent(self, call: Waiting) -> None:
-        """A call that has passed is in an engine."""
-        if call.gate is not None and call.turn is not None:
-            call.gate.sent(call.turn)
-
     def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
         """A call that was sent has ended."""
-        gate, turn, call.turn = call.gate, call.turn, None
-        if gate is not None and turn is not None:
+        turn, call.turn = call.turn, None
+        if turn is not None:
+            gate = turn.gate
             output_tokens = None if used_tokens is None else max(0, used_tokens - call.call.prompt_tokens)
             gate.ended(turn, output_tokens, now_s)
             if gate.held.turns or now_s >= gate.worth.due_s:
@@ -101,8 +97,9 @@ class SessionGates:
 
     def gone(self, call: Waiting, now_s: float) -> None:
         """A call is not to be answered, held or not."""
-        gate, turn, call.turn = call.gate, call.turn, None
-        if gate is not None and turn is not None:
+        turn, call.turn = call.turn, None
+        if turn is not None:
+            gate = turn.gate
             self._held.pop(turn, None)
             gate.gone(turn, now_s)
             if gate.held.turns or now_s >= gate.worth.due_s:
@@ -112,7 +109,7 @@ class SessionGates:
 
     def waiting(self, call: Waiting) -> int:
         """How many calls of the same tenant and model are held."""
-        return 0 if call.gate is None else len(call.gate.held.of(call.tenant))
+        return 0 if call.turn is None else len(call.turn.gate.held.of(call.tenant))
 
     def has_begun(self, call: Waiting) -> bool:
         """Whether a held call goes on with a context: the session would be lost without it."""
@@ -120,9 +117,8 @@ class SessionGates:
 
     def outlook(self, call: Waiting) -> tuple[int, float]:
         """A held call's place among those of its tenant, and the seconds until it goes, as predicted."""
-        assert call.gate is not None
         assert call.turn is not None
-        return call.gate.held.outlook(call.turn)
+        return call.turn.gate.held.outlook(call.turn)
 
     def check(self, entered: Iterable[Waiting]) -> None:
         """Assert the invariants, with all calls that have entered and not left; for tests."""

@@ -134,8 +134,8 @@ class TenantTerms:
     """The terms in force. `weights` has the tenants that have a section; all others weigh 1.
 
     The limits are divided among so many `gateways`, of which this one is number `index` from 0 on. If they share a
-    store, `parts` has what this one may have running and waiting, by `running_of` and `waiting_of` a tenant; None while
-    the store does not say so.
+    store, `parts` returns what this one may have running and waiting, by `running_of` and `waiting_of` a tenant; None
+    while the store does not say so.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class TenantTerms:
         gateways: int = 1,
         index: int = 0,
     ) -> None:
-        self.parts: Callable[[], Mapping[str, int] | None] = lambda: None
+        self.parts: Callable[[], Mapping[str, int] | None] | None = None
         self._ids = ids
         self._gateways = gateways
         self._index = index
@@ -176,8 +176,11 @@ class TenantTerms:
 
         A tenant of whom the store does not know that it has calls here may run one, if it has others elsewhere.
         """
-        limits, parts = self._own.get(tenant, self._common), self.parts()
-        if parts is None or self._gateways == 1 or limits.max_running == inf == limits.max_waiting:
+        limits = self._own.get(tenant, self._common)
+        if self.parts is None or self._gateways == 1 or limits.max_running == inf == limits.max_waiting:
+            return limits
+        parts = self.parts()
+        if parts is None:
             return limits
         running, waiting = parts.get(running_of(tenant), 1), parts.get(waiting_of(tenant), limits.max_waiting)
         return TenantLimits(

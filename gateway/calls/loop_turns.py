@@ -53,7 +53,7 @@ class LoopTurns:
 
     def __init__(self) -> None:
         self._turns: Turns[_Request] = Turns(MOST)
-        self._active = ActiveTenants(lambda _tenant: 1.0)
+        self._active = ActiveTenants()
         self._begun: list[str] = []  # the tenants of those that began in this pass
         self._began_s = self._began_cpu_s = 0.0
         self._free_s = 0.0  # when a request came and nobody waited

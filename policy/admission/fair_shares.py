@@ -30,7 +30,7 @@ class FairShares:
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        self._weights = {} if weights is None else weights
+        self.weights = {} if weights is None else weights
         self._served: dict[str, float] = {}
         self._waiting: dict[str, int] = {}
         self._order: list[tuple[float, str]] = []  # a heap of the tenants that wait; times may have advanced since
@@ -39,7 +39,7 @@ class FairShares:
 
     def weight(self, tenant: str) -> float:
         """A tenant's weight."""
-        return self._weights.get(tenant, 1.0)
+        return self.weights.get(tenant, 1.0)
 
     def served(self, tenant: str) -> float:
         """A tenant's virtual time."""
@@ -68,14 +68,14 @@ class FairShares:
         if tenant not in self._waiting:
             served = max(served, self._present() if self._order else self._latest)
         self._latest = max(self._latest, served)
-        self._served[tenant] = served + tokens / self._weights.get(tenant, 1.0)
+        self._served[tenant] = served + tokens / self.weights.get(tenant, 1.0)
 
     def correct(self, tenant: str, tokens: int) -> None:
         """A call has ended: it took so many tokens more (or less, if negative) than expected."""
         served = self._served.get(tenant)
         if served is None:
             return
-        served += tokens / self._weights.get(tenant, 1.0)
+        served += tokens / self.weights.get(tenant, 1.0)
         if tenant in self._waiting:
             self._served[tenant] = max(0.0, served)
             if tokens < 0:
@@ -109,18 +109,18 @@ class FairShares:
 class ActiveTenants:
     """The tenants that have sent a call within `ACTIVE_S`, and which part of a model each of them may take.
 
-    `weight` returns a tenant's weight.
+    `weights` are their shares (default 1). They may change at any time.
     """
 
-    def __init__(self, weight: Callable[[str], float]) -> None:
-        self._weight = weight
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._given = {} if weights is None else weights
         self._latest: dict[str, tuple[float, float]] = {}  # the last call's time and the tenant's weight, oldest first
         self._weights = 0.0
 
     def came(self, tenant: str, now_s: float) -> None:
         """A call of the tenant has come, or was sent on."""
         before = self._latest.pop(tenant, None)
-        weight = self._weight(tenant)
+        weight = self._given.get(tenant, 1.0)
         self._weights += weight - (0.0 if before is None else before[1])
         self._latest[tenant] = now_s, weight
 
@@ -134,7 +134,7 @@ class ActiveTenants:
         """The part that the tenant may take while all that count want some."""
         self._forget(now_s)
         mine = self._latest.get(tenant)
-        weight = self._weight(tenant) if mine is None else mine[1]
+        weight = self._given.get(tenant, 1.0) if mine is None else mine[1]
         return weight / (self._weights if mine is not None else self._weights + weight)
 
     def _forget(self, now_s: float) -> None:

@@ -69,11 +69,12 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A call that has come, and the context that it goes on with; None for chat.
+    """A call that has come to a gate, and the context that it goes on with; None for chat.
 
     `tokens` are its prompt and the answer that is expected.
     """
 
+    gate: SessionGate
     asked: Arrival
     context: Context | None
     tokens: int
@@ -193,7 +194,7 @@ class SessionGate:
         if now_s >= self.worth.due_s:
             self.worth.judge(self.known, now_s)
         context = self._context(asked, now_s)
-        turn = Turn(asked, context, asked.call.prompt_tokens + asked.output_tokens)
+        turn = Turn(self, asked, context, asked.call.prompt_tokens + asked.output_tokens)
         if context is None:
             return turn
         session = context.session

@@ -11,7 +11,7 @@ from plait.policy.admission.fair_shares import ACTIVE_S, ActiveTenants
 
 def new_tenants(weights: dict[str, float] | None = None) -> ActiveTenants:
     """No tenant is active. Without a weight it is 1."""
-    return ActiveTenants(lambda tenant: (weights or {}).get(tenant, 1.0))
+    return ActiveTenants(weights)
 
 
 def shares(active: ActiveTenants, now_s: float, tenants: str = "ab") -> list[float]:

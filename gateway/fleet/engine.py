@@ -155,13 +155,13 @@ class FleetEngine:
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
         """The call ended; the engine's token counts replace the predicted ones."""
         booking.enter(BookingState.SETTLED)
+        self.progress.came(booking, now_s, is_whole=True)
         cached = booking.placement.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
         view = self.view
         view.ledger.settle(booking.entry, max(0, usage.prompt_tokens - cached), usage.output_tokens)
         if booking.first_token_s is not None and usage.output_tokens > 1:
             time_s = now_s - booking.first_token_s
             view.observe_decode(time_s, usage.output_tokens - 1, booking.iteration_s, booking.computed_s, now_s)
-        self.progress.came(booking, now_s, is_whole=True)
         view.end(booking.context_tokens, booking.prefill, now_s)
         self.cache.ended(booking, now_s)
 

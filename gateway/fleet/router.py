@@ -15,12 +15,12 @@ from uuid import uuid4
 from plait.backends.errors import ConflictError
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.booking import DEFAULT_HANG_S, Booking, CallUsage, Failure, Progress
-from plait.gateway.fleet.demand import Demand, RetryBudgets
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.engine_cache import EngineCache, EstimatedAnswers
 from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
 from plait.gateway.fleet.health import Health, HealthChange, HealthState
 from plait.gateway.fleet.others_calls import OthersCalls
+from plait.gateway.fleet.retry_budgets import RetryBudgets
 from plait.gateway.fleet.served_models import ModelNames, ServedModels
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.cost_model import CostModel
@@ -29,7 +29,7 @@ from plait.policy.placement.hand_over import HandOver
 from plait.policy.placement.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
 from plait.policy.placement.pace import EnginePace, FleetPace
 from plait.policy.placement.policies import POLICIES, continued
-from plait.policy.placement.situation import NOTHING_PASSED, Passed, Policy
+from plait.policy.placement.situation import NOTHING_PASSED, Demand, Passed, Policy
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
@@ -151,9 +151,8 @@ class Router:
             engine.release(booking, now_s, delivered=True)
         else:
             engine.settle(booking, usage, now_s)
-            self.demand.answered(booking.call, usage.output_tokens, now_s)
             self.answers.ended(engine.cache, booking, usage)
-        self._left(booking)
+        self._left(booking, now_s, None if usage is None else usage.output_tokens)
         return self.health.succeeded(engine, booking, now_s)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
@@ -162,7 +161,7 @@ class Router:
         The booking of a call that was not delivered is undone, unless its engine `refused` the call before too.
         """
         self.engines[booking.placement.engine_id].release(booking, now_s, delivered=delivered, refused=refused)
-        self._left(booking)
+        self._left(booking, now_s)
 
     def fail(self, booking: Booking, failure: Failure | None, now_s: float) -> HealthChange | None:
         """The engine failed the call. Its cost stays in the engine's window. The engine may be ejected for it.
@@ -171,7 +170,7 @@ class Router:
         """
         engine = self.engines[booking.placement.engine_id]
         engine.fail(booking, now_s)
-        self._left(booking)
+        self._left(booking, now_s)
         return None if failure is None else self.health.failed(engine, booking, failure, now_s)
 
     # The fleet.
@@ -258,9 +257,9 @@ class Router:
         """An engine got a call that this gateway has not sent."""
         self.demand.others_came(self.engines[engine_id].offer.models, prompt_tokens, now_s)
 
-    def _left(self, booking: Booking) -> None:
-        """The call is on no engine any more."""
+    def _left(self, booking: Booking, now_s: float, output_tokens: int | None = None) -> None:
+        """The call is on no engine any more. Its whole answer had `output_tokens`, if it got one."""
         self.on_room(booking.placement.engine_id)
-        self.demand.left(booking.call)
+        self.demand.left(booking.call, now_s, output_tokens)
         if self.health.trials:
             self.health.left(booking)

@@ -150,15 +150,16 @@ def delay_beside(asked: Asked, engine: EngineView, held_blocks: int, present: Pr
     calls, context_tokens = present.calls, present.context_tokens
     cached_tokens = held_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
+    drain_s = engine.drain_s(missed_tokens)
     attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
+    work_s = slowness * (costs.marginal_s(missed_tokens) + attention_s)
+    prefill_s = slowness * (drain_s + attention_s)
     after_s = costs.decode_iteration_s(calls + 1, context_tokens + call.prompt_tokens + output_tokens / 2)
     slow_s = 0.0
     if calls:
         known = engine.floor if (calls, context_tokens) == (engine.calls, engine.context_tokens) else None
         before_s = costs.decode_iteration_s(calls, context_tokens) if known is None else known.iteration_s
         slow_s = slowness * calls * LEFT_SHARE * output_tokens * (after_s - before_s)
-    prefill_s = slowness * (engine.drain_s(missed_tokens) + attention_s)
-    work_s = slowness * (costs.marginal_s(missed_tokens) + attention_s)
     return DelayCost(
         queue_s=present.queue_s,
         prefill_s=prefill_s,

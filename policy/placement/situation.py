@@ -1,13 +1,14 @@
 """What a placement policy is, what it is given, and what it returns.
 
 It is given the engines, the call's path in the prefix tree, and the traffic of its model: how long answers are, and
-what comes. Selection has no side effects. A policy reads engine views and returns a `Placement`. The router books it.
-`engines` holds only eligible engines: healthy, not draining, serving the model.
+what comes. `Demand` knows these of all models. Selection has no side effects. A policy reads engine views and returns a
+`Placement`. The router books it. `engines` holds only eligible engines: healthy, not draining, serving the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from typing import Final, NamedTuple, Protocol
@@ -15,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.routes import Routes
 from plait.policy.prefix.prefix_tree import PrefixTree, Segment
-from plait.policy.types import Call, DelayCost, LoadCost, Placement, PlacementReason
+from plait.policy.types import Call, DelayCost, LoadCost, Placement, PlacementReason, TaskGroup
 
 PRIOR_CALLS = 4.0
 """The expected output counts as so many calls until calls have ended."""
@@ -125,6 +126,95 @@ class Situation(NamedTuple):
     siblings: int = 0
     passed: Passed = NOTHING_PASSED
     coming: Coming = NOTHING_COMES
+
+
+class Demand:
+    """Calls by model and by task group.
+
+    The calls of task groups have a mean output length of their own: the parts of a program are not as long as chat.
+    `prior_output_tokens` is expected before calls have ended. A mean forgets over `window_s`. `active` counts the calls
+    of each model that are on engines.
+    """
+
+    def __init__(self, window_s: float, prior_output_tokens: float) -> None:
+        self._window_s = window_s
+        self._prior_output_tokens = prior_output_tokens
+        self._nothing = Traffic(window_s, prior_output_tokens)
+        self._traffic: dict[tuple[str, bool], Traffic] = {}
+        self._placed: Counter[str] = Counter()
+        self._arrivals: dict[str, Arrivals] = {}
+        self._groups: Counter[str] = Counter()
+        self.active: Counter[str] = Counter()
+
+    def placed(self, call: Call, now_s: float) -> None:
+        """The call is on an engine from now on."""
+        self._placed[call.model] += 1
+        self.active[call.model] += 1
+        arrivals = self._arrivals.get(call.model)
+        if arrivals is None:
+            arrivals = self._arrivals[call.model] = Arrivals(now_s)
+        arrivals.came(call.prompt_tokens, now_s)
+        if call.group is not None:
+            self._groups[call.group.group_id] += 1
+
+    def others_came(self, models: Iterable[str], prompt_tokens: int, now_s: float) -> None:
+        """A call came to an engine of these models from elsewhere. It may be of any that is called here."""
+        for model in self._arrivals.keys() & models:
+            self._arrivals[model].came(prompt_tokens, now_s)
+
+    def refined(self, before: Call, after: Call) -> None:
+        """The objectives of a call on an engine have changed: it may be in another task group."""
+        if after.group is not None:
+            self._groups[after.group.group_id] += 1
+        if before.group is not None:
+            self._leave_group(before.group.group_id)
+
+    def left(self, call: Call, now_s: float, output_tokens: int | None = None) -> None:
+        """The call is on no engine any more. Its whole answer had `output_tokens`, if it got one."""
+        self.active[call.model] -= 1
+        if call.group is not None:
+            self._leave_group(call.group.group_id)
+        if output_tokens is not None:
+            kind = call.model, call.group is not None
+            traffic = self._traffic.get(kind)
+            if traffic is None:
+                traffic = self._traffic[kind] = Traffic(self._window_s, self._prior_output_tokens)
+            traffic.ended(output_tokens, now_s)
+
+    def situation(
+        self,
+        call: Call,
+        path: Sequence[Segment],
+        engines: Sequence[EngineView],
+        now_s: float,
+        passed: Passed = NOTHING_PASSED,
+    ) -> Situation:
+        """What a policy is told of the call, whose prompt matches `path`. `engines` are all that may take it."""
+        arrivals = self._arrivals.get(call.model)
+        return Situation(
+            path,
+            engines,
+            self._placed[call.model],
+            now_s,
+            self._traffic.get((call.model, call.group is not None), self._nothing),
+            0 if call.group is None else self.siblings(call.group),
+            passed,
+            NOTHING_COMES if arrivals is None else arrivals.coming(len(engines), now_s),
+        )
+
+    def siblings(self, group: TaskGroup) -> int:
+        """How many other calls of a call's task group still have to be placed."""
+        return max(0, group.calls - 1 - self._groups[group.group_id])
+
+    def _leave_group(self, group_id: str) -> None:
+        self._groups[group_id] -= 1
+        if not self._groups[group_id]:
+            del self._groups[group_id]
+
+    def check(self, active_calls: int) -> None:
+        """Assert the invariants for a fleet with this many calls on its engines; for tests."""
+        assert all(count > 0 for count in self._groups.values())
+        assert self._groups.total() <= active_calls
 
 
 class Policy(Protocol):

@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 
 from plait.backends.profiles import load_profile
-from plait.gateway.fleet.demand import Demand
 from plait.gateway.fleet.router import Router
-from plait.policy.placement.situation import Situation
+from plait.policy.placement.situation import Demand, Situation
 from plait.policy.prefix.block_hash import chain
 from plait.policy.types import Call, TaskGroup
 
@@ -78,7 +77,7 @@ def test_siblings_are_the_calls_of_the_group_that_are_not_placed() -> None:
     late = prompt(4, group=TaskGroup("g", 1))  # two have ended
     assert siblings(demand, late) == 0
     for call in calls:
-        demand.left(call)
+        demand.left(call, 1.0)
     demand.check(0)
     assert siblings(demand, calls[0]) == 2
 
@@ -93,15 +92,16 @@ def test_a_call_on_an_engine_may_change_its_group() -> None:
     demand.refined(member, member._replace(group=other))
     assert siblings(demand, prompt(3, group=group)) == 1
     for call in (alone._replace(group=group), member._replace(group=other)):
-        demand.left(call)
+        demand.left(call, 1.0)
     demand.check(0)
 
 
 def test_answers_of_task_groups_have_a_length_of_their_own() -> None:
     demand, part, chat = Demand(60.0, 100.0), prompt(1, group=TaskGroup("g", 1)), prompt(2)
     for second in range(100):  # the prior counts as four calls
-        demand.answered(part, 20, float(second))
-        demand.answered(chat, 400, float(second))
+        for call, output_tokens in ((part, 20), (chat, 400)):
+            demand.placed(call, float(second))
+            demand.left(call, float(second), output_tokens)
     lengths = [
         situation(demand, call).traffic.expected_output_tokens(None)
         for call in (part, chat, chat._replace(model="other"))

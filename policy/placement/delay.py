@@ -124,9 +124,25 @@ def delay_cost(
     queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=is_urgent, passed_share=share)
     calls, context_tokens = engine.calls, engine.context_tokens
     if passed.calls:
-        calls += round(passed.calls - share * engine.queue.held)
+        calls = calls_beside(engine, passed)
         context_tokens *= calls / max(1, engine.calls)
     return delay_beside(asked, engine, held_blocks, Present(calls, context_tokens, queue_s))
+
+
+def calls_beside(engine: EngineView, passed: Passed) -> int:
+    """The calls on an engine for one that has `passed` some that wait."""
+    return engine.calls + round(passed.calls - passed.shares.get(engine.engine_id, 0.0) * engine.queue.held)
+
+
+def cost_with_copy(asked: Asked, offer: Offer, held_blocks: int, passed: Passed) -> DelayCost:
+    """The delay on the engine of an offer if that had `held_blocks` of the prompt. Its queue and decodes are the same.
+
+    What the engine drops for it is left out.
+    """
+    engine, cost = offer.engine, offer.cost
+    calls = calls_beside(engine, passed) if passed.calls else engine.calls
+    prefill_s, stall_s, later_s = _prompt_s(asked, engine, held_blocks, calls, cost.queue_s)
+    return cost._replace(prefill_s=prefill_s, stall_s=stall_s, later_s=later_s, evicted_s=0.0)
 
 
 def joined_cost(asked: Asked, first: Offer, held_blocks: int, others: int) -> DelayCost:
@@ -146,28 +162,31 @@ def joined_cost(asked: Asked, first: Offer, held_blocks: int, others: int) -> De
 
 def delay_beside(asked: Asked, engine: EngineView, held_blocks: int, present: Present) -> DelayCost:
     """The delay of a call on `engine` beside what is `present`. The engine has `held_blocks` of its prompt."""
-    call, output_tokens, slowness, costs = asked.call, asked.output_tokens, engine.slowness, engine.cost_model
-    calls, context_tokens = present.calls, present.context_tokens
+    output_tokens, slowness, costs = asked.output_tokens, engine.slowness, engine.cost_model
+    calls, context_tokens, queue_s = present
+    prefill_s, stall_s, later_s = _prompt_s(asked, engine, held_blocks, calls, queue_s)
+    after_s = costs.decode_iteration_s(calls + 1, context_tokens + asked.call.prompt_tokens + output_tokens / 2)
+    slow_s = 0.0
+    if calls:
+        known = engine.floor if (calls, context_tokens) == (engine.calls, engine.context_tokens) else None
+        before_s = costs.decode_iteration_s(calls, context_tokens) if known is None else known.iteration_s
+        slow_s = slowness * calls * LEFT_SHARE * output_tokens * (after_s - before_s)
+    return DelayCost(queue_s, prefill_s, slowness * output_tokens * after_s, stall_s, slow_s, later_s)
+
+
+def _prompt_s(
+    asked: Asked, engine: EngineView, held_blocks: int, calls: int, queue_s: float
+) -> tuple[float, float, float]:
+    """What computing the prompt takes behind `queue_s`, and by how much it delays the `calls` there, and later ones."""
+    call, slowness, costs = asked.call, engine.slowness, engine.cost_model
     cached_tokens = held_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
     drain_s = engine.drain_s(missed_tokens)
     attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
     work_s = slowness * (costs.marginal_s(missed_tokens) + attention_s)
     prefill_s = slowness * (drain_s + attention_s)
-    after_s = costs.decode_iteration_s(calls + 1, context_tokens + call.prompt_tokens + output_tokens / 2)
-    slow_s = 0.0
-    if calls:
-        known = engine.floor if (calls, context_tokens) == (engine.calls, engine.context_tokens) else None
-        before_s = costs.decode_iteration_s(calls, context_tokens) if known is None else known.iteration_s
-        slow_s = slowness * calls * LEFT_SHARE * output_tokens * (after_s - before_s)
-    return DelayCost(
-        queue_s=present.queue_s,
-        prefill_s=prefill_s,
-        decode_s=slowness * output_tokens * after_s,
-        stall_s=STALLED_SHARE * calls * work_s,
-        slow_s=slow_s,
-        later_s=LATER * asked.rate_s * work_s * min(asked.most_wait_s, present.queue_s + prefill_s / 2),
-    )
+    later_s = LATER * asked.rate_s * work_s * min(asked.most_wait_s, queue_s + prefill_s / 2)
+    return prefill_s, STALLED_SHARE * calls * work_s, later_s
 
 
 def change_gain_s(

@@ -15,14 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from heapq import heapify, heappop, nsmallest
 from math import inf
 from operator import attrgetter
 from typing import Final, NamedTuple, Self
 
 from plait.policy.cost_model import CostModel
-from plait.policy.placement.delay import LATER, STALLED_SHARE, Asked, Offer, Rank, delay_cost, joined_cost, offer
+from plait.policy.placement.delay import (
+    LATER,
+    STALLED_SHARE,
+    Asked,
+    Offer,
+    Rank,
+    calls_beside,
+    cost_with_copy,
+    joined_cost,
+    offer,
+)
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.situation import Passed, Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import USES_S
@@ -64,12 +73,13 @@ def least_delay(call: Call, situation: Situation) -> Placement:
 
 def all_offers(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> list[Offer]:
     """What each engine offers, with what a copy of the prompt's longest cached part would repay."""
-    offers = list(map(partial(offer, asked, situation), engines))
+    offers = [offer(asked, situation, engine) for engine in engines]
     found = longest(asked, situation, engines, offers) if len(engines) > 1 else None
     if found is None:
         return offers
     copy = Copy.of(situation, found, min((offers[place] for place in sorted(found.holders)), key=_rank))
-    return [one if place in found.holders else copy.on(asked, situation, one) for place, one in enumerate(offers)]
+    passed = situation.passed
+    return [one if place in found.holders else copy.on(asked, passed, one) for place, one in enumerate(offers)]
 
 
 def best_of_many(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Offer:
@@ -115,7 +125,7 @@ class _Search:
                 break
             found = offer(self.asked, self.situation, self.engines[place])
             if self.copy is not None:
-                found = self.copy.on(self.asked, self.situation, found)
+                found = self.copy.on(self.asked, self.situation.passed, found)
             if best is None or (found.rank, place) < (best[1].rank, best[0]):
                 best = place, found
         assert best is not None
@@ -197,10 +207,9 @@ class Copy(NamedTuple):
             for cost_s, copy_s in zip(costs_s, with_copy_s, strict=True)
         ]
 
-    def on(self, asked: Asked, situation: Situation, offer: Offer) -> Offer:
+    def on(self, asked: Asked, passed: Passed, offer: Offer) -> Offer:
         """The offer of an engine that has not this part of the prompt, with what the copy repays."""
-        cost = delay_cost(asked, offer.engine, self.blocks, situation.now_s, situation.passed)
-        repaid_s = self.repaid_s(cost.total_s)
+        repaid_s = self.repaid_s(cost_with_copy(asked, offer, self.blocks, passed).total_s)
         if not repaid_s:
             return offer
         cost = offer.cost._replace(repaid_s=repaid_s)
@@ -250,7 +259,7 @@ def floors(asked: Asked, situation: Situation, engines: Sequence[EngineView], co
         if queue_s < least_s:  # noqa: PLR1730 - a call of `max` would take a third of the loop
             queue_s = least_s
         if passed.calls:
-            queue_s, calls = _passing(engine, passed, queue_s, calls)
+            queue_s, calls = _passing(engine, passed, queue_s)
             iteration_s, deepening = engine.cost_model.decode_iteration_s(1, 0.0), 0.0
         if not waits:
             queue_s = 0.0
@@ -269,13 +278,12 @@ def floors(asked: Asked, situation: Situation, engines: Sequence[EngineView], co
     return Floors(costs_s, with_copy_s)
 
 
-def _passing(engine: EngineView, passed: Passed, queue_s: float, calls: int) -> tuple[float, int]:
+def _passing(engine: EngineView, passed: Passed, queue_s: float) -> tuple[float, int]:
     """The queue and the calls of an engine for a call that passes some that wait."""
-    share = passed.shares.get(engine.engine_id, 0.0)
-    if share and queue_s:
+    if queue_s and passed.shares.get(engine.engine_id, 0.0):
         sent_s = engine.drain_s(engine.queue.sent_tokens) + engine.queue.sent_attention_s
         queue_s = max(0.0, sent_s - engine.queue.most_progress_s)
-    return queue_s, calls + round(passed.calls - share * engine.queue.held)
+    return queue_s, calls_beside(engine, passed)
 
 
 def _models(engines: Sequence[EngineView]) -> Collection[CostModel]:

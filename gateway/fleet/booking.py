@@ -17,6 +17,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+from plait.policy.cost_model import CostModel
 from plait.policy.placement.load import LedgerEntry
 from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.prefix.prefix_tree import Node
@@ -95,6 +96,8 @@ class Booking:
     """That of the engine's latest report then."""
 
     prefill: Prefill
+    """What the engine is expected to compute of its prompt."""
+
     state: BookingState = BookingState.HELD
 
     sent_s: float = inf
@@ -107,9 +110,6 @@ class Booking:
 
     computed_s: float = 0.0
     """What prompts had added to the engine's iterations at the first token."""
-
-    prefill_s: float = 0.0
-    """How long the prompt is expected to take."""
 
     late_s: float = inf
     """From when on the first byte of the answer is late."""
@@ -176,14 +176,18 @@ class Progress:
         self._streaming: dict[Booking, None] = {}
         self._prefill_s = 0.0  # of the calls that wait
 
-    def book(self, booking: Booking, prefill_s: float, answer_s: float) -> None:
-        """A call was sent. Its prompt takes `prefill_s`; if it is not streamed, it takes `answer_s` more."""
+    def sent(self, booking: Booking, costs: CostModel, now_s: float) -> None:
+        """The engine was sent a call. The first byte of one that is not streamed comes with the end of its answer."""
+        call, answer_s = booking.call, 0.0
+        if not call.streamed:
+            limit = call.output_limit
+            answer_s = inf if limit is None else costs.decode_time_s(limit, call.prompt_tokens)
         if not self.waiting:
             self._prefill_s = 0.0  # rounding ends with the calls
         self.waiting[booking] = None
-        self._prefill_s += prefill_s
-        booking.prefill_s = prefill_s
-        booking.late_s = booking.sent_s + PATIENCE * (self._prefill_s + answer_s) + min(LATE_S, self._hang_s)
+        self._prefill_s += booking.prefill.time_s
+        booking.sent_s = now_s
+        booking.late_s = now_s + PATIENCE * (self._prefill_s + answer_s) + min(LATE_S, self._hang_s)
         booking.due_s = booking.late_s + self._hang_s - min(LATE_S, self._hang_s)
 
     def byte(self, now_s: float) -> None:
@@ -212,7 +216,7 @@ class Progress:
         if booking not in self.waiting:
             return
         del self.waiting[booking]
-        self._prefill_s -= booking.prefill_s
+        self._prefill_s -= booking.prefill.time_s
         for waiting in self.waiting:
             if waiting.late_s >= now_s:
                 break  # calls are late about in the order in which they came
@@ -240,7 +244,7 @@ class Progress:
         """A call has ended without its whole answer."""
         if booking in self.waiting:
             del self.waiting[booking]
-            self._prefill_s -= booking.prefill_s
+            self._prefill_s -= booking.prefill.time_s
         self._streaming.pop(booking, None)
 
     def silent_s(self, now_s: float) -> float:
@@ -269,14 +273,14 @@ class Progress:
         if all(booking.client_is_slow for booking in older):
             return False
         since_s = max(self._answer_s, *(booking.byte_s for booking in older))
-        prompts_s = sum(booking.prefill_s for booking, began_s in began.items() if began_s > since_s)
+        prompts_s = sum(booking.prefill.time_s for booking, began_s in began.items() if began_s > since_s)
         pause_s = max(booking.pause_s for booking in older)
         return now_s - since_s > STALL_S + pause_s + prompts_s + self._prefill_s
 
     def check(self, bookings: int) -> None:
         """Assert the invariants for an engine with this many calls; for tests."""
         assert len(self.waiting) + len(self._streaming) == bookings
-        assert abs(self._prefill_s - sum(booking.prefill_s for booking in self.waiting)) < 1e-6 or not self.waiting
+        assert abs(self._prefill_s - sum(booking.prefill.time_s for booking in self.waiting)) < 1e-6 or not self.waiting
 
 
 def _overtakes(booking: Booking, waiting: Booking) -> bool:

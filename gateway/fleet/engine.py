@@ -97,7 +97,8 @@ class FleetEngine:
         view.begin(context_tokens, prefill, None if waits else now_s)
         if not waits:
             booking.enter(BookingState.SENT)
-            self._begin(booking, now_s)
+            self.cache.evictions.begin(booking, leaf, call.prompt_tokens)
+            self.progress.sent(booking, view.cost_model, now_s)
         return booking
 
     def send(self, booking: Booking, now_s: float) -> None:
@@ -105,17 +106,9 @@ class FleetEngine:
         booking.enter(BookingState.SENT)
         self._look_again(booking)
         self.view.residency.send(booking.leaf)
-        self._begin(booking, now_s)
+        self.cache.evictions.begin(booking, booking.leaf, booking.call.prompt_tokens)
+        self.progress.sent(booking, self.view.cost_model, now_s)
         self.view.send(booking.prefill, now_s)
-
-    def _begin(self, booking: Booking, now_s: float) -> None:
-        """Silence counts from now on, and the engine makes room for the prompt."""
-        booking.sent_s, call, answer_s = now_s, booking.call, 0.0
-        if not call.streamed:
-            limit, costs = call.output_limit, self.view.cost_model
-            answer_s = inf if limit is None else costs.decode_time_s(limit, call.prompt_tokens)
-        self.cache.evictions.begin(booking, booking.leaf, call.prompt_tokens)
-        self.progress.book(booking, booking.prefill.time_s, answer_s)
 
     def ready_tokens(self, booking: Booking) -> int:
         """How many tokens of a waiting call's prompt are cached here once the calls before the call are computed."""

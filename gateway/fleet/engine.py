@@ -97,8 +97,8 @@ class FleetEngine:
         view.begin(context_tokens, prefill, None if waits else now_s)
         if not waits:
             booking.enter(BookingState.SENT)
-            self.cache.evictions.begin(booking, leaf, call.prompt_tokens)
             self.progress.sent(booking, view.cost_model, now_s)
+            self.cache.evictions.begin(booking, leaf, call.prompt_tokens)
         return booking
 
     def send(self, booking: Booking, now_s: float) -> None:
@@ -106,8 +106,8 @@ class FleetEngine:
         booking.enter(BookingState.SENT)
         self._look_again(booking)
         self.view.residency.send(booking.leaf)
-        self.cache.evictions.begin(booking, booking.leaf, booking.call.prompt_tokens)
         self.progress.sent(booking, self.view.cost_model, now_s)
+        self.cache.evictions.begin(booking, booking.leaf, booking.call.prompt_tokens)
         self.view.send(booking.prefill, now_s)
 
     def ready_tokens(self, booking: Booking) -> int:

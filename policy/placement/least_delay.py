@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, nsmallest
 from math import inf
 from operator import attrgetter
@@ -73,7 +74,7 @@ def least_delay(call: Call, situation: Situation) -> Placement:
 
 def all_offers(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> list[Offer]:
     """What each engine offers, with what a copy of the prompt's longest cached part would repay."""
-    offers = [offer(asked, situation, engine) for engine in engines]
+    offers = list(map(partial(offer, asked, situation), engines))
     found = longest(asked, situation, engines, offers) if len(engines) > 1 else None
     if found is None:
         return offers

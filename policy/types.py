@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 
 class Objective(StrEnum):
@@ -98,47 +98,13 @@ class PlacementReason(StrEnum):
     LEAST_OUTSTANDING = "least_outstanding"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadCost:
-    """The cost of placing a call on an engine, in seconds of engine time (Preble, algorithm 2)."""
-
-    window_s: float
-    eviction_s: float
-    prefill_s: float
+class Cost(Protocol):
+    """What a placement costs, as its policy sees it."""
 
     @property
     def total_s(self) -> float:
-        """L + M + P."""
-        return self.window_s + self.eviction_s + self.prefill_s
-
-
-FIRST_TOKEN_WEIGHT: Final = 2.0
-"""A second before a first token is one of TTFT and one of E2E."""
-
-
-class DelayCost(NamedTuple):
-    """The delay that a call on an engine causes to itself and to others, in seconds (see `delay`)."""
-
-    queue_s: float
-    prefill_s: float
-    decode_s: float
-    stall_s: float
-    slow_s: float
-    later_s: float = 0.0
-    evicted_s: float = 0.0
-    repaid_s: float = 0.0
-
-    @property
-    def first_token_s(self) -> float:
-        """When the call's first token is expected."""
-        return self.queue_s + self.prefill_s
-
-    @property
-    def total_s(self) -> float:
-        """All of it, with a weight of two for what is before first tokens."""
-        before_s = self.queue_s + self.prefill_s + self.later_s
-        rest_s = self.decode_s + self.stall_s + self.slow_s + self.evicted_s - self.repaid_s
-        return FIRST_TOKEN_WEIGHT * before_s + rest_s
+        """All of it, in seconds."""
+        ...
 
 
 class Placement(NamedTuple):
@@ -151,5 +117,5 @@ class Placement(NamedTuple):
     reason: PlacementReason
     cached_tokens: int
     missed_tokens: int
-    cost: LoadCost | DelayCost | None = None
+    cost: Cost | None = None
     meets_ttft: bool | None = None

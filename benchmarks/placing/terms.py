@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from plait.policy.placement.delay import Asked
+from plait.policy.placement.delay import Asked, DelayCost
 from plait.policy.placement.least_delay import all_offers
 from plait.policy.placement.situation import Plain, Policy, Situation, placed
-from plait.policy.types import Call, DelayCost, Placement, PlacementReason
+from plait.policy.types import Call, Placement, PlacementReason
 
 TERMS: Final = DelayCost._fields
 """The parts of the sum."""

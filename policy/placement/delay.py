@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from itertools import islice
 from math import ceil, inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from plait.policy.placement.engine_view import LEFT_SHARE, EngineView
 from plait.policy.placement.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import Node
-from plait.policy.types import FIRST_TOKEN_WEIGHT, Call, DelayCost, Placement, PlacementReason
+from plait.policy.types import Call, Placement, PlacementReason
 
 STALLED_SHARE = 0.5
 """Of the calls that are there, so many still decode when a new prompt is computed."""
@@ -42,6 +42,35 @@ So the seconds that are computed again count so many times. Between 5 and 16 lit
 
 MOST_VICTIMS = 64
 """So many nodes are looked at for what a call evicts."""
+
+
+FIRST_TOKEN_WEIGHT: Final = 2.0
+"""A second before a first token is one of TTFT and one of E2E."""
+
+
+class DelayCost(NamedTuple):
+    """The delay that a call on an engine causes to itself and to others, in seconds."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    stall_s: float
+    slow_s: float
+    later_s: float = 0.0
+    evicted_s: float = 0.0
+    repaid_s: float = 0.0
+
+    @property
+    def first_token_s(self) -> float:
+        """When the call's first token is expected."""
+        return self.queue_s + self.prefill_s
+
+    @property
+    def total_s(self) -> float:
+        """All of it, with a weight of two for what is before first tokens."""
+        before_s = self.queue_s + self.prefill_s + self.later_s
+        rest_s = self.decode_s + self.stall_s + self.slow_s + self.evicted_s - self.repaid_s
+        return FIRST_TOKEN_WEIGHT * before_s + rest_s
 
 
 class Asked(NamedTuple):

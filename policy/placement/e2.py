@@ -6,12 +6,27 @@ See docs/design/placement.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.situation import Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import Segment
-from plait.policy.types import Call, LoadCost, Placement, PlacementReason
+from plait.policy.types import Call, Placement, PlacementReason
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCost:
+    """The cost of placing a call on an engine, in seconds of engine time (Preble, algorithm 2)."""
+
+    window_s: float
+    eviction_s: float
+    prefill_s: float
+
+    @property
+    def total_s(self) -> float:
+        """L + M + P."""
+        return self.window_s + self.eviction_s + self.prefill_s
 
 
 def e2(call: Call, situation: Situation) -> Placement:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Self
 
 from plait.policy.cost_model import CostModel
 from plait.policy.placement.delay import (
+    FIRST_TOKEN_WEIGHT,
     LATER,
     STALLED_SHARE,
     Asked,
@@ -36,7 +37,7 @@ from plait.policy.placement.delay import (
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.situation import Passed, Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import USES_S
-from plait.policy.types import FIRST_TOKEN_WEIGHT, Call, Placement, PlacementReason
+from plait.policy.types import Call, Placement, PlacementReason
 
 FEW: Final = 4
 """So many engines are looked at one by one: that takes less time than to compute their floors first. With 8 engines,

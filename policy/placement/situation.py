@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.routes import Routes
 from plait.policy.prefix.prefix_tree import PrefixTree, Segment
-from plait.policy.types import Call, DelayCost, LoadCost, Placement, PlacementReason, TaskGroup
+from plait.policy.types import Call, Cost, Placement, PlacementReason, TaskGroup
 
 PRIOR_CALLS = 4.0
 """The expected output counts as so many calls until calls have ended."""
@@ -266,7 +266,7 @@ def placed(
     engine: EngineView,
     reason: PlacementReason,
     held_blocks: int,
-    cost: LoadCost | DelayCost | None = None,
+    cost: Cost | None = None,
     *,
     meets_ttft: bool | None = None,
 ) -> Placement:

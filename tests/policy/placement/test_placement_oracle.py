@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.placement.e2 import e2
+from plait.policy.placement.e2 import LoadCost, e2
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.load import LoadLedger
 from plait.policy.placement.situation import Situation
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
-from plait.policy.types import Call, LoadCost, PlacementReason
+from plait.policy.types import Call, PlacementReason
 
 BLOCK_TOKENS, PRIOR_OUTPUT_TOKENS = 10, 15
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 1.0), 0.0, 0.0, 0.0, LongAttention())  # a second a token

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.placement.e2 import e2
+from plait.policy.placement.e2 import LoadCost, e2
 from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.load import LoadLedger
 from plait.policy.placement.policies import POLICIES, least_outstanding, round_robin
@@ -21,7 +21,7 @@ from plait.policy.placement.situation import Policy, Situation
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
-from plait.policy.types import Call, LoadCost, PlacementReason
+from plait.policy.types import Call, PlacementReason
 
 BLOCK_TOKENS = 10
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 0.001), 0.0, 0.0, 0.0, LongAttention())

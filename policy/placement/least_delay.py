@@ -247,7 +247,7 @@ def floors(asked: Asked, situation: Situation, engines: Sequence[EngineView], co
     """
     call, output_tokens, now_s, passed = asked.call, asked.output_tokens, situation.now_s, situation.passed
     models = _models(engines)
-    levels, prefills = _levels(call, situation, models)
+    most_blocks, prefills = _prefills(call, situation, models)
     copy_own_s, copy_half_s, copy_added_s = _least_prefill(call, models, copy_blocks)
     token_s = min(costs.context_s / costs.efficiency for costs in models)
     deeper_s = output_tokens * token_s * (call.prompt_tokens + output_tokens / 2)
@@ -266,7 +266,7 @@ def floors(asked: Asked, situation: Situation, engines: Sequence[EngineView], co
         if not waits:
             queue_s = 0.0
         fixed_s = weight * queue_s + output_tokens * iteration_s + deeper_s * deepening
-        own_s, half_s, added_s = prefills[levels.get(engine.engine_id, 0)]
+        own_s, half_s, added_s = prefills[most_blocks.get(engine.engine_id, 0)]
         wait_s = slowness * (queue_s + half_s)
         if wait_s > most_wait_s:  # noqa: PLR1730
             wait_s = most_wait_s
@@ -295,19 +295,18 @@ def _models(engines: Sequence[EngineView]) -> Collection[CostModel]:
     return {id(engine.cost_model): engine.cost_model for engine in engines}.values()
 
 
-def _levels(
+def _prefills(
     call: Call, situation: Situation, models: Collection[CostModel]
-) -> tuple[Mapping[str, int], Sequence[_Prefill]]:
-    """How deep on the prompt's path engines have a node, and the least prefill for each level; 0 is off the path."""
-    levels = dict[str, int]()
-    prefills = [_least_prefill(call, models, 0)]
-    for level, segment in enumerate(situation.path, start=1):
-        prefills.append(_least_prefill(call, models, segment.node.start_blocks + segment.blocks))
-        node = segment.node
+) -> tuple[Mapping[str, int], Mapping[int, _Prefill]]:
+    """How many blocks of the prompt engines have at most, and the least prefill for each such number."""
+    most_blocks = dict[str, int]()
+    for node, blocks in situation.path:
         if node.first is not None:
-            levels[node.first.engine_id] = level
-            levels.update(dict.fromkeys(node.others, level))
-    return levels, prefills
+            end_blocks = node.start_blocks + blocks
+            most_blocks[node.first.engine_id] = end_blocks
+            if node.others:
+                most_blocks.update(dict.fromkeys(node.others, end_blocks))
+    return most_blocks, {blocks: _least_prefill(call, models, blocks) for blocks in {0, *most_blocks.values()}}
 
 
 def _least_prefill(call: Call, models: Collection[CostModel], held_blocks: int) -> _Prefill:

@@ -219,12 +219,14 @@ class SessionGate:
     def ended(self, turn: Turn, output_tokens: int | None, now_s: float) -> None:
         """A turn was answered; `output_tokens` is None if it is not known."""
         context = turn.context
-        if context is not None:
-            context.ended_s = now_s
-            if output_tokens is not None:
-                self.worth.answered(output_tokens)
-                if context.tokens and not context.is_shared:
-                    self._resize(context, context.hashes, turn.asked.call.prompt_tokens + output_tokens)
+        if context is None:
+            self._chatting_tokens -= turn.tokens
+            return
+        context.ended_s = now_s
+        if output_tokens is not None:
+            self.worth.answered(output_tokens)
+            if context.tokens and not context.is_shared:
+                self._resize(context, context.hashes, turn.asked.call.prompt_tokens + output_tokens)
         self.gone(turn, now_s)
 
     def gone(self, turn: Turn, now_s: float) -> None:

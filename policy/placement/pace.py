@@ -81,31 +81,27 @@ class FleetPace:
         return self._known
 
 
-class EnginePace:
-    """One engine's pace in its `fleet`."""
+class EnginePace(Ratio):
+    """One engine's ratio in its `fleet`."""
 
-    __slots__ = ("_fleet", "_own")
+    __slots__ = ("_fleet",)
 
     def __init__(self, fleet: FleetPace | None = None) -> None:
+        super().__init__()
         self._fleet = FleetPace() if fleet is None else fleet
-        self._own = Ratio()
-        self._fleet.ratios.append(self._own)
-
-    def observe(self, observed_s: float, predicted_s: float, now_s: float) -> None:
-        """Something took `observed_s` here that was predicted to take `predicted_s`."""
-        self._own.observe(observed_s, predicted_s, now_s)
+        self._fleet.ratios.append(self)
 
     def slowness(self, now_s: float) -> float:
         """How many times slower the engine is than is usual: 1, or at least `TRUSTED`, or the inverse of that."""
         usual, fastest = self._fleet.known(now_s)
         if usual == 0.0:
             return 1.0
-        ratio = self._own.at(now_s, fastest) / usual
+        ratio = self.at(now_s, fastest) / usual
         return 1.0 if 1 / TRUSTED <= ratio <= TRUSTED else min(MOST, max(1 / MOST, ratio))
 
     def leave(self) -> None:
         """The engine is in the fleet no more."""
-        self._fleet.ratios.remove(self._own)
+        self._fleet.ratios.remove(self)
 
 
 class FirstBytes:

@@ -171,7 +171,7 @@ def cost_with_copy(asked: Asked, offer: Offer, held_blocks: int, passed: Passed)
     engine, cost = offer.engine, offer.cost
     calls = calls_beside(engine, passed) if passed.calls else engine.calls
     prefill_s, stall_s, later_s = _prompt_s(asked, engine, held_blocks, calls, cost.queue_s)
-    return cost._replace(prefill_s=prefill_s, stall_s=stall_s, later_s=later_s, evicted_s=0.0)
+    return DelayCost(cost.queue_s, prefill_s, cost.decode_s, stall_s, cost.slow_s, later_s)
 
 
 def joined_cost(asked: Asked, first: Offer, held_blocks: int, others: int) -> DelayCost:

@@ -126,8 +126,7 @@ class SemanticApi:
         if request.method == "DELETE":
             self._executor.endings.delete(session, loop_time_s())
             return await _stored(session, {"id": session.session_id, "object": "session.deleted", "deleted": True})
-        view = session.graph.view
-        counts = {"waiting": view.waiting_calls, "ready": view.ready_calls, "running": view.running_calls}
+        counts = {str(state): count for state, count in session.graph.counts.items()}
         variables = [_state(session, name) for name in session.variables()]
         return _json({**_described_session(session), "calls": counts, "variables": variables})
 
@@ -247,17 +246,17 @@ def _described_session(session: Session) -> dict[str, Any]:
 
 
 def _described_variable(session: Session, name: str) -> dict[str, Any]:
-    state, value, cause = session.state_of(name), session.values.get(name), session.graph.view.cause(name)
+    state, value, cause = session.state_of(name), session.values.get(name), session.graph.cause(name)
     return described(session.session_id, name, state, value, cause, was_cut=session.was_cut(name))
 
 
 def _state(session: Session, variable: str) -> dict[str, Any]:
-    producer = session.graph.view.producer(variable)
+    producer = session.graph.producer(variable)
     return {
         "semantic_var_id": variable,
         "state": session.state_of(variable),
         "producer": "client" if producer == CLIENT else producer,
-        "error": described_failure(variable, session.graph.view.cause(variable)),
+        "error": described_failure(variable, session.graph.cause(variable)),
     }
 
 

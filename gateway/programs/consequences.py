@@ -357,13 +357,9 @@ class Consequences:
 
 
 def _is_unwanted(session: Session, call: HeldCall) -> bool:
-    view, getters = session.graph.view, session.getters
-    return not (
-        call.clients
-        or call.absent
-        or any(view.consumers(call.call_id))
-        or any(name in getters for name in view.unset_outputs(call.call_id))
-    )
+    if call.clients or call.absent:
+        return False
+    return not any(node.consumers or node.name in session.getters for node in session.graph.call(call.call_id).unset)
 
 
 def _break_off(ended: EndedCall) -> None:

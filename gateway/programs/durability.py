@@ -222,7 +222,7 @@ class Durability:
         while not self._is_frozen:
             kept = set[tuple[str, str]]()
             for session in list(runner.executor.sessions):
-                if session.record.stores and not session.graph.view.running_calls and not session.is_entered:
+                if session.record.stores and not session.graph.counts[CallState.RUNNING] and not session.is_entered:
                     self._end_here(runner, session, GatewayStoppingError())
                 else:
                     kept.add((session.tenant.name, session.session_id))
@@ -355,5 +355,5 @@ def _tell_waiting(session: Session) -> None:
     for getter in [getter for getters in session.getters.values() for getter in getters]:
         getter.on_failed(GatewayStoppingError())
     for call in [*session.calls.values()]:
-        if isinstance(call.owner, ChainedCall) and session.graph.view.call_state(call.call_id) is CallState.WAITING:
+        if isinstance(call.owner, ChainedCall) and session.graph.call_state(call.call_id) is CallState.WAITING:
             call.owner.on_failed(GatewayStoppingError())

@@ -85,7 +85,7 @@ class Variables:
         if session.closed:
             raise session_closed(session.session_id)
         size_bytes = utf8_bytes(value)
-        new = variable not in session.outputs and session.graph.view.variable_state(variable) is None
+        new = variable not in session.outputs and variable not in session.graph.variables
         problem = self._sessions.check_size(session, size_bytes, size_bytes)
         problem = problem or self._sessions.make_room(session, variables=int(new))
         if problem is not None:
@@ -106,7 +106,7 @@ class Variables:
 
         It may be produced again. Raises `ConflictError` if it has a producer, `LimitError` beyond the tenant's limits.
         """
-        new = variable not in session.outputs and session.graph.view.variable_state(variable) is None
+        new = variable not in session.outputs and variable not in session.graph.variables
         problem = self._sessions.make_room(session, variables=int(new))
         if problem is not None:
             raise problem
@@ -125,7 +125,7 @@ class Variables:
         if variable in session.values:
             getter.on_value(session.values[variable])
             return
-        cause = session.graph.view.cause(variable)
+        cause = session.graph.cause(variable)
         if cause is not None:
             getter.on_failed(variable_failed(variable, cause))
             return
@@ -284,7 +284,7 @@ class Executor:
         session.record.submitted(call, now_s)
         call.request = None
         session.add_outputs(names, call)
-        if call.call_id not in session.graph.view:
+        if call.call_id not in session.graph.calls:
             self._after.apply(session, effects, now_s)
             raise input_failed(effects.ended[0].cause or Cause("an input failed", call.call_id))
         self._after.predict(call)

@@ -85,7 +85,7 @@ class Gathering:
         if call.objective is not None or call.slo not in (None, NO_SLO):
             return False
         is_open = _is_open(session.deductions.of(call.call_id))
-        consumers = [session.calls[call_id] for call_id in session.graph.view.consumers(call.call_id)]
+        consumers = [session.calls[call_id] for call_id in session.graph.consumers(call.call_id)]
         if not is_open and not consumers:
             return False
         before = self._moments.get(session)

@@ -59,7 +59,7 @@ class Program(NamedTuple):
 
         def rank(name: str) -> float:
             step = open_step(session, name)
-            return -inf if step is None else session.graph.view.rank(step.call_id)
+            return -inf if step is None else session.graph.call(step.call_id).rank
 
         return sorted(self.values, key=rank)
 
@@ -130,7 +130,7 @@ class Program(NamedTuple):
         sizes = [*map(utf8_bytes, self.values.values()), *(call.held_bytes for call in self.calls.values())]
         return sessions.make_room(
             session,
-            variables=sum(session.graph.view.variable_state(name) is None for name in names),
+            variables=sum(name not in session.graph.variables for name in names),
             waiting_calls=sum(not has_value(call.inputs) for call in self.calls.values()),
             held_bytes=sum(sizes),
         )
@@ -179,14 +179,14 @@ def _field_of(call: HeldCall) -> str | None:
 def _check_producers(session: Session, outputs: Iterable[str], where: str) -> None:
     """Raise `DoubleProducerError` for a variable that has a producer in the session and has not failed."""
     for name in outputs:
-        first = session.graph.view.producer(name)
+        first = session.graph.producer(name)
         if first is not None and session.state_of(name) is not VariableState.FAILED:
             raise DoubleProducerError(name, first, where)
 
 
 def _check_known(session: Session, known: set[str], names: Iterable[str]) -> None:
     for name in names:
-        if name not in known and session.graph.view.variable_state(name) is None:
+        if name not in known and name not in session.graph.variables:
             raise CallerError(
                 f"Nobody knows the variable '{name}': it has no value and is no output of a call, neither in the "
                 "program nor in its session.",

@@ -171,7 +171,7 @@ class Replay:
         call = session.calls.get(event.call_id)
         if call is None:
             return
-        if session.graph.view.call_state(call.call_id) is CallState.READY:
+        if session.graph.call_state(call.call_id) is CallState.READY:
             executor.start(call, self.now_s)
         submitted = self._submitted[call.call_id]
         if submitted.request.kind == "answered":

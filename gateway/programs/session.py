@@ -137,7 +137,8 @@ class Session:
     @property
     def active(self) -> bool:
         """Whether a call is ready or running, or somebody waits. An active session does not expire."""
-        if self.getters or self.graph.view.ready_calls or self.graph.view.running_calls:
+        counts = self.graph.counts
+        if self.getters or counts[CallState.READY] or counts[CallState.RUNNING]:
             return True
         return any(call.has_reader for call in self.calls.values())
 
@@ -232,7 +233,8 @@ class Session:
 
     def state_of(self, variable: str) -> VariableState:
         """A variable's state. An unknown variable is empty."""
-        return self.graph.view.variable_state(variable) or VariableState.EMPTY
+        node = self.graph.variables.get(variable)
+        return VariableState.EMPTY if node is None else node.state
 
     def variables(self) -> Iterator[str]:
         """The variables with a producer, then the other inputs of calls that have not ended."""
@@ -252,19 +254,20 @@ class Session:
         Does nothing if the call would be refused anyway: another output has a producer, an output is named twice, or
         a failed output is also an input.
         """
-        failed = {name for name in outputs if self.state_of(name) is VariableState.FAILED}
-        others = [self.graph.view.producer(name) for name in outputs if name not in failed]
-        if len(failed) + len(others) == len(outputs) and not any(others) and failed.isdisjoint(inputs):
+        known = self.graph.variables
+        produced = [node for name in outputs if (node := known.get(name)) is not None and node.producer is not None]
+        failed = {node.name for node in produced if node.state is VariableState.FAILED}
+        if failed and len(failed) == len(produced) and failed.isdisjoint(inputs):
             for name in failed:
                 self.graph.forget(name)
                 del self.outputs[name]
 
     def account(self) -> None:
         """Bring the tenant's variables and waiting calls up to date with the graph."""
-        view, tenant = self.graph.view, self.tenant
-        tenant.variables += view.variables - self._variables
-        tenant.waiting_calls += view.waiting_calls - self._waiting_calls
-        self._variables, self._waiting_calls = view.variables, view.waiting_calls
+        tenant, variables, waiting_calls = self.tenant, len(self.graph.variables), self.graph.counts[CallState.WAITING]
+        tenant.variables += variables - self._variables
+        tenant.waiting_calls += waiting_calls - self._waiting_calls
+        self._variables, self._waiting_calls = variables, waiting_calls
 
     def hold(self, more_bytes: int, *, is_answer: bool = False) -> None:
         """The held texts, bodies and recorded answers have grown by `more_bytes`."""
@@ -303,26 +306,24 @@ class Session:
 
     def _new_deductions(self) -> Deductions:
         calls = self.calls  # not the session, which would then be freed by the garbage collector only
-        return Deductions(self.graph.view, lambda call_id: calls[call_id].predicted_s)
+        return Deductions(self.graph, lambda call_id: calls[call_id].predicted_s)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        view = self.graph.view
-        self.graph.check()
+        graph = self.graph
+        graph.check()
         self.deductions.check()
-        assert (self._variables, self._waiting_calls) == (view.variables, view.waiting_calls)
-        assert all(call_id in view for call_id in self.calls)
-        counts = (view.waiting_calls, view.ready_calls, view.running_calls)
-        assert sum(counts) == len(self.calls)
+        assert (self._variables, self._waiting_calls) == (len(graph.variables), graph.counts[CallState.WAITING])
+        assert graph.calls.keys() == self.calls.keys()
         assert all(self.state_of(name) is VariableState.SET for name in self.values)
-        assert all(view.producer(name) is not None for name in self.outputs)
+        assert all(graph.producer(name) is not None for name in self.outputs)
         for name, getters in self.getters.items():
             assert getters
             assert self.state_of(name) in {VariableState.EMPTY, VariableState.PENDING}
         timed = [getter for waiting in self.getters.values() for getter in waiting if getter.jct_s is not None]
         assert self.not_clocked.keys() == {getter for getter in timed if getter.since_s is None}
         for call in self.calls.values():
-            assert call.ready_s is not None or view.call_state(call.call_id) is CallState.WAITING
+            assert call.ready_s is not None or graph.call_state(call.call_id) is CallState.WAITING
 
 
 def repeated(session: Session, call: HeldCall) -> HeldCall | None:
@@ -340,7 +341,7 @@ def is_set(session: Session, variable: str, value: str) -> bool:
 
 def has_failed(session: Session, variable: str, what: FailureCause) -> bool:
     """Whether the variable has failed before because of just this, and not because of an input."""
-    cause = session.graph.view.cause(variable)
+    cause = session.graph.cause(variable)
     return cause is not None and cause.because_of is None and cause.what == what
 
 
@@ -349,23 +350,23 @@ def stranded(session: Session) -> tuple[list[HeldCall], list[Getter]]:
 
     The client of a native step cannot send its value any more.
     """
-    view, lost = session.graph.view, dict[str, HeldCall]()
+    graph, lost = session.graph, dict[str, HeldCall]()
 
     def never_comes(variable: str) -> bool:
-        producer = view.producer(variable)
+        producer = graph.producer(variable)
         return variable not in session.values and (producer is None or producer in lost)
 
-    for call_id in sorted(session.calls, key=view.rank):  # a call comes after those whose outputs it waits for
-        call = session.calls[call_id]
+    for node in sorted(graph.calls.values(), key=lambda node: node.rank):  # after those whose outputs it waits for
+        call = session.calls[node.call_id]
         if call.is_native or any(map(never_comes, call.inputs)):
-            lost[call_id] = call
+            lost[call.call_id] = call
     waiting = [getter for variable, getters in session.getters.items() if never_comes(variable) for getter in getters]
     return list(lost.values()), waiting
 
 
 def untaken(session: Session, effects: Effects) -> list[HeldCall]:
     """The calls whose condition turns out not to hold with an event: its variable got a value, or they came later."""
-    call_ids = () if effects.variable_set is None else session.graph.view.users(effects.variable_set)
+    call_ids = () if effects.variable_set is None else session.graph.users(effects.variable_set)
     if effects.added in session.calls:
         call_ids = (*call_ids, effects.added)
     calls = [session.calls[call_id] for call_id in call_ids]
@@ -393,4 +394,4 @@ def unproduced(session: Session, waiter: HeldCall | Getter) -> str | None:
 
 def waits_for_client(session: Session, call: HeldCall) -> bool:
     """Whether it is a native step whose inputs have values."""
-    return call.is_native and session.graph.view.call_state(call.call_id) is CallState.READY
+    return call.is_native and session.graph.call_state(call.call_id) is CallState.READY

@@ -19,7 +19,7 @@ from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.record import InMemory, Records
 from plait.gateway.programs.session import Getter, Session, Tenant
 from plait.gateway.programs.session_errors import too_many
-from plait.policy.programs.request_graph_state import VariableState
+from plait.policy.programs.request_graph_state import CallState, VariableState
 
 
 @dataclass(slots=True)
@@ -225,11 +225,12 @@ class Sessions:
 
     def check_call(self, session: Session, call: HeldCall, outputs: Iterable[str]) -> None:
         """Raise if the tenant's limits do not allow a call that produces `outputs`."""
-        states = [session.graph.view.variable_state(name) for name in call.inputs]
+        known = session.graph.variables
+        taken = [known.get(name) for name in call.inputs]
         problem = self.make_room(
             session,
-            variables=states.count(None) + sum(session.graph.view.variable_state(name) is None for name in outputs),
-            waiting_calls=int(any(state is not VariableState.SET for state in states)),
+            variables=taken.count(None) + len([name for name in outputs if name not in known]),
+            waiting_calls=len([node for node in taken if node is None or node.state is not VariableState.SET]) > 0,
             held_bytes=call.held_bytes,
         )
         if problem is not None:
@@ -277,8 +278,9 @@ class Sessions:
         for tenant in self.tenants.values():
             assert tenant.sessions, "a tenant without sessions was left behind"
             sessions = tenant.sessions.values()
-            assert tenant.variables == sum(session.graph.view.variables for session in sessions)
-            assert tenant.waiting_calls == sum(session.graph.view.waiting_calls for session in sessions)
+            assert tenant.variables == sum(len(session.graph.variables) for session in sessions)
+            waiting = [session.graph.counts[CallState.WAITING] for session in sessions]
+            assert tenant.waiting_calls == sum(waiting)
             assert set(tenant.idle.values()) == {session for session in sessions if session.is_idle}
             assert tenant.held_bytes == sum(session.held_bytes for session in sessions)
             texts = sum(len(text.encode()) for session in sessions for text in session.values.values())
@@ -292,7 +294,7 @@ class Sessions:
 
 
 def _variables(session: Session) -> int:
-    return session.graph.view.variables
+    return len(session.graph.variables)
 
 
 def _held_bytes(session: Session) -> int:

@@ -17,7 +17,7 @@ from math import inf
 from typing import Final
 
 from plait.policy.programs.needs import Marks
-from plait.policy.programs.request_graph import RequestGraphView
+from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import Link
 
 _NO_PATHS: Final[Mapping[str, float]] = {}
@@ -26,25 +26,21 @@ _NO_PATHS: Final[Mapping[str, float]] = {}
 class CriticalPaths:
     """For each call and each timed variable that needs it, the seconds after the call on the longest path there.
 
+    `timed` are the variables that somebody waits for with an end-to-end time.
     `predicted_s` is the time that a waiting call takes. Events touch calls. Touched calls are renewed, consumers first.
     Then the producers of each changed call are renewed. The cost grows with the calls and links on changed paths.
     """
 
-    __slots__ = ("_below_s", "_first", "_graph", "_marks", "_predicted_s", "_touched", "_waits")
+    __slots__ = ("_below_s", "_first", "_graph", "_predicted_s", "_touched", "_waits", "timed")
 
-    def __init__(self, graph: RequestGraphView, marks: Marks, predicted_s: Callable[[str], float]) -> None:
+    def __init__(self, graph: RequestGraph, marks: Marks, predicted_s: Callable[[str], float]) -> None:
         self._graph = graph
-        self._marks = marks
+        self.timed: Collection[str] = marks.timed
         self._predicted_s = predicted_s
         self._below_s: dict[str, dict[str, float]] = {}  # by call and variable
         self._waits: dict[str, int] = {}  # by call: its links to producers; only calls that have some
         self._first: set[str] = set()  # the calls on these paths that wait for no other
         self._touched: set[str] = set()
-
-    @property
-    def timed(self) -> Collection[str]:
-        """The variables that somebody waits for with an end-to-end time."""
-        return self._marks.timed
 
     def upstream(self, variable: str) -> Iterator[str]:
         """The calls that a timed variable still needs; empty if no call produces it."""
@@ -93,7 +89,7 @@ class CriticalPaths:
 
     def touch(self, call_id: str) -> None:
         """A call's outputs or consumers have changed: all its paths have to be renewed."""
-        if self._marks.timed or call_id in self._below_s:
+        if self.timed or call_id in self._below_s:
             self._touched.add(call_id)
 
     def renew(self, call_id: str, moved: set[str]) -> bool:
@@ -104,7 +100,7 @@ class CriticalPaths:
         if call_id in self._touched:
             self._touched.remove(call_id)
             after_s = self._paths_s(call_id, None)
-        elif moved and (self._marks.timed or self._below_s):
+        elif moved and (self.timed or self._below_s):
             after_s = self._paths_s(call_id, moved)
         else:
             return False
@@ -134,7 +130,7 @@ class CriticalPaths:
         """The seconds after a call on the longest path to each variable; None if there is no path."""
         kept_s, predicted_s = self._below_s, self._predicted_s
         behind = [(kept_s[call], predicted_s(call)) for call in self._graph.consumers(call_id) if call in kept_s]
-        own = [name for name in self._graph.unset_outputs(call_id) if name in self._marks.timed]
+        own = [node.name for node in self._graph.calls[call_id].unset if node.name in self.timed]
         if variables is None:
             variables = {*own, *self._below_s.get(call_id, ()), *(name for paths_s, _ in behind for name in paths_s)}
         found: dict[str, float | None] = {}
@@ -149,4 +145,4 @@ class CriticalPaths:
         assert self._first == self._below_s.keys() - self._waits.keys()
         for call_id in (*self._below_s, *self._waits):
             assert self._below_s.get(call_id, {}) == self._paths_s(call_id, None)
-            assert self._waits.get(call_id, 0) == len(tuple(self._graph.producers(call_id)))
+            assert self._waits.get(call_id, 0) == len(self._graph.calls[call_id].producers())

@@ -6,11 +6,11 @@ It follows from the objectives that clients state: `Marks` on the variables that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Final, Literal, NamedTuple
 
-from plait.policy.programs.request_graph import RequestGraphView
+from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import Link
 from plait.policy.types import Objective, Slo
 
@@ -98,7 +98,7 @@ class Marks:
 
     __slots__ = ("_annotations", "_by_variable", "_graph", "of_session", "timed")
 
-    def __init__(self, graph: RequestGraphView) -> None:
+    def __init__(self, graph: RequestGraph) -> None:
         self._graph = graph
         self._by_variable: dict[str, list[Mark]] = {}
         self._annotations: dict[str, Objective] = {}
@@ -143,10 +143,12 @@ class Marks:
         """A call's own objective; None without an annotation."""
         return self._annotations.get(call_id)
 
-    def on(self, call_id: str) -> Iterator[Mark]:
+    def on(self, call_id: str) -> list[Mark]:
         """The marks on the outputs that a call has still to produce."""
-        for variable in self._graph.unset_outputs(call_id) if self._by_variable else ():
-            yield from self._by_variable.get(variable, ())
+        if not self._by_variable:
+            return []
+        unset = self._graph.call(call_id).unset
+        return [mark for variable in unset for mark in self._by_variable.get(variable.name, ())]
 
     def asked(self, call_id: str) -> Slo | None:
         """The explicit times in the marks on a call's outputs: the tightest of each kind; None without such a mark."""
@@ -162,7 +164,7 @@ class Marks:
     def check(self) -> None:
         """Assert the invariants; for tests."""
         assert all(self._by_variable.values()), "an empty list was left behind"
-        assert all(call_id in self._graph for call_id in self._annotations)
+        assert self._annotations.keys() <= self._graph.calls.keys()
         timed = {name for name, marks in self._by_variable.items() if any(_jct_s(mark) is not None for mark in marks)}
         assert self.timed == timed
 
@@ -248,7 +250,7 @@ class Needs:
 
     __slots__ = ("_graph", "_marks", "_needs", "_offers")
 
-    def __init__(self, graph: RequestGraphView, marks: Marks) -> None:
+    def __init__(self, graph: RequestGraph, marks: Marks) -> None:
         self._graph = graph
         self._marks = marks
         self._needs: dict[str, Need] = {}
@@ -256,12 +258,12 @@ class Needs:
 
     def reach(self, call_id: str) -> bool:
         """Whether a get or an annotation reaches the call. A native step has no objective, so nothing reaches it."""
-        return call_id in self._needs and not self._graph.is_native(call_id)
+        return call_id in self._needs and not self._graph.calls[call_id].is_native
 
     def stage(self, call_id: str) -> Stage | None:
         """A call's stage; None if it needs no stage, if it is a native step, or if it is annotated `throughput`."""
         need = self._needs.get(call_id)
-        if not isinstance(need, Stage) or self._graph.is_native(call_id):
+        if not isinstance(need, Stage) or self._graph.calls[call_id].is_native:
             return None
         return None if self._marks.annotation(call_id) is Objective.THROUGHPUT else need
 
@@ -280,7 +282,7 @@ class Needs:
             del self._needs[call_id]
         else:
             self._needs[call_id] = need
-        for producer in self._graph.producers(call_id):
+        for producer in self._graph.calls[call_id].producers():
             if before is not None:
                 self._offer(producer, before, -1)
             if need is not None:
@@ -303,13 +305,13 @@ class Needs:
     def _need_of(self, call_id: str) -> Need | None:
         """A call's need. That of a native step is one call nearer: its producers are as far as if it were not there."""
         need = self._need_as_call(call_id)
-        if isinstance(need, Stage) and self._graph.is_native(call_id):
+        if isinstance(need, Stage) and self._graph.calls[call_id].is_native:
             return need._replace(distance=need.distance - 1)
         return need
 
     def _need_as_call(self, call_id: str) -> Need | None:
-        own, marks = self._marks.annotation(call_id), tuple(self._marks.on(call_id))
-        if own is Objective.LATENCY or any(mark is not Objective.THROUGHPUT for mark in marks):
+        own, marks = self._marks.annotation(call_id), self._marks.on(call_id)
+        if own is Objective.LATENCY or marks.count(Objective.THROUGHPUT) < len(marks):
             return Stage(call_id, 0)
         offers = self._offers.get(call_id)
         need = None if offers is None else offers.need()

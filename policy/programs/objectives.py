@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 
 from plait.policy.programs.critical_paths import CriticalPaths
 from plait.policy.programs.needs import LAST_STAGE, Mark, Marks, Needs, Stage, Stages
-from plait.policy.programs.request_graph import RequestGraphView
+from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import Effects, UnknownCallError, VariableState
 from plait.policy.types import NO_SLO, Objective, Slo
 
@@ -72,7 +72,7 @@ class Deductions:
 
     __slots__ = ("_deduced", "_graph", "_marks", "_needs", "_stages", "paths")
 
-    def __init__(self, graph: RequestGraphView, predicted_s: Callable[[str], float]) -> None:
+    def __init__(self, graph: RequestGraph, predicted_s: Callable[[str], float]) -> None:
         self._graph = graph
         self._marks = Marks(graph)
         self._needs = Needs(graph, self._marks)
@@ -82,7 +82,8 @@ class Deductions:
 
     def of(self, call_id: str) -> Deduction:
         """A call's deduction now. Raises `UnknownCallError`."""
-        self._known(call_id)
+        if call_id not in self._graph.calls:
+            raise UnknownCallError(call_id)
         return self._deduced.get(call_id, NOTHING)
 
     def members(self, group: Stage) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ class Deductions:
 
     def annotate(self, call_id: str, objective: Objective | None) -> tuple[str, ...]:
         """A call states its own objective; None takes it back. Raises `UnknownCallError`."""
-        self._known(call_id)
+        self._graph.call(call_id)
         self._marks.annotate(call_id, objective)
         return self._settle((call_id,))
 
@@ -127,7 +128,7 @@ class Deductions:
         for links, count in ((effects.linked, 1), (effects.cut, -1)):
             for link in links:
                 self.paths.link(link, count)
-                if link.producer in self._graph:  # what has ended is forgotten below
+                if link.producer in self._graph.calls:  # what has ended is forgotten below
                     self._needs.link(link, count)
                     changed[link.producer] = None
         if effects.variable_set is not None and effects.variable_set in self._marks:
@@ -141,14 +142,10 @@ class Deductions:
             changed |= dict.fromkeys(self._drop(ended.call_id))
         return self._settle(changed) if changed else ()
 
-    def _known(self, call_id: str) -> None:
-        if call_id not in self._graph:
-            raise UnknownCallError(call_id)
-
     def _producer(self, variable: str) -> tuple[str, ...]:
         """The call that produces a variable or has just produced it; empty if the call has ended."""
         producer = self._graph.producer(variable)
-        return (producer,) if producer is not None and producer in self._graph else ()
+        return (producer,) if producer is not None and producer in self._graph.calls else ()
 
     def _drop(self, call_id: str) -> tuple[str, ...]:
         """Forget a call that has ended. Returns the call that is left alone in its stage, if there is one."""
@@ -160,26 +157,26 @@ class Deductions:
 
     def _settle(self, calls: Iterable[str], *marked: str) -> tuple[str, ...]:
         """Bring needs, paths and deductions up to date from `calls` upstream, consumers before producers."""
-        graph, paths_moved = self._graph, set(marked)
-        moved = {call_id: None for call_id in calls if call_id in graph}
+        nodes, paths_moved = self._graph.calls, set(marked)
+        moved = {call_id: None for call_id in calls if call_id in nodes}
         queued = set(moved)
-        heap = [(-graph.rank(call_id), call_id) for call_id in moved]
+        heap = [(-nodes[call_id].rank, call_id) for call_id in moved]
         heapify(heap)
         while heap:
             call_id = heappop(heap)[1]
             need_moved = call_id in moved and self._needs.renew(call_id)
             if not self.paths.renew(call_id, paths_moved) and not need_moved:
                 continue
-            for producer in graph.producers(call_id):
+            for producer in nodes[call_id].producers():
                 if need_moved:
                     moved[producer] = None
                 if producer not in queued:
                     queued.add(producer)
-                    heappush(heap, (-graph.rank(producer), producer))
+                    heappush(heap, (-nodes[producer].rank, producer))
         for call_id in tuple(moved):
             for other in self._stages.move(call_id, self._needs.stage(call_id)):
                 moved[other] = None
-        return tuple(call_id for call_id in moved if self._deduce(call_id))
+        return tuple([call_id for call_id in moved if self._deduce(call_id)])
 
     def _deduce(self, call_id: str) -> bool:
         """Renew a call's deduction; returns whether it has changed."""
@@ -205,7 +202,7 @@ class Deductions:
             part.check()
         assert NOTHING not in self._deduced.values()
         for call_id in self._deduced:
-            assert call_id in self._graph
+            assert call_id in self._graph.calls
             assert self._stages.of(call_id) == self._needs.stage(call_id)
 
 

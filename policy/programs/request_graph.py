@@ -9,7 +9,7 @@ and variables that a client may still ask for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from plait.policy.programs.request_graph_state import (
@@ -36,11 +36,20 @@ from plait.policy.programs.request_graph_state import (
     ranks_with,
 )
 
+CLIENT: Final = "the client"
+"""The producer of a variable whose value came from the client."""
 
-class GraphStore:
-    """Nodes by name, and the number of calls in each state. The graph checks each change before it makes it here.
 
-    `calls` have not ended. `variables` have not been forgotten.
+class RequestGraph:
+    """The graph of one session. Its methods are events, and questions about `calls` and `variables`.
+
+    `calls` are the nodes of the calls that have not ended, `variables` those of the variables that have not been
+    forgotten, `counts` says how many calls are in each state. Others may read these and their nodes; only events change
+    them.
+
+    An event takes time in proportion to its changes. Adding a call takes time in proportion to its inputs and outputs.
+    If the call has both producers and consumers in the graph, calls in the wrong order are visited too (see
+    `ranks_with`).
     """
 
     __slots__ = ("calls", "counts", "variables")
@@ -50,187 +59,11 @@ class GraphStore:
         self.variables: dict[str, VariableNode] = {}
         self.counts = dict.fromkeys((CallState.WAITING, CallState.READY, CallState.RUNNING), 0)
 
-    def call(self, call_id: str) -> CallNode:
-        """The node of a call; raises `UnknownCallError`."""
-        node = self.calls.get(call_id)
-        if node is None:
-            raise UnknownCallError(call_id)
-        return node
-
-    def variable(self, name: str) -> VariableNode:
-        """The node of a variable; makes it if the name is new."""
-        node = self.variables.get(name)
-        if node is None:
-            node = self.variables[name] = VariableNode(name)
-        return node
-
-    def add(self, node: CallNode, inputs: Iterable[str], outputs: Iterable[str]) -> tuple[Link, ...]:
-        """Add a call, which waits for its inputs that have no value yet. Returns its links."""
-        node.inputs = tuple(self.variable(name) for name in inputs)
-        for variable in node.inputs:
-            variable.consumers[node] = None
-            node.missing += variable.state is not VariableState.SET
-        self.promise(node, outputs)
-        self.calls[node.call_id] = node
-        self.counts[node.state] += 1
-        before = [Link(producer, node.call_id) for producer in node.producers()]
-        return (*before, *(Link(node.call_id, consumer.call_id) for _, consumer in node.edges()))
-
-    def promise(self, node: CallNode, outputs: Iterable[str]) -> None:
-        """Make a call the producer of these `outputs`. The call itself need not be added."""
-        node.outputs = tuple(self.variable(name) for name in outputs)
-        for variable in node.outputs:
-            variable.enter(VariableEvent.PROMISE)
-            variable.producer = node.call_id
-
-    def enter(self, node: CallNode, event: CallEvent) -> None:
-        """A call goes to the state after `event` and stays in the graph. Raises `GraphTransitionError`."""
-        before = node.state
-        node.enter(event)
-        self.counts[before] -= 1
-        self.counts[node.state] += 1
-
-    def end(self, node: CallNode, event: CallEvent) -> list[Link]:
-        """A call leaves the graph with `event`. Returns its links to the producers that it was waiting for."""
-        before = node.state
-        node.enter(event)
-        self.counts[before] -= 1
-        del self.calls[node.call_id]
-        cut = [Link(producer, node.call_id) for producer in node.producers()]
-        for variable in node.inputs:
-            del variable.consumers[node]
-            if variable.state is VariableState.EMPTY and not variable.consumers:
-                del self.variables[variable.name]  # no call names it any more
-        return cut
-
-    def forget(self, variable: str) -> None:
-        """Drop a variable that no call names."""
-        del self.variables[variable]
-
-    def check(self) -> None:
-        """Assert the invariants; for tests."""
-        for state, count in self.counts.items():
-            assert count == sum(node.state is state for node in self.calls.values())
-        for call_id, node in self.calls.items():
-            assert node.call_id == call_id
-            node.check()
-        for name, variable in self.variables.items():
-            assert variable.name == name
-            variable.check()
-            assert all(self.calls[call.call_id] is call for call in variable.consumers)
-            if variable.state is VariableState.PENDING:
-                assert variable.producer is not None
-                assert variable in self.calls[variable.producer].unset
-
-
-class RequestGraphView:
-    """Answers questions about a request graph, from its store; counts are O(1)."""
-
-    __slots__ = ("_store",)
-
-    def __init__(self, store: GraphStore) -> None:
-        self._store = store
-
-    def __contains__(self, call_id: str) -> bool:
-        """Whether the call was added and has not ended."""
-        return call_id in self._store.calls
-
-    @property
-    def waiting_calls(self) -> int:
-        """The number of calls that wait for an input."""
-        return self._store.counts[CallState.WAITING]
-
-    @property
-    def ready_calls(self) -> int:
-        """The number of calls that may be started."""
-        return self._store.counts[CallState.READY]
-
-    @property
-    def running_calls(self) -> int:
-        """The number of calls that were started and have not ended."""
-        return self._store.counts[CallState.RUNNING]
-
-    @property
-    def variables(self) -> int:
-        """The number of known variables, in any state."""
-        return len(self._store.variables)
-
-    def call_state(self, call_id: str) -> CallState | None:
-        """Waiting, ready or running; None for a call that was never added or has ended."""
-        node = self._store.calls.get(call_id)
-        return None if node is None else node.state
-
-    def is_native(self, call_id: str) -> bool:
-        """Whether the client computes the call's output, and no engine. Raises `UnknownCallError`."""
-        return self._store.call(call_id).is_native
-
-    def variable_state(self, variable: str) -> VariableState | None:
-        """A variable's state; None if no call has named it, or if it was forgotten."""
-        node = self._store.variables.get(variable)
-        return None if node is None else node.state
-
-    def cause(self, variable: str) -> Cause | None:
-        """Why a variable has failed; None if it has not."""
-        node = self._store.variables.get(variable)
-        return None if node is None else node.cause
-
-    def producer(self, variable: str) -> str | None:
-        """The producer of a variable: a call, also one that has produced it or has failed, or `CLIENT`; None without.
-
-        Parrot's GetProducer. A pending variable's producer is in the graph. Another variable's producer may have ended.
-        """
-        node = self._store.variables.get(variable)
-        return None if node is None else node.producer
-
-    def users(self, variable: str) -> tuple[str, ...]:
-        """The calls that have not ended and have the variable as input or output. Raises `UnknownVariableError`."""
-        node = self._store.variables.get(variable)
-        if node is None:
-            raise UnknownVariableError(variable)
-        users = tuple(consumer.call_id for consumer in node.consumers)
-        producer = None if node.producer is None else self._store.calls.get(node.producer)
-        if producer is not None and node in producer.outputs:  # another call may have taken the id since
-            return (producer.call_id, *users)
-        return users
-
-    def producers(self, call_id: str) -> Iterator[str]:
-        """The calls whose outputs a call waits for, once for each such variable."""
-        return self._store.call(call_id).producers()
-
-    def consumers(self, call_id: str) -> Iterator[str]:
-        """The calls that wait for a call's unset outputs, once for each such variable (Parrot's GetConsumers)."""
-        return (call.call_id for variable in self._store.call(call_id).unset for call in variable.consumers)
-
-    def unset_outputs(self, call_id: str) -> tuple[str, ...]:
-        """The outputs that a call has still to produce, the next first."""
-        return tuple(node.name for node in self._store.call(call_id).unset)
-
-    def rank(self, call_id: str) -> int:
-        """A call's place in a topological order: above every call whose output the call waits for."""
-        return self._store.call(call_id).rank
-
-
-CLIENT: Final = "the client"
-"""The producer of a variable whose value came from the client."""
-
-
-class RequestGraph:
-    """The graph of one session. Its methods are events; `view` answers questions.
-
-    An event takes time in proportion to its changes. Adding a call takes time in proportion to its inputs and outputs.
-    If the call has both producers and consumers in the graph, calls in the wrong order are visited too (see
-    `ranks_with`).
-    """
-
-    __slots__ = ("_store", "view")
-
-    def __init__(self) -> None:
-        self._store = GraphStore()
-        self.view = RequestGraphView(self._store)
-
     def __repr__(self) -> str:
-        counts = ", ".join(f"{state}={count}" for state, count in self._store.counts.items() if count)
-        return f"RequestGraph(variables={self.view.variables}, {counts})"
+        counts = ", ".join(f"{state}={count}" for state, count in self.counts.items() if count)
+        return f"RequestGraph(variables={len(self.variables)}, {counts})"
+
+    # Events.
 
     def add(self, call_id: str, inputs: Iterable[str], outputs: Sequence[str], *, is_native: bool = False) -> Effects:
         """A call arrives. It takes `inputs` and will produce `outputs` in this order.
@@ -241,15 +74,17 @@ class RequestGraph:
         """
         node, taken = CallNode(call_id, is_native=is_native), dict.fromkeys(inputs)
         ranks = self._ranks_with(node, taken, outputs)
-        failed = next((name for name in taken if self.view.variable_state(name) is VariableState.FAILED), None)
-        if failed is not None:
-            return self._add_failed(node, outputs, Cause(InputFailed(failed), call_id, self.view.cause(failed)))
+        for name in taken:
+            cause = self.cause(name)
+            if cause is not None:
+                return self._add_failed(node, outputs, Cause(InputFailed(name), call_id, cause))
         for moved, rank in ranks.items():
             moved.rank = rank
-        linked = self._store.add(node, taken, outputs)
-        if not node.missing:
-            self._store.enter(node, CallEvent.UNBLOCK)
-        return Effects(added=call_id, ready=() if node.missing else (call_id,), linked=linked)
+        linked = self._link(node, taken, outputs)
+        if node.missing:
+            return Effects(added=call_id, linked=linked)
+        self._enter(node, CallEvent.UNBLOCK)
+        return Effects(added=call_id, ready=(call_id,), linked=linked)
 
     def refuse(self, refused_id: str, outputs: Sequence[str], what: object) -> Effects:
         """What would have produced `outputs` was refused because of `what`, so it is no call. The outputs fail.
@@ -262,39 +97,39 @@ class RequestGraph:
 
     def set_value(self, variable: str) -> Effects:
         """The client gives a variable its value (Parrot, section 7). Raises `DoubleProducerError`."""
-        first = self.view.producer(variable)
+        first = self.producer(variable)
         if first is not None:
             raise DoubleProducerError(variable, first, CLIENT)
-        node = self._store.variable(variable)
+        node = self._variable(variable)
         node.producer = CLIENT
         return self._set(node)
 
     def start(self, call_id: str) -> Effects:
         """A ready call is dispatched."""
-        self._store.enter(self._store.call(call_id), CallEvent.START)
+        self._enter(self.call(call_id), CallEvent.START)
         return NO_EFFECTS
 
     def produce(self, call_id: str, variable: str) -> Effects:
         """A running call's next output has its value. With its last one the call finishes."""
-        node = self._store.call(call_id)
+        node = self.call(call_id)
         due = node.due
         if due is None or due.name != variable:
             next_one = due and due.name
             raise GraphTransitionError(f"call {call_id!r} cannot produce {variable!r} now: next is {next_one!r}")
         is_last = due is node.outputs[-1]
         if is_last:
-            self._store.end(node, CallEvent.FINISH)
+            self._end(node, CallEvent.FINISH)
         else:
-            self._store.enter(node, CallEvent.PRODUCE)
+            self._enter(node, CallEvent.PRODUCE)
         node.produced += 1
         return self._set(due, (Ended(call_id, node.state, None),) if is_last else ())
 
     def finish(self, call_id: str) -> Effects:
         """A running call without outputs has its answer."""
-        node = self._store.call(call_id)
+        node = self.call(call_id)
         if node.due is not None:
             raise GraphTransitionError(f"call {call_id!r} cannot finish before it produces {node.due.name!r}")
-        self._store.end(node, CallEvent.FINISH)
+        self._end(node, CallEvent.FINISH)
         return Effects(ended=(Ended(call_id, node.state, None),))
 
     def fail(self, call_id: str, what: object) -> Effects:
@@ -313,37 +148,150 @@ class RequestGraph:
 
         Raises `UnknownVariableError`, or `VariableInUseError` if a call that has not ended names the variable.
         """
-        users = self.view.users(variable)
+        users = self.users(variable)
         if users:
             raise VariableInUseError(variable, users)
-        self._store.forget(variable)
+        del self.variables[variable]
+
+    # Questions.
+
+    def __contains__(self, call_id: str) -> bool:
+        """Whether the call was added and has not ended."""
+        return call_id in self.calls
+
+    def call(self, call_id: str) -> CallNode:
+        """The node of a call; raises `UnknownCallError`."""
+        node = self.calls.get(call_id)
+        if node is None:
+            raise UnknownCallError(call_id)
+        return node
+
+    def call_state(self, call_id: str) -> CallState | None:
+        """Waiting, ready or running; None for a call that was never added or has ended."""
+        node = self.calls.get(call_id)
+        return None if node is None else node.state
+
+    def variable_state(self, variable: str) -> VariableState | None:
+        """A variable's state; None if no call has named it, or if it was forgotten."""
+        node = self.variables.get(variable)
+        return None if node is None else node.state
+
+    def cause(self, variable: str) -> Cause | None:
+        """Why a variable has failed; None if it has not."""
+        node = self.variables.get(variable)
+        return None if node is None else node.cause
+
+    def producer(self, variable: str) -> str | None:
+        """The producer of a variable: a call, also one that has produced it or has failed, or `CLIENT`; None without.
+
+        Parrot's GetProducer. A pending variable's producer is in the graph. Another variable's producer may have ended.
+        """
+        node = self.variables.get(variable)
+        return None if node is None else node.producer
+
+    def users(self, variable: str) -> tuple[str, ...]:
+        """The calls that have not ended and have the variable as input or output. Raises `UnknownVariableError`."""
+        node = self.variables.get(variable)
+        if node is None:
+            raise UnknownVariableError(variable)
+        users = tuple([consumer.call_id for consumer in node.consumers])
+        producer = None if node.producer is None else self.calls.get(node.producer)
+        if producer is not None and node in producer.outputs:  # another call may have taken the id since
+            return (producer.call_id, *users)
+        return users
+
+    def consumers(self, call_id: str) -> list[str]:
+        """The calls that wait for a call's unset outputs, once for each such variable (Parrot's GetConsumers)."""
+        return [consumer.call_id for _, consumer in self.call(call_id).edges()]
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        self._store.check()
+        for state, count in self.counts.items():
+            assert count == sum(node.state is state for node in self.calls.values())
+        for call_id, node in self.calls.items():
+            assert node.call_id == call_id
+            node.check()
+        for name, variable in self.variables.items():
+            assert variable.name == name
+            variable.check()
+            assert all(self.calls[call.call_id] is call for call in variable.consumers)
+            if variable.state is VariableState.PENDING:
+                assert variable.producer is not None
+                assert variable in self.calls[variable.producer].unset
+
+    # Changes, once they are checked.
+
+    def _variable(self, name: str) -> VariableNode:
+        """The node of a variable; makes it if the name is new."""
+        node = self.variables.get(name)
+        if node is None:
+            node = self.variables[name] = VariableNode(name)
+        return node
+
+    def _link(self, node: CallNode, inputs: Iterable[str], outputs: Iterable[str]) -> tuple[Link, ...]:
+        """Add a call, which waits for its inputs that have no value yet. Returns its links."""
+        node.inputs = tuple([self._variable(name) for name in inputs])
+        for variable in node.inputs:
+            variable.consumers[node] = None
+            node.missing += variable.state is not VariableState.SET
+        self._promise(node, outputs)
+        self.calls[node.call_id] = node
+        self.counts[node.state] += 1
+        links = [Link(producer, node.call_id) for producer in node.producers()]
+        links += [Link(node.call_id, consumer.call_id) for _, consumer in node.edges()]
+        return tuple(links)
+
+    def _promise(self, node: CallNode, outputs: Iterable[str]) -> None:
+        """Make a call the producer of these `outputs`. The call itself need not be added."""
+        node.outputs = tuple([self._variable(name) for name in outputs])
+        for variable in node.outputs:
+            variable.enter(VariableEvent.PROMISE)
+            variable.producer = node.call_id
+
+    def _enter(self, node: CallNode, event: CallEvent) -> None:
+        """A call goes to the state after `event` and stays in the graph. Raises `GraphTransitionError`."""
+        before = node.state
+        node.enter(event)
+        self.counts[before] -= 1
+        self.counts[node.state] += 1
+
+    def _end(self, node: CallNode, event: CallEvent) -> list[Link]:
+        """A call leaves the graph with `event`. Returns its links to the producers that it was waiting for."""
+        before = node.state
+        node.enter(event)
+        self.counts[before] -= 1
+        del self.calls[node.call_id]
+        cut = [Link(producer, node.call_id) for producer in node.producers()]
+        for variable in node.inputs:
+            del variable.consumers[node]
+            if variable.state is VariableState.EMPTY and not variable.consumers:
+                del self.variables[variable.name]  # no call names it any more
+        return cut
 
     def _ranks_with(self, node: CallNode, inputs: Collection[str], outputs: Sequence[str]) -> dict[CallNode, int]:
         """Check a new call and return the ranks to set. Raises every error that `add` can raise. Changes nothing."""
-        calls, variables = self._store.calls, self._store.variables
+        calls, variables = self.calls, self.variables
         if node.call_id in calls:
             raise DuplicateCallError(node.call_id)
         seen: set[str] = set()
         for name in outputs:
-            first = node.call_id if name in seen else self.view.producer(name)
+            first = node.call_id if name in seen else self.producer(name)
             if first is not None:
                 raise DoubleProducerError(name, first, node.call_id)
             if name in inputs:
                 raise CycleError((node.call_id, name, node.call_id))
             seen.add(name)
-        taken = [variables[name] for name in inputs if name in variables]
-        pending = [variable for variable in taken if variable.state is VariableState.PENDING]
-        producers = {calls[variable.producer]: variable for variable in pending if variable.producer is not None}
+        producers: dict[CallNode, VariableNode] = {}
+        for name in inputs:
+            variable = variables.get(name)
+            if variable is not None and variable.state is VariableState.PENDING and variable.producer is not None:
+                producers[calls[variable.producer]] = variable
         awaited = [variables[name] for name in outputs if name in variables]
-        return ranks_with(node, producers, ((variable, call) for variable in awaited for call in variable.consumers))
+        return ranks_with(node, producers, [(variable, call) for variable in awaited for call in variable.consumers])
 
     def _add_failed(self, node: CallNode, outputs: Iterable[str], cause: Cause) -> Effects:
         """Fail a new call, and the calls that wait for it. The call is never linked."""
-        self._store.promise(node, outputs)
+        self._promise(node, outputs)
         node.enter(CallEvent.FAIL)
         return self._collapse(node, cause, (), added=node.call_id)
 
@@ -354,14 +302,14 @@ class RequestGraph:
                 cut.append(Link(variable.producer, call.call_id))
             call.missing -= 1
             if not call.missing:
-                self._store.enter(call, CallEvent.UNBLOCK)
+                self._enter(call, CallEvent.UNBLOCK)
                 ready.append(call.call_id)
         variable.enter(VariableEvent.SET)
         return Effects(ready=tuple(ready), variable_set=variable.name, ended=ended, cut=tuple(cut))
 
     def _break_off(self, call_id: str, event: CallEvent, what: object) -> Effects:
-        node = self._store.call(call_id)
-        return self._collapse(node, Cause(what, call_id), self._store.end(node, event))
+        node = self.call(call_id)
+        return self._collapse(node, Cause(what, call_id), self._end(node, event))
 
     def _collapse(self, node: CallNode, cause: Cause, cut: Iterable[Link], added: str | None = None) -> Effects:
         """`node` has ended without its unset outputs. Fail them and all calls that wait for them, breadth first."""
@@ -380,6 +328,6 @@ class RequestGraph:
         while todo:
             for variable in todo.popleft().unset:
                 for call in tuple(variable.consumers):
-                    cut += self._store.end(call, CallEvent.FAIL)
+                    cut += self._end(call, CallEvent.FAIL)
                     fall(call, Cause(InputFailed(variable.name), call.call_id, variable.cause))
         return Effects(added=added, variables_failed=tuple(failed), ended=tuple(ended), cut=tuple(cut))

@@ -7,11 +7,11 @@ the graph free of cycles as it grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Self
 
 
 class CallState(StrEnum):
@@ -72,18 +72,6 @@ VARIABLE_TRANSITIONS: Final[Mapping[tuple[VariableState, VariableEvent], Variabl
     (VariableState.PENDING, VariableEvent.SET): VariableState.SET,  # by the call that produces it
     (VariableState.PENDING, VariableEvent.FAIL): VariableState.FAILED,
 }
-
-State = TypeVar("State", CallState, VariableState)
-Event = TypeVar("Event", CallEvent, VariableEvent)
-
-
-def next_state(table: Mapping[tuple[State, Event], State], state: State, event: Event, kind: str, name: str) -> State:
-    """The state after `event`. Raises `GraphTransitionError` with `kind` and `name` if there is no such transition."""
-    after = table.get((state, event))
-    if after is None:
-        raise GraphTransitionError(f"{kind} {name!r} is {state}: event {str(event)!r} is not allowed in this state")
-    return after
-
 
 FURTHEST_CAUSES: Final = 5
 """Each cause refers directly to this many causes at the end of its chain, so that no reader walks the whole chain."""
@@ -147,6 +135,11 @@ class GraphError(Exception):
 
 class GraphTransitionError(GraphError):
     """The event cannot happen in the state of the call or variable."""
+
+    @classmethod
+    def of(cls, kind: str, name: str, state: str, event: str) -> Self:
+        """The error of a `kind` of node, whose table has no transition for this."""
+        return cls(f"{kind} {name!r} is {state}: event {str(event)!r} is not allowed in this state")
 
 
 class UnknownCallError(GraphError):
@@ -263,7 +256,10 @@ class VariableNode:
 
     def enter(self, event: VariableEvent) -> None:
         """Go to the state after `event`, or raise `GraphTransitionError`."""
-        self.state = next_state(VARIABLE_TRANSITIONS, self.state, event, "variable", self.name)
+        after = VARIABLE_TRANSITIONS.get((self.state, event))
+        if after is None:
+            raise GraphTransitionError.of("variable", self.name, self.state, event)
+        self.state = after
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
@@ -298,7 +294,10 @@ class CallNode:
 
     def enter(self, event: CallEvent) -> None:
         """Go to the state after `event`, or raise `GraphTransitionError`."""
-        self.state = next_state(CALL_TRANSITIONS, self.state, event, "call", self.call_id)
+        after = CALL_TRANSITIONS.get((self.state, event))
+        if after is None:
+            raise GraphTransitionError.of("call", self.call_id, self.state, event)
+        self.state = after
 
     @property
     def due(self) -> VariableNode | None:
@@ -310,15 +309,14 @@ class CallNode:
         """The outputs that the call has still to produce, the next first."""
         return self.outputs[self.produced :] if self.produced else self.outputs
 
-    def producers(self) -> Iterator[str]:
+    def producers(self) -> list[str]:
         """The calls whose outputs this call waits for, once for each such variable."""
-        for variable in self.inputs:
-            if variable.state is VariableState.PENDING and variable.producer is not None:
-                yield variable.producer
+        pending = VariableState.PENDING
+        return [node.producer for node in self.inputs if node.state is pending and node.producer is not None]
 
-    def edges(self) -> Iterator[Edge]:
+    def edges(self) -> list[Edge]:
         """Each call that waits for an output of this call, with the variable between them."""
-        return ((variable, consumer) for variable in self.unset for consumer in variable.consumers)
+        return [(variable, consumer) for variable in self.unset for consumer in variable.consumers]
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
@@ -335,7 +333,7 @@ Edge = tuple[VariableNode, CallNode]
 
 
 def ranks_with(
-    call: CallNode, producers: Mapping[CallNode, VariableNode], consumers: Iterable[Edge]
+    call: CallNode, producers: Mapping[CallNode, VariableNode], consumers: Collection[Edge]
 ) -> dict[CallNode, int]:
     """The ranks to set before the new `call` is linked with its `producers` and `consumers`.
 
@@ -345,12 +343,10 @@ def ranks_with(
     As in other incremental topological orders (Pearce and Kelly, 2006), only calls in the wrong order are visited. No
     call is in the wrong order if the new call has no producers, no consumers, or a free rank between them.
     """
-    consumers = tuple(consumers)
-    floor = max((producer.rank for producer in producers), default=None)
-    ceiling = min((consumer.rank for _, consumer in consumers), default=None)
-    if floor is None:
-        return {call: 0 if ceiling is None else ceiling - 1}
-    if ceiling is None or floor + 1 < ceiling:
+    if not producers:
+        return {call: min([consumer.rank for _, consumer in consumers], default=1) - 1}
+    floor = max([producer.rank for producer in producers])
+    if not consumers or floor + 1 < min([consumer.rank for _, consumer in consumers]):
         return {call: floor + 1}
     return _raise_ranks(call, floor + 1, producers, consumers)
 

@@ -28,7 +28,7 @@ def shares_anew(session: Session, now_s: float) -> dict[str, float]:
     for getter in (getter for waiting in session.getters.values() for getter in waiting):
         if isinstance(getter.mark, Slo) and getter.mark.jct_s is not None:
             elapsed_s = 0.0 if getter.since_s is None else now_s - getter.since_s
-            shares = jct_shares(session.graph.view, getter.variable, getter.mark.jct_s - elapsed_s, left_s)
+            shares = jct_shares(session.graph, getter.variable, getter.mark.jct_s - elapsed_s, left_s)
             for call_id, share_s in shares.items():
                 tightest[call_id] = min(share_s, tightest.get(call_id, share_s))
     return tightest

@@ -103,7 +103,7 @@ class Sender:
     def state(self, name: str) -> tuple[Any, ...]:
         """A variable as clients see it."""
         session = self.core.session()
-        cause = session.graph.view.cause(name)
+        cause = session.graph.cause(name)
         error = None if cause is None else variable_failed(name, cause).body()
         return session.state_of(name), session.values.get(name), error
 

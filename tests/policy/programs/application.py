@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plait.policy.programs.objectives import Deductions
 from plait.policy.programs.request_graph import RequestGraph
+from tests.policy.programs.graph_events import unset
 
 
 class Application:
@@ -11,7 +12,7 @@ class Application:
 
     def __init__(self, *calls: str) -> None:
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph.view, lambda _call_id: 1.0)
+        self.deductions = Deductions(self.graph, lambda _call_id: 1.0)
         for call in calls:
             self.add(call)
 
@@ -24,7 +25,7 @@ class Application:
     def run(self, name: str) -> list[str]:
         """The calls whose deductions change while a ready call runs from start to end."""
         graph, apply = self.graph, self.deductions.apply
-        outputs, changed = graph.view.unset_outputs(name), [*apply(graph.start(name))]
+        outputs, changed = unset(graph, name), [*apply(graph.start(name))]
         for output in outputs:
             changed += apply(graph.produce(name, output))
         return changed if outputs else [*changed, *apply(graph.finish(name))]
@@ -32,7 +33,7 @@ class Application:
     def stages(self) -> dict[str, tuple[str | None, int | None]]:
         """The objective in a word, and the stage, of every call."""
         words = {}
-        for name in self.graph._store.calls:
+        for name in self.graph.calls:
             deduction = self.deductions.of(name)
             words[name] = ("group" if deduction.group else deduction.objective, deduction.stage)
         return words

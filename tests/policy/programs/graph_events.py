@@ -18,6 +18,11 @@ def trail(cause: Cause | None) -> list[tuple[str, str]]:
     return [] if cause is None else [(link.where, str(link.what)) for link in cause]
 
 
+def unset(graph: RequestGraph, call_id: str) -> tuple[str, ...]:
+    """The outputs that a call has still to produce."""
+    return tuple(variable.name for variable in graph.call(call_id).unset)
+
+
 def run(graph: RequestGraph, call_id: str, *outputs: str) -> list[Effects]:
     """A ready call from its start to its end."""
     done = [graph.start(call_id), *(graph.produce(call_id, output) for output in outputs)]
@@ -35,13 +40,13 @@ def refused(graph: RequestGraph, event: Callable[[], object], error: type[GraphE
 
 def snapshot(graph: RequestGraph) -> object:
     return (
-        graph._store.counts,
+        graph.counts,
         {
             name: (variable.state, variable.producer, trail(variable.cause), list(variable.consumers))
-            for name, variable in graph._store.variables.items()
+            for name, variable in graph.variables.items()
         },
         [
             (node, node.missing, node.produced, [v.name for v in node.inputs], [v.name for v in node.outputs])
-            for node in graph._store.calls.values()
+            for node in graph.calls.values()
         ],
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from graphlib import TopologicalSorter
 
-from plait.policy.programs.request_graph import RequestGraphView
+from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import VariableState
 
 
 def jct_shares(
-    graph: RequestGraphView, variable: str, left_s: float, predicted_s: Callable[[str], float]
+    graph: RequestGraph, variable: str, left_s: float, predicted_s: Callable[[str], float]
 ) -> dict[str, float]:
     """Each upstream call's share, in seconds from when it is ready, of what is `left_s` of a JCT until `variable` has
     its value; empty if no call is to produce it (docs/design/clocks.md). O(calls + edges) upstream.
@@ -36,7 +36,7 @@ def jct_shares(
     }
 
 
-def _upstream(graph: RequestGraphView, variable: str) -> dict[str, tuple[str, ...]]:
+def _upstream(graph: RequestGraph, variable: str) -> dict[str, tuple[str, ...]]:
     """The producers of each call upstream of a variable that is still to be produced."""
     awaited = graph.producer(variable)
     found: dict[str, tuple[str, ...]] = {}
@@ -44,6 +44,6 @@ def _upstream(graph: RequestGraphView, variable: str) -> dict[str, tuple[str, ..
     while todo:
         call_id = todo.pop()
         if call_id not in found:
-            found[call_id] = tuple(graph.producers(call_id))
+            found[call_id] = tuple(graph.call(call_id).producers())
             todo += found[call_id]
     return found

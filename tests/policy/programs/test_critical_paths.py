@@ -14,6 +14,7 @@ from plait.policy.programs.objectives import Deductions
 from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import CallState, Effects, GraphError
 from plait.policy.types import Objective, Slo
+from tests.policy.programs.graph_events import unset
 from tests.policy.programs.jct_shares import jct_shares
 
 JCT = Slo(jct_s=16.0)
@@ -25,7 +26,7 @@ class Job:
     def __init__(self, *calls: str) -> None:
         self.graph = RequestGraph()
         self.times_s: dict[str, float] = {}
-        self.deductions = Deductions(self.graph.view, self.times_s.__getitem__)
+        self.deductions = Deductions(self.graph, self.times_s.__getitem__)
         for call in calls:
             head, _, links = call.partition(":")
             name, time_s = head.split()
@@ -42,8 +43,8 @@ class Job:
 
     def shares(self, left_s: float = 16.0) -> dict[str, float]:
         """Of the calls that are ready or run."""
-        view, times_s = self.graph.view, self.times_s
-        calls = [name for name in times_s if view.call_state(name) in {CallState.READY, CallState.RUNNING}]
+        graph, times_s = self.graph, self.times_s
+        calls = [name for name in times_s if graph.call_state(name) in {CallState.READY, CallState.RUNNING}]
         return self.deductions.paths.shares(calls, lambda _variable: left_s, times_s.__getitem__)
 
 
@@ -128,10 +129,10 @@ class Tracked:
         self.predicted_s: dict[str, float] = {}
         self.ready_s: dict[str, float] = {}
         self.gets: list[tuple[str, Mark]] = []
-        self.deductions = Deductions(self.graph.view, self.predicted_s.__getitem__)
+        self.deductions = Deductions(self.graph, self.predicted_s.__getitem__)
 
     def calls(self, *states: CallState) -> list[str]:
-        return [call_id for call_id in self.predicted_s if self.graph.view.call_state(call_id) in states]
+        return [call_id for call_id in self.predicted_s if self.graph.call_state(call_id) in states]
 
     def happened(self, effects: Effects) -> None:
         if effects.added is not None:
@@ -155,7 +156,7 @@ class Tracked:
         due_s = {
             name: mark.jct_s - 0.3 * self.now_s for name, mark in self.gets if isinstance(mark, Slo) and mark.jct_s
         }
-        anew = {name: jct_shares(self.graph.view, name, left_s, self.left_s) for name, left_s in due_s.items()}
+        anew = {name: jct_shares(self.graph, name, left_s, self.left_s) for name, left_s in due_s.items()}
         calls = self.calls(CallState.READY, CallState.RUNNING)
         shares = self.deductions.paths.shares(calls, due_s.__getitem__, self.left_s)
         found = {call_id: [shares[call_id] for shares in anew.values() if call_id in shares] for call_id in calls}
@@ -168,15 +169,15 @@ class Tracked:
 
 
 def add(tracked: Tracked, random: Random, name: str) -> None:
-    free = [name for name in VARIABLES if tracked.graph.view.producer(name) is None]
+    free = [name for name in VARIABLES if tracked.graph.producer(name) is None]
     inputs = random.choices(VARIABLES, k=random.randrange(4))
-    call_id = next(f"c{number}" for number in range(99) if f"c{number}" not in tracked.graph.view)
+    call_id = next(f"c{number}" for number in range(99) if f"c{number}" not in tracked.graph)
     tracked.happened(tracked.graph.add(call_id, inputs, random.sample(free, min(len(free), random.choice([1, 1, 2])))))
 
 
 def get(tracked: Tracked, random: Random, name: str) -> None:
     mark = random.choice(MARKS)
-    if (name, mark) not in tracked.gets and tracked.graph.view.variable_state(name) not in {"set", "failed"}:
+    if (name, mark) not in tracked.gets and tracked.graph.variable_state(name) not in {"set", "failed"}:
         tracked.gets.append((name, mark))
         tracked.deductions.get(name, mark)
 
@@ -190,11 +191,11 @@ def run(tracked: Tracked, random: Random, name: str) -> None:
     graph, calls = tracked.graph, tracked.calls(CallState.READY, CallState.RUNNING)
     if calls:
         call_id = random.choice(calls)
-        unset = graph.view.unset_outputs(call_id)
+        outputs = unset(graph, call_id)
         if call_id in tracked.calls(CallState.READY):
             tracked.happened(graph.start(call_id))
-        elif unset:
-            tracked.happened(graph.produce(call_id, unset[0]))
+        elif outputs:
+            tracked.happened(graph.produce(call_id, outputs[0]))
         else:
             tracked.happened(graph.finish(call_id))
 
@@ -238,7 +239,7 @@ def test_after_every_event_the_shares_are_what_they_would_be_made_anew(seed: int
 
 def paths(graph: RequestGraph, call_id: str) -> Iterator[list[str]]:
     """Every way from a call without producers to this one."""
-    producers = set(graph.view.producers(call_id))
+    producers = set(graph.call(call_id).producers())
     if not producers:
         yield [call_id]
     for producer in producers:
@@ -252,7 +253,7 @@ def test_shares_fit_on_every_path_and_fill_the_critical_one(seed: int, calls: in
     for number in range(calls):
         graph.add(f"c{number}", random.sample([f"o{i}" for i in range(number)], min(number, 3)), [f"o{number}"])
     times_s = {f"c{number}": random.uniform(0.1, 5.0) for number in range(calls)}
-    shares = jct_shares(graph.view, f"o{calls - 1}", left_s, times_s.__getitem__)
+    shares = jct_shares(graph, f"o{calls - 1}", left_s, times_s.__getitem__)
     found = list(paths(graph, f"c{calls - 1}"))
     assert shares.keys() == {call_id for path in found for call_id in path}
     critical = max(found, key=lambda path: sum(times_s[call_id] for call_id in path))

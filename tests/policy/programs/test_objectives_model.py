@@ -17,6 +17,7 @@ from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import Effects, GraphError
 from plait.policy.types import Objective, Slo
 from tests.policy.programs.application import Application
+from tests.policy.programs.graph_events import unset
 
 LATENCY, THROUGHPUT = Objective.LATENCY, Objective.THROUGHPUT
 
@@ -83,7 +84,7 @@ class Tracked:
 
     def __init__(self) -> None:
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph.view, lambda _call_id: 1.0)
+        self.deductions = Deductions(self.graph, lambda _call_id: 1.0)
         self.model = Model()
         self.before: dict[str, Deduction] = {}
 
@@ -102,11 +103,11 @@ class Tracked:
 
     def happened(self, effects: Effects) -> None:
         model = self.model
-        if effects.added is not None and effects.added in self.graph.view:
+        if effects.added is not None and effects.added in self.graph:
             call_id = effects.added
-            inputs = [variable.name for variable in self.graph._store.calls[call_id].inputs]
-            model.calls[call_id] = (inputs, list(self.graph.view.unset_outputs(call_id)))
-            if self.graph.view.is_native(call_id):
+            inputs = [variable.name for variable in self.graph.calls[call_id].inputs]
+            model.calls[call_id] = (inputs, list(unset(self.graph, call_id)))
+            if self.graph.call(call_id).is_native:
                 model.natives.add(call_id)
         done = {effects.variable_set, *(name for name, _ in effects.variables_failed)}
         model.marks = [(name, mark) for name, mark in model.marks if name not in done]
@@ -119,7 +120,7 @@ class Tracked:
         self.changed(self.deductions.apply(effects))
 
     def get(self, name: str, mark: Mark) -> None:
-        if self.graph.view.variable_state(name) not in {"set", "failed"}:
+        if self.graph.variable_state(name) not in {"set", "failed"}:
             self.model.marks.append((name, mark))
         self.changed(self.deductions.get(name, mark))
 
@@ -147,7 +148,7 @@ def step(tracked: Tracked, random: Random, number: int) -> None:
     try:
         if kind == "add":
             inputs = random.choices(VARIABLES, k=random.randrange(4))
-            free = [name for name in VARIABLES if graph.view.producer(name) is None]
+            free = [name for name in VARIABLES if graph.producer(name) is None]
             is_native = random.random() < 0.25
             outputs = random.sample(free, min(len(free), 1 if is_native else random.choice([1, 1, 2])))
             tracked.happened(graph.add(f"c{number}", inputs, outputs, is_native=is_native))
@@ -172,10 +173,10 @@ def step(tracked: Tracked, random: Random, number: int) -> None:
 
 def run(tracked: Tracked, call_id: str) -> None:
     graph = tracked.graph
-    if graph.view.call_state(call_id) == "ready":
+    if graph.call_state(call_id) == "ready":
         tracked.happened(graph.start(call_id))
-    elif graph.view.unset_outputs(call_id):
-        tracked.happened(graph.produce(call_id, graph.view.unset_outputs(call_id)[0]))
+    elif unset(graph, call_id):
+        tracked.happened(graph.produce(call_id, unset(graph, call_id)[0]))
     else:
         tracked.happened(graph.finish(call_id))
 
@@ -231,7 +232,7 @@ def arrive(
     if call[0] in own:
         tracked.annotate(call[0], own[call[0]])
     for call_id, _, _ in to_complete:
-        while tracked.graph.view.call_state(call_id) in {"ready", "running"}:
+        while tracked.graph.call_state(call_id) in {"ready", "running"}:
             run(tracked, call_id)
 
 
@@ -258,7 +259,7 @@ def test_a_call_is_needed_for_the_nearest_of_what_its_consumers_are_needed_for(s
 
 def paths(graph: RequestGraph, call_id: str) -> Iterator[list[str]]:
     """Every way from a call without producers to this one."""
-    producers = set(graph.view.producers(call_id))
+    producers = set(graph.call(call_id).producers())
     if not producers:
         yield [call_id]
     for producer in producers:

@@ -25,7 +25,7 @@ from plait.policy.programs.request_graph_state import (
     VariableInUseError,
     VariableState,
 )
-from tests.policy.programs.graph_events import refused, run, trail
+from tests.policy.programs.graph_events import refused, run, trail, unset
 
 
 def test_a_call_is_ready_when_its_last_input_has_a_value() -> None:
@@ -40,11 +40,11 @@ def test_a_call_is_ready_when_its_last_input_has_a_value() -> None:
         ended=(Ended("code", CallState.FINISHED, None),),
         cut=(Link("code", "test"),),
     )
-    view = graph.view
-    assert (view.waiting_calls, view.ready_calls, view.running_calls, view.variables) == (0, 1, 0, 3)
-    assert "code" not in graph.view
-    assert graph.view.variable_state("program") is VariableState.SET, "the call is gone, its output is not"
-    assert graph.view.producer("program") == "code"
+    assert graph.counts == {CallState.WAITING: 0, CallState.READY: 1, CallState.RUNNING: 0}
+    assert len(graph.variables) == 3
+    assert "code" not in graph
+    assert graph.variable_state("program") is VariableState.SET, "the call is gone, its output is not"
+    assert graph.producer("program") == "code"
     graph.check()
 
 
@@ -72,7 +72,7 @@ def test_outputs_are_produced_in_order_and_each_wakes_its_own_consumers() -> Non
     refused(graph, lambda: graph.produce("two", "y"), GraphTransitionError)
     assert graph.produce("two", "x").ready == ("of x",)
     refused(graph, lambda: graph.finish("two"), GraphTransitionError)
-    assert graph.view.unset_outputs("two") == ("y",)
+    assert unset(graph, "two") == ("y",)
     assert graph.produce("two", "y").ready == ("of y",)
     refused(graph, lambda: graph.produce("two", "y"), UnknownCallError)
 
@@ -94,14 +94,14 @@ def test_a_failure_takes_everybody_who_waits_for_it_each_with_the_chain_of_cause
         ("b", "its input x failed"),
         ("a", "the engine stopped answering"),
     ]
-    cause = graph.view.cause("w")
+    cause = graph.cause("w")
     assert cause is effects.variables_failed[-1].cause
     assert cause is not None
     assert cause.root.where == "a"
     assert str(cause) == (
         "c: its input y failed, because b: its input x failed, because a: the engine stopped answering"
     )
-    assert graph.view.call_state("other") is CallState.WAITING
+    assert graph.call_state("other") is CallState.WAITING
     graph.check()
 
 
@@ -114,8 +114,8 @@ def test_what_was_produced_before_the_failure_keeps_its_value() -> None:
     graph.produce("a", "x")
     effects = graph.fail("a", "preempted for good")
     assert [ended.call_id for ended in effects.ended] == ["a", "b"]
-    assert graph.view.variable_state("x") is VariableState.SET
-    assert graph.view.call_state("c") is CallState.READY
+    assert graph.variable_state("x") is VariableState.SET
+    assert graph.call_state("c") is CallState.READY
 
 
 def test_a_call_that_comes_after_the_failure_fails_at_once_and_so_do_those_that_wait_for_it() -> None:
@@ -130,7 +130,7 @@ def test_a_call_that_comes_after_the_failure_fails_at_once_and_so_do_those_that_
     assert [ended.call_id for ended in effects.ended] == ["late", "last"]
     assert effects.cut == (Link("z", "last"),)
     assert trail(effects.ended[-1].cause)[-1] == ("a", "it was cancelled")
-    assert graph.view.variable_state("y") is graph.view.variable_state("w") is VariableState.FAILED
+    assert graph.variable_state("y") is graph.variable_state("w") is VariableState.FAILED
     graph.check()
 
 
@@ -142,7 +142,7 @@ def test_a_cancelled_call_is_cancelled_and_its_consumers_fail() -> None:
         ("a", CallState.CANCELLED),
         ("b", CallState.FAILED),
     ]
-    assert graph.view.variable_state("never") is None, "nobody names it any more"
+    assert graph.variable_state("never") is None, "nobody names it any more"
 
 
 def test_a_variable_has_one_producer() -> None:
@@ -187,7 +187,7 @@ def test_a_call_id_is_free_again_when_its_call_has_ended() -> None:
     run(graph, "a", "x")
     refused(graph, lambda: graph.finish("a"), UnknownCallError)
     graph.add("a", [], ["y"])
-    assert graph.view.users("x") == (), "that was another call"
+    assert graph.users("x") == (), "that was another call"
     graph.forget("x")
     graph.check()
 
@@ -207,7 +207,7 @@ def test_what_is_forgotten_can_be_produced_again() -> None:
     assert error.users == ("b",)
     run(graph, "b")
     graph.forget("x")
-    assert graph.view.variables == 0
+    assert not graph.variables
     assert repr(graph) == "RequestGraph(variables=0, )"
 
 
@@ -216,7 +216,7 @@ def test_a_running_producer_keeps_its_outputs_from_being_forgotten() -> None:
     graph.add("a", [], ["x", "y"])
     graph.start("a")
     graph.produce("a", "x")
-    assert graph.view.users("x") == ("a",)
+    assert graph.users("x") == ("a",)
     refused(graph, lambda: graph.forget("x"), VariableInUseError)
 
 
@@ -244,12 +244,12 @@ def test_an_illegal_transition_raises_and_changes_nothing(event: Callable[[Reque
 
 def test_what_is_not_there_is_unknown() -> None:
     graph = RequestGraph()
-    for event in (graph.start, graph.finish, graph.cancel, graph.view.rank, graph.view.unset_outputs):
+    for event in (graph.start, graph.finish, graph.cancel, graph.call, graph.consumers):
         refused(graph, partial(event, "nobody"), UnknownCallError)
-    refused(graph, lambda: graph.view.users("nothing"), UnknownVariableError)
-    assert graph.view.call_state("nobody") is None
-    assert graph.view.variable_state("nothing") is None
-    assert graph.view.cause("nothing") is None
+    refused(graph, lambda: graph.users("nothing"), UnknownVariableError)
+    assert graph.call_state("nobody") is None
+    assert graph.variable_state("nothing") is None
+    assert graph.cause("nothing") is None
 
 
 def test_the_tables_lead_from_the_first_state_to_every_other_and_never_out_of_the_last() -> None:

@@ -153,7 +153,7 @@ class Session(RuleBasedStateMachine):
         for ended in effects.ended:
             self.caused(ended.cause)
         assert effects.variables_failed == tuple(
-            Failed(name, cause) for name, cause in effects.variables_failed if self.graph.view.cause(name) is cause
+            Failed(name, cause) for name, cause in effects.variables_failed if self.graph.cause(name) is cause
         )
 
     def caused(self, cause: Cause | None) -> None:
@@ -270,21 +270,21 @@ class Session(RuleBasedStateMachine):
         graph, model = self.graph, self.model
         graph.check()
         for name in VARIABLES:
-            assert graph.view.variable_state(name) == model.variable_state(name)
-            assert graph.view.producer(name) == model.owner.get(name)
+            assert graph.variable_state(name) == model.variable_state(name)
+            assert graph.producer(name) == model.owner.get(name)
         for call_id in CALLS:
-            assert graph.view.call_state(call_id) == model.call_state(call_id)
-            assert (call_id in graph.view) == (call_id in model.live)
-        counts = (graph.view.waiting_calls, graph.view.ready_calls, graph.view.running_calls)
+            assert graph.call_state(call_id) == model.call_state(call_id)
+            assert (call_id in graph) == (call_id in model.live)
+        counts = tuple(graph.counts[state] for state in (CallState.WAITING, CallState.READY, CallState.RUNNING))
         states = (CallState.WAITING, CallState.READY, CallState.RUNNING)
         assert counts == tuple(len(model.in_state(state)) for state in states)
-        assert graph.view.variables == sum(model.variable_state(name) is not None for name in VARIABLES)
+        assert len(graph.variables) == sum(model.variable_state(name) is not None for name in VARIABLES)
         assert Counter(self.links(graph)) == model.links()
-        assert Counter((a, b) for a in model.live for b in graph.view.consumers(a)) == model.links()
-        assert all(graph.view.rank(producer) < graph.view.rank(consumer) for producer, consumer in self.links(graph))
+        assert Counter((a, b) for a in model.live for b in graph.consumers(a)) == model.links()
+        assert all(graph.call(producer).rank < graph.call(consumer).rank for producer, consumer in self.links(graph))
 
     def links(self, graph: RequestGraph) -> Iterator[tuple[str, str]]:
-        return ((producer, call_id) for call_id in self.model.live for producer in graph.view.producers(call_id))
+        return ((producer, call_id) for call_id in self.model.live for producer in graph.call(call_id).producers())
 
 
 TestSession = Session.TestCase

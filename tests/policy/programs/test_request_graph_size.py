@@ -10,6 +10,7 @@ import pytest
 
 from plait.policy.programs import request_graph_state
 from plait.policy.programs.request_graph import RequestGraph
+from plait.policy.programs.request_graph_state import CallState
 from tests.policy.programs.graph_events import run
 
 
@@ -31,7 +32,7 @@ def test_a_call_that_comes_between_two_others_gets_a_rank_between_theirs() -> No
     graph.add("last", ["y", "z"], ["end"])
     graph.add("behind", ["end"], [])
     graph.add("between", ["x"], ["z"])
-    ranks = [graph.view.rank(call_id) for call_id in ("first", "between", "last", "behind")]
+    ranks = [graph.call(call_id).rank for call_id in ("first", "between", "last", "behind")]
     assert all(rank < above for rank, above in pairwise(ranks))
     graph.check()
 
@@ -69,4 +70,4 @@ def test_a_long_chain_in_any_order_runs_and_fails_without_recursion() -> None:
     assert [cause.where for cause in last.furthest] == ["c5", "c4", "c3", "c2", "c1"]
     assert last.root.what == "no engine"
     assert repr(last) == "Cause('its input v4999 failed', 'c4999', ...)"
-    assert graph.view.waiting_calls == 0
+    assert graph.counts[CallState.WAITING] == 0

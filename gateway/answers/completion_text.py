@@ -28,7 +28,7 @@ _UNREADABLE = "its answer is not a completion"
 
 
 class TextTap:
-    """Reads one answer that has one choice. `on_text` receives its text as it comes.
+    """Reads one answer that has one choice. `on_text` receives its text as it comes, once for all that came together.
 
     `was_cut` is True if the text ended at its length limit.
     """
@@ -48,23 +48,35 @@ class TextTap:
 
     def feed(self, events: bytes) -> None:
         """Read whole events of a stream."""
+        texts = []
         for line in events.splitlines():
             data = line.removeprefix(b"data:").strip()
             if data and len(data) < len(line) and data != b"[DONE]":
-                self.whole(data)
+                texts.append(self._read(data))
+        text = "".join(texts)
+        if text:
+            self._on_text(text)
 
     def whole(self, body: bytes | bytearray) -> None:
-        """Read a response that is not streamed, or the data of one event."""
+        """Read a response that is not streamed."""
+        text = self._read(body)
+        if text:
+            self._on_text(text)
+
+    def _read(self, body: bytes | bytearray) -> str:
+        """The text in a response, or in the data of one event."""
         try:
             decoded = _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._problem = _UNREADABLE
-            return
-        for choice in decoded.choices[:1]:
-            self.was_cut |= choice.finish_reason == "length"
-            part = choice.delta or choice.message
-            text = choice.text if part is None else part.content
-            if text is not None:
-                self._found = True
-                if text:
-                    self._on_text(text)
+            return ""
+        if not decoded.choices:
+            return ""
+        choice = decoded.choices[0]
+        self.was_cut |= choice.finish_reason == "length"
+        part = choice.delta or choice.message
+        text = choice.text if part is None else part.content
+        if text is None:
+            return ""
+        self._found = True
+        return text

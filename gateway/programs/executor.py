@@ -339,7 +339,7 @@ class Executor:
             return
         call.text.add(text)
         session.hold(size_bytes)
-        self._show(call)
+        session.show_text(call)
 
     def begin_anew(self, call: HeldCall) -> None:
         """Discard the text of the call's current output: it will be generated again."""
@@ -347,7 +347,7 @@ class Executor:
         if session is not None:
             call.text_problem = None
             session.hold(-call.forget_text())
-            self._show(call)
+            session.show_text(call)
 
     def attempt(self, call: HeldCall, now_s: float) -> None:
         """A running call is given to engines once more, for its current output."""
@@ -428,10 +428,3 @@ class Executor:
     def _check_open(self, session: Session) -> None:
         if session.closed:
             raise session_closed(session.session_id)
-
-    def _show(self, call: HeldCall) -> None:
-        """Show the text to the streaming getters of the current output."""
-        session = self._after.homes.get(call)
-        if session is not None:
-            for on_delta in session.streaming(call.output):
-                on_delta(call.text)

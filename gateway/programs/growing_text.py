@@ -17,14 +17,16 @@ class GrowingText:
         self._blocks: list[str] = []
         self._pieces: list[str] = []
 
-    def add(self, text: str) -> None:
-        """Append a piece."""
+    def add(self, text: str) -> int:
+        """Append a piece; returns its bytes."""
+        size_bytes = utf8_bytes(text)
         self.characters += len(text)
-        self.size_bytes += utf8_bytes(text)
+        self.size_bytes += size_bytes
         self._pieces.append(text)
         if len(self._pieces) == PIECES_PER_BLOCK:
             self._blocks.append("".join(self._pieces))
             self._pieces.clear()
+        return size_bytes
 
     def since(self, start: int) -> str:
         """The text from character `start` on. It costs as much as there are pieces from there on."""

@@ -201,6 +201,11 @@ class Session:
             return []
         return [getter.on_delta for getter in self.getters.get(output.variable, ()) if getter.on_delta is not None]
 
+    def show_text(self, call: HeldCall) -> None:
+        """Show the text of a call's current output to the getters that stream it."""
+        for on_delta in self.streaming(call.output) if self.getters else ():
+            on_delta(call.text)
+
     def touch(self, now_s: float) -> None:
         """Something happened in the session: its time to live begins again."""
         self.touched_s = now_s

@@ -18,7 +18,7 @@ from plait.gateway.answers.completion_body import garbled, reported_error
 from plait.gateway.asgi import Headers, header, is_event_stream, send_whole
 from plait.gateway.calls.open_bodies import OpenAnswer
 from plait.gateway.calls.upstream import MAX_ANSWER_BYTES
-from plait.gateway.programs.growing_text import GrowingText, utf8_bytes
+from plait.gateway.programs.growing_text import GrowingText
 
 FIELD_BYTES = 256
 """What a field takes besides its value: a few Python objects."""
@@ -87,9 +87,7 @@ class Text:
     def add(self, raw: msgspec.Raw) -> int:
         """The next piece comes."""
         piece = _TEXT.decode(raw)
-        if piece:
-            self._text.add(piece)
-        return utf8_bytes(piece)
+        return self._text.add(piece) if piece else 0
 
     def json(self) -> msgspec.Raw:
         """The text so far."""

@@ -30,7 +30,7 @@ def test_a_streamed_chat() -> None:
     role = event(chat("", role="assistant"))
     end = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}) + event({"choices": [], "usage": {}})
     pieces = [role, event(chat("one\n")) + event(chat(" two"), b"\r\n\r\n"), b": comment\n\n", end, b"data: [DONE]\n\n"]
-    assert read(*pieces) == (["one\n", " two"], None)
+    assert read(*pieces) == (["one\n two"], None), "one text for what came together"
 
 
 def test_a_streamed_text() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -14,16 +14,10 @@ from starlette.types import Receive, Scope, Send
 from plait.gateway.api.awaited_variable import AwaitedVariable
 from plait.gateway.api.variable_response import EVENT_STREAM, next_change
 from plait.gateway.asgi import ClientGoneError, error_headers, send_whole, unless_gone
-from plait.gateway.programs.chained_call import CallRunner
-from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_end import NOT_DURABLE
-from plait.gateway.programs.native_step import DeclaredStep, new_step
-from plait.gateway.programs.program import Program, entry
 from plait.gateway.programs.session import Session
-from plait.gateway.programs.slices import Pieces
-from plait.gateway.programs.submitted_call import HeldSubmission, new_call
 from plait.gateway.timer import loop_time_s
-from plait.policy.programs.needs import Mark
 
 JSON = [(b"content-type", b"application/json")]
 
@@ -62,50 +56,31 @@ def event(kind: str, data: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
 
 
-class AskedProgram(NamedTuple):
-    """A client's program, read. `gets` has the objective that is asked for each awaited variable.
+class ProgramResponse(Response):
+    """The answer to a program that has entered its session: waits up to `timeout_s` for what it gets (`awaited`).
 
-    `external` are variables that others produce. `ttl_s` replaces the session's time to live. A new session outlives
-    the gateway if it is `durable`.
+    `call_ids` are those of its calls. `changed` is set whenever an awaited variable changes.
     """
 
-    request_id: str
-    tenant: str
-    session_id: str
-    values: Mapping[str, str]
-    calls: Sequence[HeldSubmission]
-    natives: Sequence[DeclaredStep]
-    gets: Mapping[str, Mark | None]
-    external: frozenset[str]
-    ttl_s: float | None
-    durable: bool = True
-
-
-class ProgramResponse(Response):
-    """Enters a program into its session (`enter`), then waits up to `timeout_s` for the variables that it gets."""
-
     def __init__(
-        self, runner: CallRunner, asked: AskedProgram, *, timeout_s: float, keep_alive_s: float | None
+        self,
+        executor: Executor,
+        session: Session,
+        call_ids: Sequence[str],
+        awaited: Sequence[AwaitedVariable],
+        changed: asyncio.Event,
+        *,
+        timeout_s: float,
+        keep_alive_s: float | None,
     ) -> None:
         super().__init__()
-        self._runner = runner
-        self._executor = runner.executor
-        self._asked = asked
+        self._executor = executor
+        self._session = session
+        self._call_ids = call_ids
+        self._awaited = awaited
+        self._changed = changed
         self._timeout_s = timeout_s
         self._keep_alive_s = keep_alive_s  # None: not streamed
-        self._changed = asyncio.Event()
-        self._call_ids: list[str] = []
-        self._session: Session
-        self._awaited = [
-            AwaitedVariable(name, mark, self._changed, streamed=keep_alive_s is not None)
-            for name, mark in asked.gets.items()
-        ]
-
-    async def enter(self) -> None:
-        """Enter the program. Raises `PlaitError` if it is refused; then nothing of it is there."""
-        asked, now_s = self._asked, loop_time_s()
-        self._session = await self._runner.entrance.run(asked.tenant, asked.session_id, self._entry(now_s))
-        self._asked = asked._replace(values={}, calls=(), natives=())  # the session holds them; the wait may be long
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
@@ -119,43 +94,10 @@ class ProgramResponse(Response):
             with suppress(ClientGoneError):
                 await unless_gone(receive, answer(session, send))
         finally:
-            self._release(session)
+            for awaited in self._awaited:
+                self._executor.variables.release(session, awaited.getter, loop_time_s())
             if not all(awaited.is_answered for awaited in self._awaited):
                 self._leave(session)
-
-    def _entry(self, now_s: float) -> Pieces[Session]:
-        """Make the session and enter the program. If the program is refused, a new session is removed again."""
-        sessions, asked, is_whole = self._executor.sessions, self._asked, False
-        known = sessions.label(asked.tenant, asked.session_id, now_s)
-        session = sessions.open(asked.tenant, asked.session_id, now_s, asked.ttl_s, durable=asked.durable)
-        try:
-            calls = yield from self._calls(session)
-            program = Program(asked.values, calls, [one.getter for one in self._awaited], asked.external)
-            entered = yield from entry(self._executor, session, program, now_s)
-            self._call_ids = [call.call_id for call in entered]
-            is_whole = True
-        finally:
-            if not is_whole:
-                self._release(session)
-                if known is None:
-                    self._executor.endings.end(session, "has ended because its program was refused", now_s)
-        return session
-
-    def _release(self, session: Session) -> None:
-        for awaited in self._awaited:
-            self._executor.variables.release(session, awaited.getter, loop_time_s())
-
-    def _calls(self, session: Session) -> Pieces[dict[str, HeldCall]]:
-        """The program's calls and native steps, by their places in it."""
-        asked, calls = self._asked, dict[str, HeldCall]()
-        for index, call in enumerate(asked.calls):
-            calls[f"calls[{index}]"] = new_call(self._runner, session, call)
-            yield
-        for index, native in enumerate(asked.natives):
-            step_id = f"{asked.request_id}:native-{index}"
-            calls[f"natives[{index}]"] = new_step(self._executor, session, native, step_id)
-            yield
-        return calls
 
     def _leave(self, session: Session) -> None:
         """The client has gone."""
@@ -216,4 +158,4 @@ class ProgramResponse(Response):
                 awaited.give_up(session, self._timeout_s)
 
     def _described(self) -> dict[str, Any]:
-        return {"object": "program", "session": self._asked.session_id}
+        return {"object": "program", "session": self._session.session_id}

@@ -24,11 +24,10 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.filled_prompts import FilledPrompts
 from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
-from plait.gateway.programs.program import Entrance
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.sessions import Sessions
-from plait.gateway.programs.slices import Slices
+from plait.gateway.programs.slices import Entrance, Slices
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import TransformError
 from plait.policy.types import NO_SLO, Slo

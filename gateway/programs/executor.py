@@ -271,7 +271,7 @@ class Executor:
         a second producer, a cycle or a closed session, `LimitError` or `ValueTooLargeError` for a call beyond the
         tenant's limits, and `FailedDependencyError` if an input has failed.
         """
-        names = [output.variable for output in call.outputs]
+        names = call.variables
         self._check_open(session)
         self.sessions.check_call(session, call, names)
         session.forget_failed(call.inputs, names)

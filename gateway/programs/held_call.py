@@ -187,6 +187,11 @@ class HeldCall:
         return self.outputs[self.produced] if self.produced < len(self.outputs) else None
 
     @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables that it produces, in order."""
+        return tuple([output.variable for output in self.outputs])
+
+    @property
     def held_s(self) -> float | None:
         """Seconds from its arrival until its inputs had values; None if they have none yet."""
         return None if self.ready_s is None else self.ready_s - self.arrived_s

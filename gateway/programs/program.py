@@ -5,25 +5,117 @@ It enters in slices of the event loop, and as a whole for everybody else.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
+
+import msgspec
 
 from plait.backends.errors import CallerError, FailedDependencyError, PlaitError
+from plait.backends.protocol.openai import decode_body
+from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.programs.chained_call import CallRunner
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.native_step import NativeSteps, open_step
+from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, new_step, open_step
 from plait.gateway.programs.session import Getter, Session, is_set, repeated
 from plait.gateway.programs.session_errors import inputs_missing, refused
 from plait.gateway.programs.sessions import Sessions
-from plait.gateway.programs.slices import Pieces, Slices
+from plait.gateway.programs.slices import Pieces
+from plait.gateway.programs.submission import CallBody
+from plait.gateway.programs.submitted_call import HeldSubmission, new_call, read_submission
+from plait.gateway.timer import loop_time_s
 from plait.policy.programs.request_graph import CLIENT, RequestGraph
-from plait.policy.programs.request_graph_state import DoubleProducerError, GraphError, VariableState
+from plait.policy.programs.request_graph_state import (
+    DoubleProducerError,
+    DuplicateCallError,
+    GraphError,
+    VariableState,
+)
 
-T = TypeVar("T")
+_CALL = msgspec.json.Decoder(CallBody)
+
+
+class AskedProgram(NamedTuple):
+    """A client's program, read."""
+
+    request_id: str
+    tenant: str
+    session_id: str
+
+    values: Mapping[str, str]
+    """By variable."""
+
+    calls: Sequence[HeldSubmission]
+    natives: Sequence[DeclaredStep]
+
+    getters: Sequence[Getter]
+    """They wait for variables on the client's behalf."""
+
+    external: frozenset[str]
+    """Variables that others produce."""
+
+    ttl_s: float | None
+    """Replaces the session's time to live."""
+
+    durable: bool = True
+    """Whether a new session outlives the gateway."""
+
+
+async def read_calls(
+    runner: CallRunner, calls: Sequence[msgspec.Raw], incoming: Incoming, session_id: str | None
+) -> list[HeldSubmission]:
+    """The calls of a program, in slices. Raises `CallerError` that names the place of one in the program."""
+    read = []
+    for index, call in enumerate(calls):
+        await runner.slices.take(incoming.tenant)
+        raw, place = bytes(call), f"calls[{index}]"
+        with placed(place):
+            body = decode_body(raw, _CALL)
+        with placed(place, outputs=[one.variable for one in body.placeholders if one.in_out]):
+            sent = msgspec.structs.replace(incoming, body=raw, request_id=f"{incoming.request_id}:{index}")
+            asked = await read_submission(runner.reader, sent, body, session_id)
+            if "session_id" in asked.submission.fields:
+                raise CallerError(
+                    "A call of a program takes no 'session_id'; name the session in the program.", param="session_id"
+                )
+        read.append(asked)
+    return read
+
+
+async def enter(runner: CallRunner, asked: AskedProgram) -> tuple[Session, list[str]]:
+    """Make the session of a program, if there is none, and enter the program into it. Returns the ids of its calls.
+
+    Raises what `entry` raises. Then nothing of the program is there, and a new session is removed again.
+    """
+    return await runner.entrance.run(asked.tenant, asked.session_id, _entry(runner, asked, loop_time_s()))
+
+
+def _entry(runner: CallRunner, asked: AskedProgram, now_s: float) -> Pieces[tuple[Session, list[str]]]:
+    executor, calls, is_whole = runner.executor, dict[str, HeldCall](), False
+    known = executor.sessions.label(asked.tenant, asked.session_id, now_s)
+    session = executor.sessions.open(asked.tenant, asked.session_id, now_s, asked.ttl_s, durable=asked.durable)
+    try:
+        for index, call in enumerate(asked.calls):
+            calls[f"calls[{index}]"] = new_call(runner, session, call)
+            yield
+        for index, native in enumerate(asked.natives):
+            step_id = f"{asked.request_id}:native-{index}"
+            calls[f"natives[{index}]"] = new_step(executor, session, native, step_id)
+            yield
+        program = Program(asked.values, calls, asked.getters, asked.external)
+        entered = yield from entry(executor, session, program, now_s)
+        is_whole = True
+    finally:
+        if not is_whole:
+            for getter in asked.getters:
+                executor.variables.release(session, getter, loop_time_s())
+            if known is None:
+                executor.endings.end(session, "has ended because its program was refused", now_s)
+    return session, [call.call_id for call in entered]
 
 
 class Program(NamedTuple):
@@ -37,203 +129,37 @@ class Program(NamedTuple):
     getters: Sequence[Getter] = ()
     external: frozenset[str] = frozenset()
 
-    def known(self, session: Session) -> list[HeldCall]:
-        """The session's calls that calls of the program repeat."""
-        return [first for call in self.calls.values() if (first := repeated(session, call)) is not None]
-
-    def fresh(self, session: Session) -> Program:
-        """The program without the values and calls that the session has already: a client may repeat its program."""
-        return Program(
-            {name: value for name, value in self.values.items() if not is_set(session, name, value)},
-            {place: call for place, call in self.calls.items() if repeated(session, call) is None},
-            self.getters,
-            self.external,
-        )
-
-    def failed(self, session: Session) -> list[str]:
-        """The variables that it gives values, and that have failed in the session before."""
-        return [name for name in self._produced() if session.state_of(name) is VariableState.FAILED]
-
-    def order_of_values(self, session: Session) -> list[str]:
-        """The variables that it gives values: those of native steps after the inputs of these steps."""
-
-        def rank(name: str) -> float:
-            step = open_step(session, name)
-            return -inf if step is None else session.graph.call(step.call_id).rank
-
-        return sorted(self.values, key=rank)
-
-    def check(self, session: Session, sessions: Sessions) -> Pieces[None]:
-        """Raise if the session or its tenant's limits do not allow the whole program. Changes nothing in the session.
-
-        Raises `ConflictError` for a second producer, a cycle, or the value of a native step whose inputs have none,
-        `CallerError` for a variable that nobody knows, `LimitError` or `ValueTooLargeError` beyond the limits. The
-        message and `param` name the place in the program.
-        """
-        yield from self._check_graph(session)
-        yield from self._check_names(session)
-        for name, value in self.values.items():
-            with placed(f"values.{name}"):
-                _raise(sessions.check_size(session, utf8_bytes(value), 0))
-        yield
-        _raise(self._room(session, sessions))
-
-    def _produced(self) -> Iterator[str]:
-        yield from self.values
-        yield from (name for call in self.calls.values() for name in output_names(call))
-
-    def _check_graph(self, session: Session) -> Pieces[None]:
-        """Try the calls that have not ended, and then the program, on a graph of their own."""
-        graph = RequestGraph()
-        for call in [*session.calls.values()]:
-            yield
-            graph.add(call.call_id, call.inputs, output_names(call)[call.produced :])
-        for name in self.values:
-            with placed(f"values.{name}"):
-                step = open_step(session, name)
-                if step is None:
-                    _check_producers(session, [name], CLIENT)
-                    graph.set_value(name)
-                else:
-                    self._check_inputs(session, name, step)
-        for place, call in self.calls.items():
-            yield
-            outputs = output_names(call)
-            with placed(named(place, outputs), _field_of(call)):
-                _check_producers(session, outputs, call.call_id)
-                graph.add(call.call_id, call.inputs, outputs)
-
-    def _check_inputs(self, session: Session, name: str, step: HeldCall) -> None:
-        """Raise `ConflictError` unless the inputs of an earlier native step have values, or get them here."""
-        missing = [given for given in step.inputs if given not in session.values and given not in self.values]
-        if missing:
-            raise inputs_missing(name, missing)
-
-    def _check_names(self, session: Session) -> Pieces[None]:
-        known = {*self._produced(), *self.external}
-        for place, call in self.calls.items():
-            yield
-            if call.when is not None:
-                with placed(named(place, output_names(call)), "when"):
-                    _check_known(session, known, [call.when.variable])
-            with placed(named(place, output_names(call)), _field_of(call)):
-                _check_known(session, known, call.inputs)
-        for getter in self.getters:
-            with placed(f"gets.{getter.variable}"):
-                _check_known(session, known, [getter.variable])
-
-    def _room(self, session: Session, sessions: Sessions) -> PlaitError | None:
-        """Make room for all of it; the error if there is not enough."""
-        taken = (name for call in self.calls.values() for name in call.inputs)
-        names = {*self._produced(), *taken}
-        has_value = {*self.values, *session.values}.issuperset
-        sizes = [*map(utf8_bytes, self.values.values()), *(call.held_bytes for call in self.calls.values())]
-        return sessions.make_room(
-            session,
-            variables=sum(name not in session.graph.variables for name in names),
-            waiting_calls=sum(not has_value(call.inputs) for call in self.calls.values()),
-            held_bytes=sum(sizes),
-        )
-
-
-def output_names(call: HeldCall) -> tuple[str, ...]:
-    """The variables that the call produces, in order."""
-    return tuple(output.variable for output in call.outputs)
-
-
-def named(place: str, outputs: Iterable[str]) -> str:
-    """A call's place in the program as messages show it: `calls[2] (code)`."""
-    names = ", ".join(outputs)
-    return f"{place} ({names})" if names else place
-
-
-@contextmanager
-def placed(place: str, field: str | None = None) -> Iterator[None]:
-    """An error inside the block names its place in the program.
-
-    Its `param` is `field` in that place, or else the field that it names itself.
-    """
-    try:
-        yield
-    except GraphError as problem:
-        error = refused(problem)
-        _put(error, place, field)
-        raise error from problem
-    except PlaitError as error:
-        _put(error, place, field or error.param)
-        raise
-
-
-def _put(error: PlaitError, place: str, field: str | None) -> None:
-    path = place.partition(" ")[0]
-    error.param = path if field is None else f"{path}.{field}"
-    error.message = f"{place}: {error.message}"
-    error.args = (error.message,)
-
-
-def _field_of(call: HeldCall) -> str | None:
-    """The field of a program's call that names its variables; None if there are several."""
-    return None if call.is_native else "placeholders"
-
-
-def _check_producers(session: Session, outputs: Iterable[str], where: str) -> None:
-    """Raise `DoubleProducerError` for a variable that has a producer in the session and has not failed."""
-    for name in outputs:
-        first = session.graph.producer(name)
-        if first is not None and session.state_of(name) is not VariableState.FAILED:
-            raise DoubleProducerError(name, first, where)
-
-
-def _check_known(session: Session, known: set[str], names: Iterable[str]) -> None:
-    for name in names:
-        if name not in known and name not in session.graph.variables:
-            raise CallerError(
-                f"Nobody knows the variable '{name}': it has no value and is no output of a call, neither in the "
-                "program nor in its session.",
-                code="unknown_variable",
-            )
-
-
-def _raise(problem: PlaitError | None) -> None:
-    if problem is not None:
-        raise problem
-
 
 def entry(executor: Executor, session: Session, program: Program, now_s: float) -> Pieces[list[HeldCall]]:
     """Enter a whole program, and return its calls. No call of the session runs before all of the program is there.
 
     What the program repeats is left out: instead of a repeated call it has the first one, as one more client of it.
-    Raises what `Program.check` raises; then nothing of it has entered. A call whose input has failed before fails at
-    once, and getters of its outputs are told so. Between two pieces, calls of the session that run may go on, and
-    nobody else may change it: see `Entrance`.
+    Raises what `_Check` raises; then nothing of it has entered. A call whose input has failed before fails at once, and
+    getters of its outputs are told so. Between two pieces, calls of the session that run may go on, and nobody else may
+    change it: see `Entrance`.
     """
-    session.is_entered = True
-    session.touch(now_s)  # it is not idle now, so it is not evicted
+    session.begin_entry(now_s)
     try:
-        known, fresh, natives = program.known(session), program.fresh(session), NativeSteps(executor)
-        yield
-        yield from fresh.check(session, executor.sessions)
+        check, natives = _Check(session, executor.sessions, program), NativeSteps(executor)
+        yield from check.all()
         session.give_room(has_room=True)
-        session.forget_failed((), fresh.failed(session))
-        for call in known:
+        session.forget_failed((), check.failed())
+        for call in check.known:
             call.add_client()
         with session.record.whole(), executor.entering(session, now_s):
-            for variable in fresh.order_of_values(session):
-                natives.set_value(session, variable, fresh.values[variable], now_s)
+            for variable in check.order_of_values():
+                natives.set_value(session, variable, check.values[variable], now_s)
                 yield from _piece(session)
-            for call in fresh.calls.values():
+            for call in check.calls.values():
                 with suppress(FailedDependencyError):
                     executor.add(session, call, now_s)
                 yield from _piece(session)
-            for getter in fresh.getters:
+            for getter in program.getters:
                 executor.variables.get(session, getter, now_s)
                 yield from _piece(session)
     finally:
-        session.is_entered = False
-        session.give_room(has_room=False)
-        if not session.ended:
-            session.touch(now_s)
-    return [*known, *fresh.calls.values()]
+        session.end_entry(now_s)
+    return [*check.known, *check.calls.values()]
 
 
 def _piece(session: Session) -> Pieces[None]:
@@ -242,28 +168,178 @@ def _piece(session: Session) -> Pieces[None]:
         raise session.ended
 
 
-class Entrance:
-    """Where programs enter their sessions: one of a tenant at a time, so that each finds the room it was promised.
+@dataclass(slots=True)
+class _Check:
+    """Whether a session takes a whole program, and what of the program is new to it: a client may repeat its program.
 
-    Until a program is whole, other requests for its session wait: `whole`.
+    Nothing in the session changes. Errors are `ConflictError` for a second producer, a cycle, or the value of a native
+    step whose inputs have none, `CallerError` for a variable that nobody knows, `LimitError` or `ValueTooLargeError`
+    beyond the tenant's limits. The message and `param` name the place in the program.
     """
 
-    def __init__(self, slices: Slices) -> None:
-        self._slices = slices
-        self._turns: dict[str, asyncio.Lock] = {}  # by tenant
-        self._sessions: dict[str, str] = {}  # the one that each tenant's program enters now
+    session: Session
+    sessions: Sessions
+    program: Program
 
-    async def run(self, tenant: str, session_id: str, work: Pieces[T]) -> T:
-        """Do the work of entering a session, in the tenant's turn; returns its result. Raises what it raises."""
-        async with self._turns.setdefault(tenant, asyncio.Lock()):
-            self._sessions[tenant] = session_id
-            try:
-                return await self._slices.run(tenant, work)
-            finally:
-                del self._sessions[tenant]
+    values: dict[str, str] = field(default_factory=dict)
+    """Those that are new."""
 
-    async def whole(self, tenant: str, session_id: str | None) -> None:
-        """Wait while a program enters the session."""
-        if self._sessions and session_id is not None and self._sessions.get(tenant) == session_id:
-            async with self._turns[tenant]:
-                pass
+    calls: dict[str, HeldCall] = field(default_factory=dict)
+    """Those that are new, by their places."""
+
+    known: list[HeldCall] = field(default_factory=list)
+    """The session's calls that the others repeat."""
+
+    produced: dict[str, None] = field(default_factory=dict)
+    """The variables that the new values and calls produce."""
+
+    taken: dict[str, tuple[str, HeldCall, str | None]] = field(default_factory=dict)
+    """The variables that the new calls take. Each has the first such place, its call, and the field there."""
+
+    def __post_init__(self) -> None:
+        session = self.session
+        self.values = {name: value for name, value in self.program.values.items() if not is_set(session, name, value)}
+        self.produced |= dict.fromkeys(self.values)
+        for place, call in self.program.calls.items():
+            first = repeated(session, call)
+            if first is not None:
+                self.known.append(first)
+            else:
+                self.calls[place] = call
+                self.produced |= dict.fromkeys(call.variables)
+
+    def all(self) -> Pieces[None]:
+        """Raise if anything is wrong."""
+        yield from self._check_graph()
+        self._check_names()
+        for name, value in self.values.items():
+            with placed(f"values.{name}"):
+                _raise(self.sessions.check_size(self.session, utf8_bytes(value), 0))
+        yield
+        _raise(self._room())
+
+    def failed(self) -> list[str]:
+        """The variables that it gives values, and that have failed in the session before."""
+        return [name for name in self.produced if self.session.state_of(name) is VariableState.FAILED]
+
+    def order_of_values(self) -> list[str]:
+        """The variables that it gives values: those of native steps after the inputs of these steps."""
+
+        def rank(name: str) -> float:
+            step = open_step(self.session, name)
+            return -inf if step is None else self.session.graph.call(step.call_id).rank
+
+        return sorted(self.values, key=rank)
+
+    def _check_graph(self) -> Pieces[None]:
+        """Try the program on a graph of its own, behind which the session's calls are that wait for parts of it."""
+        graph = RequestGraph()
+        for call in self._behind():
+            yield
+            graph.add(call.call_id, call.inputs, call.variables[call.produced :])
+        for name in self.values:
+            with placed(f"values.{name}"):
+                step = open_step(self.session, name)
+                if step is None:
+                    self._check_producers([name], CLIENT)
+                    graph.set_value(name)
+                else:
+                    self._check_inputs(name, step)
+        for place, call in self.calls.items():
+            yield
+            outputs, where = call.variables, None if call.is_native else "placeholders"
+            with placed(place, where, outputs):
+                self._check_producers(outputs, call.call_id)
+                if call.call_id in self.session.graph.calls:
+                    raise DuplicateCallError(call.call_id)
+                graph.add(call.call_id, call.inputs, outputs)
+            if call.when is not None:
+                self.taken.setdefault(call.when.variable, (place, call, "when"))
+            for name in call.inputs:
+                self.taken.setdefault(name, (place, call, where))
+
+    def _behind(self) -> Iterable[HeldCall]:
+        """The session's calls that wait for what the program produces, or for each other: a cycle has no others."""
+        graph, session = self.session.graph, self.session
+        nodes = [node for name in self.produced if (node := graph.variables.get(name)) is not None]
+        found = {call.call_id: call for node in nodes for call in node.consumers}
+        todo = list(found.values())
+        while todo:
+            for _, call in todo.pop().edges():
+                if call.call_id not in found:
+                    found[call.call_id] = call
+                    todo.append(call)
+        return [call for call_id, call in session.calls.items() if call_id in found] if found else ()
+
+    def _check_producers(self, outputs: Iterable[str], where: str) -> None:
+        """Raise `DoubleProducerError` for a variable that has a producer in the session and has not failed."""
+        graph = self.session.graph
+        for name in outputs:
+            node = graph.variables.get(name)
+            if node is not None and node.producer is not None and node.state is not VariableState.FAILED:
+                raise DoubleProducerError(name, node.producer, where)
+
+    def _check_inputs(self, name: str, step: HeldCall) -> None:
+        """Raise `ConflictError` unless the inputs of an earlier native step have values, or get them here."""
+        missing = [given for given in step.inputs if given not in self.session.values and given not in self.values]
+        if missing:
+            raise inputs_missing(name, missing)
+
+    def _check_names(self) -> None:
+        """Raise for a variable that nobody knows."""
+        known = self.produced.keys() | self.program.external
+        for name, (place, call, where) in self.taken.items():
+            if name not in known and name not in self.session.graph.variables:
+                with placed(place, where, call.variables):
+                    raise _unknown(name)
+        for getter in self.program.getters:
+            name = getter.variable
+            if name not in known and name not in self.session.graph.variables:
+                with placed(f"gets.{name}"):
+                    raise _unknown(name)
+
+    def _room(self) -> PlaitError | None:
+        """Make room for all of it; the error if there is not enough."""
+        calls, has_value = self.calls.values(), {*self.values, *self.session.values}.issuperset
+        return self.sessions.make_room(
+            self.session,
+            variables=len((self.produced.keys() | self.taken.keys()) - self.session.graph.variables.keys()),
+            waiting_calls=len([call for call in calls if not has_value(call.inputs)]),
+            held_bytes=sum(map(utf8_bytes, self.values.values())) + sum([call.held_bytes for call in calls]),
+        )
+
+
+@contextmanager
+def placed(place: str, where: str | None = None, outputs: Iterable[str] = ()) -> Iterator[None]:
+    """An error inside the block names its place in the program, as in `calls[2] (code)`, where that has `outputs`.
+
+    Its `param` is the field `where` in that place, or else the field that it names itself.
+    """
+    try:
+        yield
+    except GraphError as problem:
+        raise _put(refused(problem), place, where, outputs) from problem
+    except PlaitError as error:
+        _put(error, place, where or error.param, outputs)
+        raise
+
+
+def _put(error: PlaitError, place: str, where: str | None, outputs: Iterable[str]) -> PlaitError:
+    names = ", ".join(outputs)
+    error.param = place if where is None else f"{place}.{where}"
+    error.message = f"{place} ({names}): {error.message}" if names else f"{place}: {error.message}"
+    error.args = (error.message,)
+    return error
+
+
+def _unknown(name: str) -> CallerError:
+    return CallerError(
+        f"Nobody knows the variable '{name}': it has no value and is no output of a call, neither in the program nor "
+        "in its session.",
+        code="unknown_variable",
+    )
+
+
+def _raise(problem: PlaitError | None) -> None:
+    if problem is not None:
+        raise problem

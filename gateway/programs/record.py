@@ -314,9 +314,8 @@ class Recorded(Unrecorded):
     def submitted(self, call: HeldCall, now_s: float) -> None:
         """Write it. A call that cannot be made again, since nobody can get its answer any more, is left out."""
         if call.request is not None:
-            outputs = tuple(output.variable for output in call.outputs)
             request = call.request()
-            self._append(Submitted(call.call_id, call.inputs, outputs, call.fingerprint, request), now_s)
+            self._append(Submitted(call.call_id, call.inputs, call.variables, call.fingerprint, request), now_s)
             call.mark_recorded()
 
     def started(self, call: HeldCall, now_s: float) -> None:

@@ -224,6 +224,17 @@ class Session:
         """Its time to live is this."""
         self.ttl_s = ttl_s
 
+    def begin_entry(self, now_s: float) -> None:
+        """A program enters it until `end_entry`. Meanwhile it is not idle, so it is not evicted."""
+        self.is_entered = True
+        self.touch(now_s)
+
+    def end_entry(self, now_s: float) -> None:
+        """The program is there, or was refused."""
+        self.is_entered = self.has_room = False
+        if not self.ended:
+            self.touch(now_s)
+
     def give_room(self, *, has_room: bool) -> None:
         """What enters it now was allowed before, so its tenant's limits do not count. Or they count again."""
         self.has_room = has_room

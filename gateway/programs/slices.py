@@ -94,6 +94,33 @@ class Slices:
                 most -= 1
 
 
+class Entrance:
+    """Where programs enter their sessions: one of a tenant at a time, so that each finds the room it was promised.
+
+    Until a program is whole, other requests for its session wait: `whole`.
+    """
+
+    def __init__(self, slices: Slices) -> None:
+        self._slices = slices
+        self._turns: dict[str, asyncio.Lock] = {}  # by tenant
+        self._sessions: dict[str, str] = {}  # the one that each tenant's program enters now
+
+    async def run(self, tenant: str, session_id: str, work: Pieces[T]) -> T:
+        """Do the work of entering a session, in the tenant's turn; returns its result. Raises what it raises."""
+        async with self._turns.setdefault(tenant, asyncio.Lock()):
+            self._sessions[tenant] = session_id
+            try:
+                return await self._slices.run(tenant, work)
+            finally:
+                del self._sessions[tenant]
+
+    async def whole(self, tenant: str, session_id: str | None) -> None:
+        """Wait while a program enters the session."""
+        if self._sessions and session_id is not None and self._sessions.get(tenant) == session_id:
+            async with self._turns[tenant]:
+                pass
+
+
 class Continuations:
     """What a synchronous core has begun with one event and goes on with in later ones, at the same time."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
@@ -96,14 +96,18 @@ def filled_message(message: Mapping[str, Any], values: Mapping[str, str]) -> Map
     return {**message, "content": replaced(content, values)} if isinstance(content, str) else message
 
 
-def message_texts(message: Mapping[str, Any]) -> Iterator[str]:
+def message_texts(message: Mapping[str, Any]) -> Sequence[str]:
     """The texts of a chat's message that `filled_message` replaces."""
     content = message.get("content")
+    if isinstance(content, str):
+        return (content,)
     parts: list[Any] = content if isinstance(content, list) else [content]
+    texts: list[str] = []
     for part in parts:
         key = _text_key(part)
         if key is not None or isinstance(part, str):
-            yield part if key is None else part[key]
+            texts.append(part if key is None else part[key])
+    return texts
 
 
 def _part(part: Any, values: Mapping[str, str]) -> Any:

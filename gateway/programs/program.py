@@ -25,8 +25,7 @@ from plait.gateway.programs.session import Getter, Session, is_set, repeated
 from plait.gateway.programs.session_errors import inputs_missing, refused
 from plait.gateway.programs.sessions import Sessions
 from plait.gateway.programs.slices import Pieces
-from plait.gateway.programs.submission import CallBody
-from plait.gateway.programs.submitted_call import HeldSubmission, new_call, read_submission
+from plait.gateway.programs.submission import CALL_BODY, HeldSubmission, new_call, read_submission
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.request_graph import CLIENT, RequestGraph
 from plait.policy.programs.request_graph_state import (
@@ -35,8 +34,6 @@ from plait.policy.programs.request_graph_state import (
     GraphError,
     VariableState,
 )
-
-_CALL = msgspec.json.Decoder(CallBody)
 
 
 class AskedProgram(NamedTuple):
@@ -74,7 +71,7 @@ async def read_calls(
         await runner.slices.take(incoming.tenant)
         raw, place = bytes(call), f"calls[{index}]"
         with placed(place):
-            body = decode_body(raw, _CALL)
+            body = decode_body(raw, CALL_BODY)
         with placed(place, outputs=[one.variable for one in body.placeholders if one.in_out]):
             sent = msgspec.structs.replace(incoming, body=raw, request_id=f"{incoming.request_id}:{index}")
             asked = await read_submission(runner.reader, sent, body, session_id)

@@ -1,25 +1,50 @@
 """A submitted prompt: constant texts, inputs and outputs in order, run as fill / generate / fill / generate.
 
 This is Parrot's interface for whole prompts (sections 4.1 and 7). The prompt may also be the messages of a chat. Each
-output is generated from the text before it, on the engine that already has that text in its cache.
+output is generated from the text before it, on the engine that already has that text in its cache. Both routes that
+take submissions, `/v1/submit` and `/v1/programs`, make their calls here.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import partial
+from hashlib import sha256
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
+from starlette.types import Message as AsgiMessage
 
-from plait.backends.errors import CallerError
+from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, decode_body, parse_request
-from plait.gateway.calls.annotations import SESSION_ID, VARIABLE_NAME
+from plait.gateway.calls.annotations import (
+    ACCEPTED,
+    SESSION_ID,
+    VARIABLE_NAME,
+    Annotations,
+    read_annotations,
+    read_condition,
+    with_condition,
+)
+from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.routes import CHAT_PATH, KINDS, TEXT_PATH
-from plait.gateway.programs.filled_prompts import PLACEHOLDER, filled_bytes, filled_message, message_texts, sizes_of
-from plait.gateway.programs.held_call import Output
+from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader
+from plait.gateway.programs.chained_call import CallRunner, ChainedCall
+from plait.gateway.programs.filled_prompts import (
+    PLACEHOLDER,
+    Unfilled,
+    filled_bytes,
+    filled_message,
+    message_texts,
+    sizes_of,
+)
+from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, ReadyCall, without_keys
+from plait.gateway.programs.session import Session
+from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
 
 Message = Mapping[str, Any]
@@ -70,35 +95,15 @@ class Turn:
         return filled_bytes(self.message["content"][:end], values, places)
 
 
-def turns(messages: Iterable[Message], outputs: Collection[str]) -> Iterator[Turn]:
-    """The turns of a prompt. Each of `outputs` is generated at its first placeholder.
-
-    Raises `CallerError` for an output outside the assistant's messages, or in one part of a message's content.
-    """
-    generated = set[str]()
-    for index, message in enumerate(messages):
-        places: dict[int, str] = {}
-        for match in placeholders(message):
-            if match[1] in outputs and match[1] not in generated:
-                _check_place(message, index, match[0])
-                generated.add(match[1])
-                places[match.start()] = match[1]
-        yield Turn(message, places)
-
-
-def placeholders(message: Message) -> Iterator[re.Match[str]]:
-    """The placeholders in a message's texts, in their order."""
-    return (match for text in message_texts(message) for match in PLACEHOLDER.finditer(text))
-
-
-def _check_place(message: Message, index: int, output: str) -> None:
+def _misplaced(message: Message, index: int, output: str) -> CallerError | None:
+    """The error of an output outside the assistant's messages, or in one part of a message's content."""
     if message.get("role", "assistant") != "assistant":
         said = f"{output} is an output in a message with the role '{message['role']}'"
     elif not isinstance(message["content"], str):
         said = f"{output} is an output in a part of the content; the content has to be one text"
     else:
-        return
-    raise CallerError(f"messages[{index}]: {said}; outputs have to be in messages of the assistant.", param="messages")
+        return None
+    return CallerError(f"messages[{index}]: {said}; outputs have to be in messages of the assistant.", param="messages")
 
 
 class Placeholder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,6 +149,7 @@ class SubmitBody(CallBody, frozen=True, kw_only=True):
     session_id: SessionId
 
 
+CALL_BODY: Final = msgspec.json.Decoder(CallBody)
 _FIELDS_DECODER = msgspec.json.Decoder(Fields)
 SET_FOR_EACH_STEP = frozenset(("stream", "stream_options", "n", "add_generation_prompt", "continue_final_message"))
 """Fields that Plait sets in the request for each output, whatever the submission says."""
@@ -170,7 +176,8 @@ class Submission:
     """A submitted prompt, checked. Raises `CallerError` if it could not run whatever its inputs are.
 
     `body` is decoded from `raw`, which has the fields for the engine as well. `fields` are the names of all fields.
-    `undeclared` are the names that stand in the prompt as placeholders, without being among `placeholders`.
+    `undeclared` are the names that stand in the prompt as placeholders, without being among `placeholders`. `inputs`
+    are the variables that the call takes, each once. The prompt has `characters` before it is filled.
     """
 
     def __init__(self, raw: bytes, body: CallBody) -> None:
@@ -183,18 +190,13 @@ class Submission:
         self._fields = _forwarded(fields)
         self.path = CHAT_PATH if self.body.chat else TEXT_PATH
         outputs = {placeholder.name for placeholder in self.body.placeholders if placeholder.in_out}
-        messages = _messages(self.body, outputs)
-        self.undeclared = self._check_names(messages)
-        self._turns = tuple(turns(messages, outputs))
-        self.steps = tuple(self._steps())
+        self.characters = 0
+        self._turns, self.undeclared = self._made_turns(_messages(self.body, outputs), outputs)
+        self.steps = self._made_steps()
         self._check_ends()
         limits = [self._request(step, _ANY_PROMPT)[1].output_limit for step in self.steps]
-        self.output_tokens = None if None in limits else sum(limit for limit in limits if limit is not None)
-
-    @property
-    def characters(self) -> int:
-        """The prompt's length before its placeholders are filled."""
-        return sum(len(text) for turn in self._turns for text in message_texts(turn.message))
+        self.output_tokens = None if None in limits else sum([limit for limit in limits if limit is not None])
+        self.inputs = tuple({one.variable: None for one in self._placeholders.values() if not one.in_out})
 
     @property
     def field(self) -> str:
@@ -202,9 +204,11 @@ class Submission:
         return "prompt" if self.body.messages is None else "messages"
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """The variables that the call takes, each once."""
-        return tuple({one.variable: None for one in self._placeholders.values() if not one.in_out})
+    def templated(self) -> ChatRequest | CompletionRequest | None:
+        """The request for the first output, with any prompt, if it has a chat template of its own."""
+        first = self.steps[0]
+        has_template = "chat_template" in self._fields or "chat_template" in first.fields
+        return self._request(first, _ANY_PROMPT)[1] if has_template else None
 
     def request(
         self, step: OutputStep, values: Mapping[str, str], generated: Mapping[str, str]
@@ -232,17 +236,6 @@ class Submission:
         sizes_before = (earlier.filled_bytes(None, named, texts) for earlier in before)
         return [sum(sizes_before, turn.filled_bytes(step.end, named, texts))]
 
-    def unfilled(self, step: OutputStep) -> ChatRequest | CompletionRequest:
-        """The request for one output before there are values: each placeholder becomes `{{name}}` of its variable."""
-        places = {name: f"{{{{{one.variable}}}}}" for name, one in self._placeholders.items()}
-        values = {one.variable: places[name] for name, one in self._placeholders.items()}
-        return self.request(step, values, places)[1]
-
-    @property
-    def opening(self) -> ChatRequest | CompletionRequest:
-        """The request for the first output before there are values: each input becomes `{{name}}` of its variable."""
-        return self.request(self.steps[0], {name: f"{{{{{name}}}}}" for name in self.inputs}, {})[1]
-
     def _request(self, step: OutputStep, prompt: Mapping[str, Any]) -> tuple[bytes, ChatRequest | CompletionRequest]:
         fields = {**self._fields, **step.fields, "model": self.body.model, "stream": True, **prompt}
         body = msgspec.json.encode(fields)
@@ -250,21 +243,41 @@ class Submission:
         check_request(request)
         return body, request
 
-    def _steps(self) -> Iterator[OutputStep]:
-        for number, turn in enumerate(self._turns):
-            for end, name in turn.outputs.items():
-                placeholder = self._placeholders[name]
-                yield OutputStep(name, placeholder.output(), number, end, _forwarded(placeholder.params or {}))
+    def _made_turns(
+        self, messages: Sequence[Message], outputs: Collection[str]
+    ) -> tuple[tuple[Turn, ...], Collection[str]]:
+        """The turns, and the names in the prompt that are no placeholders. Each output is generated at its first place.
 
-    def _check_names(self, messages: Sequence[Message]) -> set[str]:
-        """Raise for a placeholder that is not in the prompt; the names in the prompt that are no placeholders."""
-        found = {match[1] for message in messages for match in placeholders(message)}
-        unused = self._placeholders.keys() - found
+        Raises `CallerError` for a placeholder that is not in the prompt, or an output where no text can be generated.
+        """
+        turns, names, misplaced = list[Turn](), set[str](), None
+        for index, message in enumerate(messages):
+            places: dict[int, str] = {}
+            for text in message_texts(message):
+                self.characters += len(text)
+                for match in PLACEHOLDER.finditer(text):
+                    name = match[1]
+                    if name in outputs and name not in names:
+                        misplaced = misplaced or _misplaced(message, index, match[0])
+                        places[match.start()] = name
+                    names.add(name)
+            turns.append(Turn(message, places))
+        unused = self._placeholders.keys() - names
         if unused:
             raise _at_fault(
                 f"the prompt does not contain {', '.join(sorted(unused))}; write each as {{{{name}}}} in it"
             )
-        return found - self._placeholders.keys()
+        if misplaced is not None:
+            raise misplaced
+        return tuple(turns), names - self._placeholders.keys()
+
+    def _made_steps(self) -> tuple[OutputStep, ...]:
+        steps = []
+        for number, turn in enumerate(self._turns):
+            for end, name in turn.outputs.items():
+                one = self._placeholders[name]
+                steps.append(OutputStep(name, one.output(), number, end, _forwarded(one.params or {})))
+        return tuple(steps)
 
     def _check_ends(self) -> None:
         if not self.steps:
@@ -306,3 +319,157 @@ def _forwarded(fields: Fields) -> Fields:
 
 def _at_fault(message: str) -> CallerError:
     return CallerError(f"'placeholders': {message}.", param="placeholders")
+
+
+class HeldSubmission(NamedTuple):
+    """A client's submission, parsed, with its annotations. `fingerprint` is equal for a repetition."""
+
+    incoming: Incoming
+    submission: Submission
+    annotations: Annotations
+    fingerprint: bytes
+
+
+class SubmittedCall(ChainedCall):
+    """A call whose client does not wait for it. Clients get its outputs by name."""
+
+    __slots__ = ("_asked", "_made")
+
+    def __init__(self, runner: CallRunner, session: Session, asked: HeldSubmission) -> None:
+        super().__init__(runner, session)
+        incoming = msgspec.structs.replace(asked.incoming, path=asked.submission.path)
+        self._asked: HeldSubmission | None = asked._replace(incoming=incoming)
+        self._made: list[tuple[str, str]] = []
+
+    def go_on_after(self, text: str, value: str) -> None:
+        """An earlier gateway has generated a text, which became a value: the call goes on with its next output."""
+        self._made.append((text, value))
+
+    async def run(self, ready: ReadyCall) -> None:
+        """For each output: fill the prompt, then generate."""
+        assert self._asked is not None, "a call runs once"
+        (sent, submission, annotations, _), self._asked = self._asked, None  # frees the body: the call is kept longer
+        values, texts, engine_id = dict(ready.values), dict[str, str](), None
+        for step, (text, value) in zip(submission.steps, self._made, strict=False):
+            texts[step.name], values[step.output.variable] = text, value
+        for number, step in enumerate(submission.steps[len(self._made) :], len(self._made)):
+            now_s = loop_time_s()
+            incoming = msgspec.structs.replace(
+                sent,
+                request_id=f"{self.call.call_id}.{number}" if number else self.call.call_id,
+                arrived_s=now_s if number else ready.ready_s,
+            )
+            self.promise.steps_left = len(submission.steps) - number
+            with self.runner.prompts.of(sent.tenant, self.call) as prompt:
+                unfilled = Unfilled(
+                    submission.body.model,
+                    submission.field,
+                    partial(submission.filled_sizes, step, values, texts),
+                    partial(submission.request, step, values, texts),
+                    self.unless_watched,
+                )
+                delivery = await prompt.read(incoming, unfilled, annotations)
+                if number == 0:
+                    self.runner.executor.start(self.call, loop_time_s())
+                generated = await self.generate(msgspec.structs.replace(delivery, continues_on=engine_id), _nobody)
+            engine_id, texts[step.name], values[step.output.variable] = generated
+
+    def take_back(self) -> bool:
+        """Always True: only streaming getters have seen text, and they get an error if the new text differs."""
+        return True
+
+    def on_failed(self, error: PlaitError) -> None:
+        """No effect: clients wait for the outputs, not for the call, and the outputs have failed."""
+
+
+async def _nobody(_message: AsgiMessage) -> None:
+    """ASGI's send for a call without a client."""
+
+
+async def read_submission(
+    reader: CallReader, incoming: Incoming, body: CallBody, session_id: str | None
+) -> HeldSubmission:
+    """The submission in `incoming`, whose body is decoded as `body`. Raises `CallerError` if it could never run."""
+    read = partial(_read, reader.prompts, incoming, body, session_id)
+    asked = await reader.in_turns(incoming.tenant, read, len(incoming.body))
+    reader.router.models.check(body.model)
+    return asked
+
+
+def _read(prompts: PromptReader, incoming: Incoming, body: CallBody, session_id: str | None) -> HeldSubmission:
+    """What can be read of a submission without the state of the fleet: on a thread, if it is long."""
+    submission = Submission(incoming.body, body)
+    _check_whole(submission)
+    annotations = _annotations(body, session_id)
+    templated = submission.templated
+    if templated is not None:
+        prompts.check(templated)
+    return HeldSubmission(incoming, submission, annotations, _fingerprint(incoming.body))
+
+
+def _fingerprint(body: bytes) -> bytes:
+    return sha256(b"submit" + body).digest()
+
+
+def new_call(runner: CallRunner, session: Session, asked: HeldSubmission) -> HeldCall:
+    """The submission's call, which is not in the session yet."""
+    incoming, submission, annotations, fingerprint = asked
+    owner = SubmittedCall(runner, session, asked)
+    owner.call = HeldCall(
+        session.unused_id(incoming.request_id),
+        with_condition(submission.inputs, annotations.when),
+        tuple(step.output for step in submission.steps),
+        owner,
+        submission.body.model,
+        when=annotations.when,
+        slo=annotations.slo,
+        objective=annotations.objective,
+        prompt_tokens=submission.characters // CHARACTERS_PER_TOKEN,
+        output_tokens=submission.output_tokens,
+        held_bytes=len(incoming.body),
+        fingerprint=fingerprint,
+        request=lambda: KeptRequest("submission", incoming.path, without_keys(incoming.headers), incoming.body),
+    )
+    return owner.call
+
+
+def made_again(runner: CallRunner, session: Session, call_id: str, request: KeptRequest, now_s: float) -> HeldCall:
+    """The call of a submission that was kept, and checked when it came. Raises `CallerError` if it cannot be read."""
+    incoming = Incoming(request.path, request.headers, request.body, call_id, now_s, session.tenant.name)
+    body = decode_body(request.body, CALL_BODY)
+    submission, annotations = Submission(request.body, body), _annotations(body, session.session_id)
+    return new_call(runner, session, HeldSubmission(incoming, submission, annotations, _fingerprint(request.body)))
+
+
+def _check_whole(submission: Submission) -> None:
+    """Raise for fields that Plait sets itself and for placeholders that are not declared: neither has an effect."""
+    useless = sorted(SET_FOR_EACH_STEP.intersection(submission.fields))
+    if useless:
+        raise CallerError(f"A submitted call takes no '{useless[0]}'; leave it out.", param=useless[0])
+    undeclared = sorted(submission.undeclared)
+    if undeclared:
+        raise CallerError(
+            f"The prompt has {{{{{undeclared[0]}}}}}, which is not among the call's 'placeholders'; declare it there, "
+            "or put a text that has such braces into a value.",
+            param="placeholders",
+        )
+
+
+def _annotations(body: CallBody, session_id: str | None) -> Annotations:
+    annotations = read_annotations((), body.plait)
+    if annotations.inputs or annotations.output or annotations.when or annotations.session not in (None, session_id):
+        message = (
+            "'plait' cannot name these here: the session and 'when' are fields of their own, inputs and outputs are in "
+            "'placeholders'."
+        )
+        raise CallerError(message, param="plait")
+    if body.when is None:
+        return annotations
+    when = read_condition(body.when)
+    if when is None:
+        raise CallerError(f"'when' is {_shown(body.when)}; it must be {ACCEPTED}.", param="when")
+    return msgspec.structs.replace(annotations, when=when)
+
+
+def _shown(text: str) -> str:
+    return json.dumps(text if len(text) <= 80 else f"{text[:80]}...")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from plait.backends.errors import CallerError, PlaitError
-from plait.backends.protocol.openai import ChatRequest, decode_body
+from plait.backends.protocol.openai import decode_body
 from plait.gateway.programs.filled_prompts import message_texts
 from plait.gateway.programs.submission import OutputStep, Submission, SubmitBody
 
@@ -112,13 +112,6 @@ def test_what_was_said_before_may_come_from_the_assistant() -> None:
         *(history[0], assistant("Hi you"), history[2]),
         {"role": "tool", "content": "1", "tool_call_id": "t"},
     ]
-
-
-def test_a_prompt_without_values_has_its_variables_names() -> None:
-    made = submission("Do {{task}}: {{code}}", {**TASK, "semantic_var_id": "job"}, CODE)
-    request = made.unfilled(made.steps[0])
-    assert isinstance(request, ChatRequest)
-    assert request.messages == [user("Do {{job}}: ")]
 
 
 def test_fields_go_to_every_output_and_params_to_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from plait.backends.errors import PlaitError, WaitTimeoutError
 from plait.gateway.programs.growing_text import GrowingText
@@ -16,6 +17,10 @@ class TextChangedError(Exception):
     """The text differs from the text that was shown."""
 
 
+_NO_TEXT: Final = GrowingText()
+"""Before any text has come."""
+
+
 class ShownText:
     """How much of a text one stream has sent. It holds no copy of the text while the text only grows.
 
@@ -23,7 +28,7 @@ class ShownText:
     """
 
     def __init__(self) -> None:
-        self._text = GrowingText()
+        self._text = _NO_TEXT
         self._shown = 0  # characters
         self._repeats = ""  # what the text still has to repeat
         self._repeated = 0  # characters of the text that were compared
@@ -64,7 +69,7 @@ class AwaitedVariable:
         self.value: str | None = None
         self.error: PlaitError | None = None
         self._changed = changed
-        self._text = GrowingText()
+        self._text = _NO_TEXT
         self._shown = ShownText()
         self._is_shown = False  # the whole value
         self.getter = Getter(variable, self._on_value, self._on_failed, mark, self._on_delta if streamed else None)

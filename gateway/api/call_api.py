@@ -15,7 +15,7 @@ import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
-from plait.backends.protocol.openai import ChatRequest, check_request, decode_body, parse_request
+from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.answers.answer_forms import error_of
@@ -68,10 +68,7 @@ class CompletionApi:
                 ):
                     return
                 self.calls.prompts.check(request)
-                await self.chained.runner.entrance.whole(incoming.tenant, annotations.session)
-                if self.chained.takes(incoming, annotations):
-                    check_request(request)  # now: an engine might do so much later
-                    held = self.chained.enter(HeldRequest(incoming, request, annotations))
+                held = await self.chained.take(HeldRequest(incoming, request, annotations))
         except PlaitError as error:
             self.chained.refused(incoming, error)
             raise

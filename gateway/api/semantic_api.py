@@ -248,7 +248,7 @@ def _described_session(session: Session) -> dict[str, Any]:
         "object": "session",
         "objective": session.objective,
         "created_at": round(unix_s + session.created_s),
-        "expires_at": round(unix_s + session.expires_s),
+        "expires_at": round(unix_s + (session.touched_s + session.ttl_s)),
     }
 
 

@@ -83,11 +83,6 @@ def read_condition(raw: object) -> Condition | None:
     return None if operator == "contains" and not text.strip() else Condition(found[1], operator, text)
 
 
-def with_condition(inputs: tuple[str, ...], when: Condition | None) -> tuple[str, ...]:
-    """The variables that a call waits for: its inputs and the variable of its condition."""
-    return inputs if when is None else tuple(dict.fromkeys((*inputs, when.variable)))
-
-
 class OutputVariable(msgspec.Struct, frozen=True):
     """The semantic variable that gets a call's text, and the specification of its transform, not parsed yet.
 

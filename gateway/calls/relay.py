@@ -14,7 +14,7 @@ from functools import partial
 from random import random
 
 import structlog
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 
 from plait.backends.errors import (
     EngineError,
@@ -71,6 +71,10 @@ class SessionEngines:
         self._engines.move_to_end(key)
         if len(self._engines) > self._most:
             self._engines.popitem(last=False)
+
+
+async def to_nobody(_message: Message) -> None:
+    """ASGI's send for a call without a client."""
 
 
 class Relay:

@@ -18,9 +18,9 @@ import msgspec
 from starlette.types import Receive, Send
 
 from plait.backends.errors import CallerError, ConflictError, GatewayStoppingError, LimitError, PlaitError
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, parse_request
 from plait.gateway.asgi import unless_gone
-from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations, with_condition
+from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenBodies
@@ -31,7 +31,7 @@ from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.chained_call import BrokenCallError, CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes
-from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, ReadyCall, without_keys
+from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, ReadyCall, with_condition, without_keys
 from plait.gateway.programs.held_end import STREAM_END, HeldEnd
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.record import ValueSet
@@ -80,7 +80,7 @@ class AnsweredCall(ChainedCall):
         unfilled = Unfilled(
             request.model,
             request.prompt_field,
-            partial(filled_sizes, request, values),
+            partial(filled_sizes, request, values) if values else None,
             partial(self._fill, asked, values),
             self._adapted,
         )
@@ -176,21 +176,16 @@ class ChainedCalls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def takes(self, incoming: Incoming, annotations: Annotations) -> bool:
-        """Whether a request is part of a program: it names variables, or its session has an objective.
+    async def take(self, asked: HeldRequest) -> AnsweredCall | None:
+        """The new call of a request that is part of a program, or the call that it repeats. None if it is part of none.
 
-        Otherwise a session is only a label, which keeps the session alive if there is one.
+        Waits while a program enters the request's session. Raises `PlaitError` for a call that is refused.
         """
-        if annotations.inputs or annotations.output or annotations.when or annotations.session_objective:
-            return True
-        if annotations.session is None:
-            return False
-        session = self.executor.sessions.label(incoming.tenant, annotations.session, incoming.arrived_s)
-        return session is not None and session.objective is not None
-
-    def enter(self, asked: HeldRequest) -> AnsweredCall:
-        """The new call of a request, or the call that it repeats. Raises `PlaitError` for a call that is refused."""
         incoming, request, annotations = asked
+        await self.runner.entrance.whole(incoming.tenant, annotations.session)
+        if not self._takes(incoming, annotations):
+            return None
+        check_request(request)  # now: an engine might do so much later
         if annotations.session is None:
             raise CallerError(
                 "'plait-inputs', 'plait-output', 'plait-when' and 'plait-session-objective' need a session: send "
@@ -202,10 +197,26 @@ class ChainedCalls:
             incoming.tenant, annotations.session, incoming.arrived_s, durable=annotations.durable is not False
         )
         self.executor.prefer(session, annotations.session_objective, incoming.arrived_s)
+        return self._entered(session, asked)
+
+    def _takes(self, incoming: Incoming, annotations: Annotations) -> bool:
+        """Whether a request is part of a program: it names variables, or its session has an objective.
+
+        Otherwise a session is only a label, which keeps the session alive if there is one.
+        """
+        if annotations.inputs or annotations.output or annotations.when or annotations.session_objective:
+            return True
+        if annotations.session is None:
+            return False
+        session = self.executor.sessions.label(incoming.tenant, annotations.session, incoming.arrived_s)
+        return session is not None and session.objective is not None
+
+    def _entered(self, session: Session, asked: HeldRequest) -> AnsweredCall:
+        """The call of a request, which has entered its session."""
         owner = _new_owner(self.runner, session, asked)
         first = repeated(session, owner.call)
         if first is None:
-            self.executor.add(session, owner.call, incoming.arrived_s)
+            self.executor.add(session, owner.call, asked.incoming.arrived_s)
             return owner
         assert isinstance(first.owner, AnsweredCall), "fingerprints tell routes apart"
         if not first.owner.answer.kept:
@@ -319,6 +330,7 @@ def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> Hel
     if wanted is not None and (request.choices > 1 or not request.single_prompt):
         message = "A call with 'plait-output' must have one completion: send one prompt, and 'n' of 1 or no 'n'."
         raise CallerError(message, param="n")
+    output_tokens = request.output_limit
     transform = parse(wanted.transform) if wanted is not None and wanted.transform is not None else None
     return HeldCall(
         session.unused_id(incoming.request_id),
@@ -330,7 +342,7 @@ def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> Hel
         slo=annotations.slo,
         objective=annotations.objective,
         prompt_tokens=len(incoming.body) // CHARACTERS_PER_TOKEN,
-        output_tokens=request.output_limit,
+        output_tokens=output_tokens,
         held_bytes=len(incoming.body),
         fingerprint=None if wanted is None else _fingerprint(asked),
         is_answered=True,

@@ -134,13 +134,13 @@ def _texts(prompt: Any, values: Mapping[str, str]) -> Any:
 class Unfilled(NamedTuple):
     """A request for `model` whose prompts, in the field `field`, are to be filled.
 
-    `measure` computes the bytes of text that each prompt will have, `fill` makes the body and the request. Both may run
-    on a thread. `adapt` changes the request afterwards.
+    `measure` computes the bytes of text that each prompt will have (None: no value is filled in), `fill` makes the body
+    and the request. Both may run on a thread. `adapt` changes the request afterwards.
     """
 
     model: str
     field: str
-    measure: Callable[[], Sequence[int]]
+    measure: Callable[[], Sequence[int]] | None
     fill: Callable[[], tuple[bytes, Request]]
     adapt: Callable[[Request], Request]
 
@@ -248,9 +248,10 @@ class FilledPrompt:
 
     async def _read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Delivery:
         reader, own_bytes = self.prompts.reader, len(incoming.body)
-        sizes = await reader.in_turns(self.tenant, unfilled.measure, own_bytes)
-        reader.check_sizes(unfilled.model, sizes, unfilled.field)
-        self._take(sum(sizes))
+        if unfilled.measure is not None:
+            sizes = await reader.in_turns(self.tenant, unfilled.measure, own_bytes)
+            reader.check_sizes(unfilled.model, sizes, unfilled.field)
+            self._take(sum(sizes))
         body, request = await reader.in_turns(self.tenant, unfilled.fill, max(self.size, own_bytes))
         return await reader.read(msgspec.structs.replace(incoming, body=body), unfilled.adapt(request), annotations)
 

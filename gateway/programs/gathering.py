@@ -15,7 +15,7 @@ from typing import Final
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session
 from plait.gateway.timer import At
-from plait.policy.programs.objectives import NOTHING, Deduction
+from plait.policy.programs.objectives import NOTHING
 from plait.policy.programs.request_graph_state import VariableState
 from plait.policy.types import NO_SLO
 
@@ -84,7 +84,8 @@ class Gathering:
             return False
         if call.objective is not None or call.slo not in (None, NO_SLO):
             return False
-        is_open = _is_open(session.deductions.of(call.call_id))
+        deduction = session.deductions.of(call.call_id)
+        is_open = deduction.is_guess or deduction == NOTHING
         consumers = [session.calls[call_id] for call_id in session.graph.consumers(call.call_id)]
         if not is_open and not consumers:
             return False
@@ -141,7 +142,3 @@ class Gathering:
             self._at(moment.ends_s, partial(self._over, session, moment))
         else:
             self._end(session, self._ended(session, moment, [*moment.known, *moment.calls]), now_s)
-
-
-def _is_open(deduction: Deduction) -> bool:
-    return deduction == NOTHING or deduction.is_guess

@@ -106,6 +106,11 @@ class CallOwner(Protocol):
         """The call was ended in whatever state it was: an input failed, it was cancelled, or its session ended."""
 
 
+def with_condition(inputs: tuple[str, ...], when: Condition | None) -> tuple[str, ...]:
+    """The variables that a call waits for: its inputs and the variable of its condition."""
+    return inputs if when is None else tuple(dict.fromkeys((*inputs, when.variable)))
+
+
 @dataclass(slots=True, eq=False)
 class HeldCall:
     """One call of a session, until it has ended."""

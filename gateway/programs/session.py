@@ -114,9 +114,11 @@ class Session:
         self.ended: PlaitError | None = None  # what its clients are told
         self.is_entered = False  # a program enters it
         self.has_room = False  # for all of that program, whatever the limits of its tenant are now
-        self.calls: dict[str, HeldCall] = {}
+        calls: dict[str, HeldCall] = {}
+        self.calls = calls
         self.graph = RequestGraph()
-        self.deductions = self._new_deductions()
+        # Not of the session: that would be freed by the garbage collector only.
+        self.deductions = Deductions(self.graph, lambda call_id: calls[call_id].predicted_s)
         self.record: Unrecorded = UNRECORDED
         self.outputs: dict[str, HeldCall | None] = {}
         self.values: dict[str, str] = {}
@@ -316,13 +318,9 @@ class Session:
         for texts in (self.calls, self.outputs, self.values, self.getters, self.not_clocked):
             texts.clear()
         self.graph = RequestGraph()
-        self.deductions = self._new_deductions()
+        self.deductions = Deductions(self.graph, lambda _call_id: 0.0)
         self.ended = why
         return concerned
-
-    def _new_deductions(self) -> Deductions:
-        calls = self.calls  # not the session, which would then be freed by the garbage collector only
-        return Deductions(self.graph, lambda call_id: calls[call_id].predicted_s)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
@@ -382,11 +380,12 @@ def stranded(session: Session) -> tuple[list[HeldCall], list[Getter]]:
 
 def untaken(session: Session, effects: Effects) -> list[HeldCall]:
     """The calls whose condition turns out not to hold with an event: its variable got a value, or they came later."""
-    call_ids = () if effects.variable_set is None else session.graph.users(effects.variable_set)
-    if effects.added in session.calls:
-        call_ids = (*call_ids, effects.added)
-    calls = [session.calls[call_id] for call_id in call_ids]
-    return [call for call in calls if call.when is not None and _is_untaken(session, call.when)]
+    calls, found = session.calls, list[HeldCall]()
+    if effects.variable_set is not None:
+        found += [calls[node.call_id] for node in session.graph.variables[effects.variable_set].consumers]
+    if effects.added in calls:
+        found.append(calls[effects.added])
+    return [call for call in found if call.when is not None and _is_untaken(session, call.when)]
 
 
 def _is_untaken(session: Session, when: Condition) -> bool:

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
-from starlette.types import Message as AsgiMessage
 
 from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, decode_body, parse_request
@@ -28,9 +27,9 @@ from plait.gateway.calls.annotations import (
     Annotations,
     read_annotations,
     read_condition,
-    with_condition,
 )
 from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.relay import to_nobody
 from plait.gateway.calls.routes import CHAT_PATH, KINDS, TEXT_PATH
 from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
@@ -42,7 +41,7 @@ from plait.gateway.programs.filled_prompts import (
     message_texts,
     sizes_of,
 )
-from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, ReadyCall, without_keys
+from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, ReadyCall, with_condition, without_keys
 from plait.gateway.programs.session import Session
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
@@ -371,7 +370,7 @@ class SubmittedCall(ChainedCall):
                 delivery = await prompt.read(incoming, unfilled, annotations)
                 if number == 0:
                     self.runner.executor.start(self.call, loop_time_s())
-                generated = await self.generate(msgspec.structs.replace(delivery, continues_on=engine_id), _nobody)
+                generated = await self.generate(msgspec.structs.replace(delivery, continues_on=engine_id), to_nobody)
             engine_id, texts[step.name], values[step.output.variable] = generated
 
     def take_back(self) -> bool:
@@ -380,10 +379,6 @@ class SubmittedCall(ChainedCall):
 
     def on_failed(self, error: PlaitError) -> None:
         """No effect: clients wait for the outputs, not for the call, and the outputs have failed."""
-
-
-async def _nobody(_message: AsgiMessage) -> None:
-    """ASGI's send for a call without a client."""
 
 
 async def read_submission(

@@ -343,8 +343,9 @@ class UnstreamedAnswer:
     def drop(self) -> None:
         """Forget what has come of a stream; the rest of it goes nowhere."""
         self._completion = None
-        self._held.end()
-        self._held_bytes = 0
+        if self._held_bytes:
+            self._held.end()
+            self._held_bytes = 0
 
     @property
     def _engine_id(self) -> str:
@@ -361,8 +362,8 @@ class UnstreamedAnswer:
             raise garbled(self._engine_id, f"an answer of over {MAX_ANSWER_BYTES} bytes")
         more_bytes = completion.size_bytes - self._held_bytes
         if more_bytes:
-            self._held.hold(more_bytes)
             self._held_bytes += more_bytes
+            self._held.hold(more_bytes)
 
     async def _end(self, completion: AssembledCompletion) -> None:
         """The stream has ended. The relay has checked it, so it is whole or ends with an error."""

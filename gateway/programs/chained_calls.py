@@ -36,10 +36,11 @@ from plait.gateway.programs.held_end import STREAM_END, HeldEnd
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.record import ValueSet
 from plait.gateway.programs.recorded_answer import RecordedAnswer
-from plait.gateway.programs.session import Session, repeated, stranded
+from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.slices import Entrance, Slices
 from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
+from plait.gateway.programs.waiting import stranded
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
 from plait.policy.programs.request_graph_state import VariableState

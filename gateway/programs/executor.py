@@ -34,11 +34,12 @@ from functools import partial
 
 from plait.backends.errors import PlaitError, SessionEndedError
 from plait.gateway.config.sections import SessionsConfig
-from plait.gateway.programs.consequences import Consequences, Job, Prediction, Unproduced, timed_by
+from plait.gateway.programs.consequences import Consequences, Job, Prediction
 from plait.gateway.programs.growing_text import utf8_bytes
 from plait.gateway.programs.held_call import HeldCall, Made
+from plait.gateway.programs.promises import timed_by
 from plait.gateway.programs.record import Records
-from plait.gateway.programs.session import Getter, Session, unproduced, waits_for_client
+from plait.gateway.programs.session import Getter, Session
 from plait.gateway.programs.session_errors import (
     CANCELLED,
     FailureCause,
@@ -50,6 +51,7 @@ from plait.gateway.programs.session_errors import (
     variable_failed,
 )
 from plait.gateway.programs.sessions import Sessions
+from plait.gateway.programs.waiting import Unproduced, unproduced, waits_for_client
 from plait.gateway.timer import At
 from plait.policy.programs.request_graph import CLIENT
 from plait.policy.programs.request_graph_state import Cause, GraphError

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from plait.backends.errors import PlaitError
-from plait.gateway.calls.annotations import Condition
 from plait.gateway.programs.growing_text import GrowingText
 from plait.gateway.programs.held_call import HeldCall, Made, Output
 from plait.gateway.programs.record import UNRECORDED, Unrecorded
@@ -19,7 +18,7 @@ from plait.gateway.programs.session_errors import FailureCause
 from plait.policy.programs.needs import Mark
 from plait.policy.programs.objectives import Deductions
 from plait.policy.programs.request_graph import RequestGraph
-from plait.policy.programs.request_graph_state import CallState, Effects, VariableState
+from plait.policy.programs.request_graph_state import CallState, VariableState
 from plait.policy.types import Objective, Slo
 
 
@@ -357,56 +356,3 @@ def has_failed(session: Session, variable: str, what: FailureCause) -> bool:
     """Whether the variable has failed before because of just this, and not because of an input."""
     cause = session.graph.cause(variable)
     return cause is not None and cause.because_of is None and cause.what == what
-
-
-def stranded(session: Session) -> tuple[list[HeldCall], list[Getter]]:
-    """Those that wait for a variable which no call produces that runs or can still run.
-
-    The client of a native step cannot send its value any more.
-    """
-    graph, lost = session.graph, dict[str, HeldCall]()
-
-    def never_comes(variable: str) -> bool:
-        producer = graph.producer(variable)
-        return variable not in session.values and (producer is None or producer in lost)
-
-    for node in sorted(graph.calls.values(), key=lambda node: node.rank):  # after those whose outputs it waits for
-        call = session.calls[node.call_id]
-        if call.is_native or any(map(never_comes, call.inputs)):
-            lost[call.call_id] = call
-    waiting = [getter for variable, getters in session.getters.items() if never_comes(variable) for getter in getters]
-    return list(lost.values()), waiting
-
-
-def untaken(session: Session, effects: Effects) -> list[HeldCall]:
-    """The calls whose condition turns out not to hold with an event: its variable got a value, or they came later."""
-    calls, found = session.calls, list[HeldCall]()
-    if effects.variable_set is not None:
-        found += [calls[node.call_id] for node in session.graph.variables[effects.variable_set].consumers]
-    if effects.added in calls:
-        found.append(calls[effects.added])
-    return [call for call in found if call.when is not None and _is_untaken(session, call.when)]
-
-
-def _is_untaken(session: Session, when: Condition) -> bool:
-    value = session.values.get(when.variable)
-    return value is not None and not when.holds(value)
-
-
-def unproduced(session: Session, waiter: HeldCall | Getter) -> str | None:
-    """The first variable that it waits for and that nobody produces; None if each has a producer.
-
-    A native step whose inputs have values waits for its client, who has to produce its output.
-    """
-    if isinstance(waiter, Getter):
-        names: tuple[str, ...] = (waiter.variable,)
-    elif waits_for_client(session, waiter):
-        return waiter.outputs[0].variable
-    else:
-        names = waiter.inputs
-    return next((name for name in names if session.state_of(name) is VariableState.EMPTY), None)
-
-
-def waits_for_client(session: Session, call: HeldCall) -> bool:
-    """Whether it is a native step whose inputs have values."""
-    return call.is_native and session.graph.call_state(call.call_id) is CallState.READY

@@ -1,27 +1,128 @@
-"""Gathering: a call that could run at once waits a short time for the rest of its program.
+"""What waits in a session, and for what: for the rest of its program, or for a variable that nobody produces so far.
 
 An application sends all its calls together. The first call is ready before the gateway knows the calls that depend on
-it, so its objective cannot be deduced yet. Without the wait, the first call of the critical path would run without an
-objective, and siblings whose requests come one after another would not be one task group.
+it, so its objective cannot be deduced yet. Without a wait, the first call of the critical path would run without an
+objective, and siblings whose requests come one after another would not be one task group. So a call that could run at
+once gathers: it waits a short time for the rest of its program.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
+from plait.gateway.calls.annotations import Condition
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.session import Session
+from plait.gateway.programs.session import Getter, Session
 from plait.gateway.timer import At
 from plait.policy.programs.objectives import NOTHING
-from plait.policy.programs.request_graph_state import VariableState
+from plait.policy.programs.request_graph_state import CallState, Effects, VariableState
 from plait.policy.types import NO_SLO
 
 LONGEST_S: Final = 0.1
 """A session gathers for at most so long, however many calls come: some 60 ms for the requests of 16 calls from a slow
 client, and less than a person notices."""
+
+
+class Unproduced(NamedTuple):
+    """A call or getter that waits for `variable`, which nobody produces. A native step waits for its own output."""
+
+    session: Session
+    waiter: HeldCall | Getter
+    variable: str
+
+
+class Holds:
+    """Calls and getters that wait for a variable which nobody produces so far, each for `timeout_s`.
+
+    So do native steps that wait for their client. A variable that has a producer once has one for ever.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._due: OrderedDict[HeldCall | Getter, tuple[float, Session]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, session: Session, waiter: HeldCall | Getter, now_s: float) -> None:
+        """It begins to wait. Nothing happens if all that it waits for has a producer."""
+        self.drop(waiter)  # a native step waits for inputs, and then for its client
+        if unproduced(session, waiter) is not None:
+            self._due[waiter] = now_s + self._timeout_s, session
+
+    def drop(self, waiter: HeldCall | Getter) -> None:
+        """It waits no more."""
+        self._due.pop(waiter, None)
+
+    def overdue(self, now_s: float) -> list[Unproduced]:
+        """Those whose time is over and that still wait for a variable without a producer. Forgets them."""
+        found = []
+        while self._due:
+            waiter, (due_s, session) = next(iter(self._due.items()))
+            if due_s > now_s:
+                break
+            del self._due[waiter]
+            variable = unproduced(session, waiter)
+            if variable is not None:
+                found.append(Unproduced(session, waiter, variable))
+        return found
+
+
+def unproduced(session: Session, waiter: HeldCall | Getter) -> str | None:
+    """The first variable that it waits for and that nobody produces; None if each has a producer.
+
+    A native step whose inputs have values waits for its client, who has to produce its output.
+    """
+    if isinstance(waiter, Getter):
+        names: tuple[str, ...] = (waiter.variable,)
+    elif waits_for_client(session, waiter):
+        return waiter.outputs[0].variable
+    else:
+        names = waiter.inputs
+    return next((name for name in names if session.state_of(name) is VariableState.EMPTY), None)
+
+
+def waits_for_client(session: Session, call: HeldCall) -> bool:
+    """Whether it is a native step whose inputs have values."""
+    return call.is_native and session.graph.call_state(call.call_id) is CallState.READY
+
+
+def stranded(session: Session) -> tuple[list[HeldCall], list[Getter]]:
+    """Those that wait for a variable which no call produces that runs or can still run.
+
+    The client of a native step cannot send its value any more.
+    """
+    graph, lost = session.graph, dict[str, HeldCall]()
+
+    def never_comes(variable: str) -> bool:
+        producer = graph.producer(variable)
+        return variable not in session.values and (producer is None or producer in lost)
+
+    for node in sorted(graph.calls.values(), key=lambda node: node.rank):  # after those whose outputs it waits for
+        call = session.calls[node.call_id]
+        if call.is_native or any(map(never_comes, call.inputs)):
+            lost[call.call_id] = call
+    waiting = [getter for variable, getters in session.getters.items() if never_comes(variable) for getter in getters]
+    return list(lost.values()), waiting
+
+
+def untaken(session: Session, effects: Effects) -> list[HeldCall]:
+    """The calls whose condition turns out not to hold with an event: its variable got a value, or they came later."""
+    calls, found = session.calls, list[HeldCall]()
+    if effects.variable_set is not None:
+        found += [calls[node.call_id] for node in session.graph.variables[effects.variable_set].consumers]
+    if effects.added in calls:
+        found.append(calls[effects.added])
+    return [call for call in found if call.when is not None and _is_untaken(session, call.when)]
+
+
+def _is_untaken(session: Session, when: Condition) -> bool:
+    value = session.values.get(when.variable)
+    return value is not None and not when.holds(value)
 
 
 @dataclass(slots=True)

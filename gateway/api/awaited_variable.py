@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from plait.backends.errors import PlaitError, WaitTimeoutError
-from plait.gateway.programs.growing_text import GrowingText
+from plait.gateway.programs.held_call import GrowingText
 from plait.gateway.programs.session import Getter, Session
 from plait.gateway.programs.session_errors import text_changed
 from plait.policy.programs.needs import Mark

@@ -15,7 +15,7 @@ from plait.gateway.api.awaited_variable import AwaitedVariable
 from plait.gateway.api.variable_response import EVENT_STREAM, next_change
 from plait.gateway.asgi import ClientGoneError, error_headers, send_whole, unless_gone
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.held_end import NOT_DURABLE
+from plait.gateway.programs.recorded_answer import NOT_DURABLE
 from plait.gateway.programs.session import Session
 from plait.gateway.timer import loop_time_s
 

@@ -13,8 +13,7 @@ from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.gateway.api.awaited_variable import AwaitedVariable
 from plait.gateway.asgi import ClientGoneError, send_whole, unless_gone
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.held_end import NOT_DURABLE
-from plait.gateway.programs.recorded_answer import KEEP_ALIVE
+from plait.gateway.programs.recorded_answer import KEEP_ALIVE, NOT_DURABLE
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import variable_failed
 from plait.policy.programs.needs import Mark

@@ -32,10 +32,9 @@ from plait.gateway.programs.chained_call import BrokenCallError, CallRunner, Cha
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, ReadyCall, with_condition, without_keys
-from plait.gateway.programs.held_end import STREAM_END, HeldEnd
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.record import ValueSet
-from plait.gateway.programs.recorded_answer import RecordedAnswer
+from plait.gateway.programs.recorded_answer import STREAM_END, HeldEnd, RecordedAnswer
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.slices import Entrance, Slices

@@ -35,8 +35,7 @@ from functools import partial
 from plait.backends.errors import PlaitError, SessionEndedError
 from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction
-from plait.gateway.programs.growing_text import utf8_bytes
-from plait.gateway.programs.held_call import HeldCall, Made
+from plait.gateway.programs.held_call import HeldCall, Made, utf8_bytes
 from plait.gateway.programs.promises import timed_by
 from plait.gateway.programs.record import Records
 from plait.gateway.programs.session import Getter, Session

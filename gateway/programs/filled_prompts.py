@@ -24,8 +24,7 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.outgoing import Fields
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.growing_text import utf8_bytes
-from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.held_call import HeldCall, utf8_bytes
 
 PLACEHOLDER = re.compile(rf"\{{\{{\s*({VARIABLE_NAME})\s*\}}\}}")
 NOWHERE: Final[Mapping[int, int]] = {}

@@ -15,8 +15,7 @@ from msgspec import Meta
 
 from plait.backends.errors import FailedDependencyError, PlaitError
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.growing_text import utf8_bytes
-from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, Promise, ReadyCall
+from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, Promise, ReadyCall, utf8_bytes
 from plait.gateway.programs.session import Session, has_failed, is_set, repeated
 from plait.gateway.programs.session_errors import FailureCause, inputs_missing, session_closed
 from plait.gateway.programs.submission import VariableName

@@ -18,8 +18,7 @@ from plait.backends.protocol.openai import decode_body
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.programs.chained_call import CallRunner
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.growing_text import utf8_bytes
-from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.held_call import HeldCall, utf8_bytes
 from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, new_step, open_step
 from plait.gateway.programs.session import Getter, Session, is_set, repeated
 from plait.gateway.programs.session_errors import inputs_missing, refused

@@ -1,4 +1,7 @@
-"""The recorded answer to a chained call. The call can outlive its client; a repeated request gets the same answer."""
+"""The recorded answer to a chained call, and its end, which is held until the value that it tells of is stored.
+
+The call can outlive its client. A repeated request gets the same answer.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from starlette.types import Message, Send
 
 from plait.backends.errors import PlaitError
 from plait.gateway.asgi import Headers
+from plait.gateway.programs.record import Unrecorded
 
 MESSAGE_BYTES = 512
 """What a message takes besides its body: a dictionary and a bytes object."""
@@ -20,6 +24,11 @@ KEEP_ALIVE = b": waiting\n\n"
 
 MAX_LAG_BYTES = 2**20
 """The writer waits while a follower is further behind than this. A stream of text takes minutes for so much."""
+
+STREAM_END = b"data: [DONE]\n\n"
+
+NOT_DURABLE = ((b"plait-durable", b"false"),)
+"""What is told is not stored, though it should be: the store cannot be written."""
 
 
 class Ledger(Protocol):
@@ -290,3 +299,57 @@ async def _keep_alive(send: Send, headers: Headers, *, begun: bool) -> None:
 def _event(body: bytes) -> bytes:
     """The server-sent event that carries a JSON body."""
     return b"data: %b\n\n" % b" ".join(body.splitlines())
+
+
+class HeldEnd:
+    """Passes an answer on to `send`, but for its end, until `release`.
+
+    The end is the last message, or the last event of a stream. An answer that `is_whole` is held from its beginning on.
+    """
+
+    __slots__ = ("_held", "_is_whole", "_record", "_send")
+
+    def __init__(self, send: Send, record: Unrecorded, *, is_whole: bool) -> None:
+        self._send = send
+        self._record = record
+        self._is_whole = is_whole
+        self._held: list[Message] = []
+
+    @property
+    def body(self) -> bytes:
+        """What is held of the answer's body."""
+        return b"".join(message.get("body", b"") for message in self._held)
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send."""
+        if self._held or self._is_whole or _is_end(message):
+            self._held.append(message)
+        else:
+            await self._send(_marked(message, is_stored=self._record.is_durable))
+
+    def clear(self) -> None:
+        """The answer begins again."""
+        self._held.clear()
+
+    async def release(self) -> None:
+        """Pass on what is held, once all so far is stored. An answer that begins now says so if it is not.
+
+        Raises `PlaitError` if nobody may be told any more, because another gateway has the session.
+        """
+        is_stored = await self._record.stored()
+        held, self._held = self._held, []
+        for message in held:
+            await self._send(_marked(message, is_stored=is_stored))
+
+
+def _marked(message: Message, *, is_stored: bool) -> Message:
+    """The message; a head says that the value is not stored."""
+    if is_stored or message["type"] != "http.response.start":
+        return message
+    return {**message, "headers": [*message["headers"], *NOT_DURABLE]}
+
+
+def _is_end(message: Message) -> bool:
+    if message["type"] == "http.response.start":
+        return False
+    return not message.get("more_body", False) or bytes(message.get("body", b"")).endswith(STREAM_END)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from plait.backends.errors import PlaitError
-from plait.gateway.programs.growing_text import GrowingText
-from plait.gateway.programs.held_call import HeldCall, Made, Output
+from plait.gateway.programs.held_call import GrowingText, HeldCall, Made, Output
 from plait.gateway.programs.record import UNRECORDED, Unrecorded
 from plait.gateway.programs.session_errors import FailureCause
 from plait.policy.programs.needs import Mark

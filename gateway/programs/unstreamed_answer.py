@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from io import StringIO
 from typing import Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ from plait.gateway.answers.completion_body import garbled, reported_error
 from plait.gateway.asgi import Headers, header, is_event_stream, send_whole
 from plait.gateway.calls.open_bodies import OpenAnswer
 from plait.gateway.calls.upstream import MAX_ANSWER_BYTES
-from plait.gateway.programs.growing_text import GrowingText
+from plait.gateway.programs.held_call import utf8_bytes
 
 FIELD_BYTES = 256
 """What a field takes besides its value: a few Python objects."""
@@ -82,16 +83,17 @@ class Text:
     __slots__ = ("_text",)
 
     def __init__(self) -> None:
-        self._text = GrowingText()
+        self._text = StringIO()
 
     def add(self, raw: msgspec.Raw) -> int:
         """The next piece comes."""
         piece = _TEXT.decode(raw)
-        return self._text.add(piece) if piece else 0
+        self._text.write(piece)
+        return utf8_bytes(piece)
 
     def json(self) -> msgspec.Raw:
         """The text so far."""
-        return msgspec.Raw(msgspec.json.encode(str(self._text)))
+        return msgspec.Raw(msgspec.json.encode(self._text.getvalue()))
 
 
 class Items:

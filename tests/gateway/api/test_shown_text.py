@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.gateway.api.awaited_variable import ShownText, TextChangedError
-from plait.gateway.programs.growing_text import GrowingText
+from plait.gateway.programs.held_call import GrowingText
 
 TEXTS = st.text("ab", max_size=6)
 

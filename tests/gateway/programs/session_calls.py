@@ -9,8 +9,7 @@ from typing import Any
 from plait.backends.errors import PlaitError
 from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.growing_text import GrowingText
-from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
+from plait.gateway.programs.held_call import GrowingText, HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Getter, Session
 from plait.gateway.timer import Event
 from plait.gateway.transforms import parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.programs.growing_text import PIECES_PER_BLOCK, GrowingText
+from plait.gateway.programs.held_call import PIECES_PER_BLOCK, GrowingText
 
 
 @given(st.lists(st.text("aé\U0001f600", max_size=4)), st.lists(st.integers(0, 40)), st.sampled_from([0, 700, 2_000]))

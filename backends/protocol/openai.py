@@ -7,7 +7,7 @@ embedded engine decodes it to answer it, so it judges all that it reads (`check_
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -42,8 +42,11 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that chat and text completions share; names and meanings are OpenAI's and vLLM's.
 
-    A field of type Any is judged by the engine. An empty `model` was not given.
+    A field of type Any is judged by the engine. An empty `model` was not given. The prompt comes from the field
+    `prompt_field`.
     """
+
+    prompt_field: ClassVar[str] = "prompt"
 
     model: str = ""
     stream: bool | None = None
@@ -87,11 +90,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return "max_tokens"
 
     @property
-    def prompt_field(self) -> str:
-        """The name of the field that the prompt comes from."""
-        return "prompt"
-
-    @property
     def single_prompt(self) -> bool:
         """Whether the request has exactly one prompt."""
         return True
@@ -105,6 +103,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class ChatRequest(Request, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
+    prompt_field: ClassVar[str] = "messages"
+
     messages: list[dict[str, Any]]
     max_completion_tokens: Any = None
     tools: list[dict[str, Any]] | None = None
@@ -115,11 +115,6 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-
-    @property
-    def prompt_field(self) -> str:
-        """The name of the field that the prompt comes from."""
-        return "messages"
 
     @property
     def given_limit(self) -> Any:

@@ -121,10 +121,7 @@ class SemanticApi:
     async def _open(self, request: Request) -> Response:
         tenant, body = await self._read(request, SessionBody)
         session_id = body.session_id or self._executor.sessions.new_id(tenant)
-        await self._entrance.whole(tenant, session_id)
-        session = self._executor.sessions.open(
-            tenant, session_id, loop_time_s(), body.ttl_s, durable=wants_durable(request.scope["headers"])
-        )
+        session = await self._open_for(request, tenant, session_id, body.ttl_s)
         self._executor.prefer(session, body.objective, loop_time_s())
         return await _stored(session, _described_session(session))
 
@@ -157,8 +154,7 @@ class SemanticApi:
     async def _declare(self, request: Request) -> Response:
         tenant, body = await self._read(request, VariableBody)
         body.check()
-        await self._entrance.whole(tenant, body.session_id)
-        session = self._open_for(request, tenant, body.session_id)
+        session = await self._open_for(request, tenant, body.session_id)
         name = body.semantic_var_id or f"v_{uuid.uuid4().hex}"
         if body.inputs is not None:
             declared = DeclaredStep(name, body.inputs, body.seconds or 0.0)
@@ -175,8 +171,7 @@ class SemanticApi:
 
     async def _get(self, request: Request) -> Response:
         tenant, body = await self._read(request, GetBody)
-        await self._entrance.whole(tenant, body.session_id)
-        session = self._open_for(request, tenant, body.session_id)
+        session = await self._open_for(request, tenant, body.session_id)
         return VariableResponse(
             self._executor,
             session,
@@ -206,10 +201,11 @@ class SemanticApi:
         answer = {"object": "submission", "id": call.call_id, "session_id": session.session_id, "outputs": outputs}
         return await _stored(session, answer)
 
-    def _open_for(self, request: Request, tenant: str, session_id: str) -> Session:
-        """The session that a request names; it is made if there is none."""
+    async def _open_for(self, request: Request, tenant: str, session_id: str, ttl_s: float | None = None) -> Session:
+        """The session that a request names, once no program enters it any more; it is made if there is none."""
         durable = wants_durable(request.scope["headers"])
-        return self._executor.sessions.open(tenant, session_id, loop_time_s(), durable=durable)
+        await self._entrance.whole(tenant, session_id)
+        return self._executor.sessions.open(tenant, session_id, loop_time_s(), ttl_s, durable=durable)
 
     def _submitted(self, session: Session, asked: HeldSubmission) -> HeldCall:
         """The new call of a submission, or the call that it repeats.

@@ -166,7 +166,7 @@ class OpenAnswer:
 
     def end(self) -> None:
         """What has come counts nowhere any more."""
-        for place in self._places:
+        for place in reversed(self._places):
             self.end_in(place)
 
     def end_in(self, place: HeldBytes) -> None:

@@ -232,20 +232,19 @@ class ChainedCall(ABC):
 
     async def _attempt(self, send: Send, failed: Sequence[Delivery]) -> Delivery:
         output = self.call.output
-        text = None if output is None else TextTap(self._on_text)
         self.runner.executor.attempt(self.call, loop_time_s())
         if self.call.attempts > 1:  # so that the log has counted it, whatever comes
             await self.session.record.stored()
         delivery = msgspec.structs.replace(
             self.promise.delivery,
-            text=text,
             held=self.answer_bytes,
-            avoids=frozenset(tried.engine_id for tried in failed),
+            avoids=frozenset([tried.engine_id for tried in failed]),
             output=None if output is None else output.variable,
             held_s=self.call.held_s,
+            text=None if output is None else TextTap(self._on_text),
         )
         await self.runner.relay.run(delivery, send)
-        self._was_cut = text is not None and text.was_cut
+        self._was_cut = delivery.text is not None and delivery.text.was_cut
         return delivery
 
     def _on_text(self, text: str) -> None:

@@ -1,4 +1,7 @@
-"""A state has one owner: each field of a session, and of a call in it, is written by one module."""
+"""A state has one owner: each field of a session, and of a call in it, is written by one module.
+
+An object is known by the name that it has at the place of writing: `session`, `self._session`, `session.calls[name]`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ OWNED = {"Session": ("session.py", "session"), "HeldCall": ("held_call.py", "cal
 """Classes of `gateway/programs`, each with its file and the name that its objects have in other modules."""
 
 FOLDER = ROOT / "gateway" / "programs"
+WRITING = ("gateway/programs", "gateway/api")
+"""The rooms that have sessions and their calls."""
+
 MUTATORS = frozenset(
     ("append", "add", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem", "remove", "setdefault")
 ) | {"update"}
@@ -54,15 +60,24 @@ def writes(tree: ast.AST, *, is_running: bool = False) -> Iterator[tuple[str, st
                 place = part
                 while isinstance(place, ast.Subscript):
                     place = place.value
-                if isinstance(place, ast.Attribute) and isinstance(place.value, ast.Name):
-                    yield place.value.id, place.attr
+                if isinstance(place, ast.Attribute) and (owner := shown_name(place.value)):
+                    yield owner, place.attr
+
+
+def shown_name(place: ast.expr) -> str:
+    """An object's name: of its variable, of its field, or of the collection that it is in, in the singular."""
+    if isinstance(place, ast.Name):
+        return place.id
+    if isinstance(place, ast.Attribute):
+        return place.attr.lstrip("_")
+    return shown_name(place.value).removesuffix("s") if isinstance(place, ast.Subscript) else ""
 
 
 def writers(name: str) -> dict[str, set[str]]:
     """The modules that write each field, the constructor aside."""
     own_file, shown_as = OWNED[name]
     found: dict[str, set[str]] = {}
-    for file in sources(path_of(FOLDER)):
+    for file in [file for room in WRITING for file in sources(room)]:
         names = {"self", shown_as} if file.name == own_file else {shown_as}
         for owner, field in writes(tree_of(file), is_running=True):
             if owner in names and field in fields(name):
@@ -75,3 +90,19 @@ def test_a_field_has_one_writer(name: str) -> None:
     found = writers(name)
     assert found, "the names are those of the code"
     assert not {field: files for field, files in found.items() if len(files) > 1 and field not in OBJECTS}
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("session.objective = x", ("session", "objective")),
+        ("self._session.closed = True", ("session", "closed")),
+        ("session.calls[name].attempts += 1", ("call", "attempts")),
+        ("del self.call.promise", ("call", "promise")),
+        ("session.values.pop(name)", ("session", "values")),
+        ("session.getters[name].append(getter)", ("session", "getters")),
+        ("a, owner.call.owner = b", ("call", "owner")),
+    ],
+)
+def test_a_write_is_found_wherever_the_object_is(source: str, written: tuple[str, str]) -> None:
+    assert written in set(writes(ast.parse(source)))

@@ -37,14 +37,28 @@ class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     session: SessionId | None = None
+    """None: a new one."""
+
     ttl_s: TimeToLive | None = None
+    """Replaces the session's time to live."""
+
     external: frozenset[VariableName] = frozenset()
     values: dict[VariableName, Any] = {}
+
     calls: list[msgspec.Raw] = []
+    """Each a `CallBody`."""
+
     natives: list[DeclaredStep] = []
+    """What the client computes between calls."""
+
     gets: dict[VariableName, Criteria | None] = {}
+    """What the client waits for, and with which objective."""
+
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
+    """How long it waits."""
+
     stream: bool = False
+    """Whether it gets events as they come."""
 
     def texts(self) -> dict[str, str]:
         """Each value as a text."""

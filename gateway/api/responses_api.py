@@ -23,19 +23,25 @@ _LAST_EVENTS = (b"response.completed", b"response.incomplete")
 
 @dataclass(slots=True)
 class KeptResponse:
-    """A response that is stored as it goes to its client, so that later requests can continue it.
-
-    Stored are the response, the request's own input `items`, and what it continues (`previous`).
-    """
+    """A response that is stored as it goes to its client, so that later requests can continue it."""
 
     stored: StoredResponses
     tenant: str
+
     previous: str | None
+    """The response that it continues. It is stored with it."""
+
     items: list[Any]
+    """The request's own input. It is stored with it."""
+
     to_client: Send
     _is_stream: bool = False
+
     _is_good: bool = False
+    """Whether its status is 200: others are not stored."""
+
     _parts: bytearray = field(default_factory=bytearray)
+    """What has come of one that is no stream."""
 
     async def send(self, message: Message) -> None:
         """ASGI's send. The response is stored before its client has its end."""

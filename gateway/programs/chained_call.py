@@ -96,16 +96,31 @@ class Generated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallRunner:
-    """The parts of the gateway that a call needs, and a program. `tasks` holds the task of each running call."""
+    """The parts of the gateway that a call needs, and a program."""
 
     executor: Executor
+    """Says when a call may run."""
+
     reader: CallReader
+    """Tokenizes its prompt."""
+
     relay: Relay
+    """Delivers it."""
+
     metrics: ProgramMetrics
+
     prompts: FilledPrompts
+    """Count the prompt with its values."""
+
     slices: Slices
+    """In which calls are read, entered and started."""
+
     entrance: Entrance
+    """Where programs enter their sessions."""
+
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """The task of each running call."""
+
     handed_over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the next gateway goes on with the durable sessions: none of their calls is started any more."""
 

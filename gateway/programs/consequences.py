@@ -47,24 +47,20 @@ BrokenCall = tuple[HeldCall, Cause]
 
 
 class Consequences:
-    """Part of the executor. `homes` maps each call that has not ended to its session.
-
-    `holds` has those that wait for what nobody produces. `variables` counts those set, failed and skipped.
-    `continuations` has what is left of large events.
-    """
+    """Part of the executor: brings everything up to date after a change of a graph, and tells those concerned."""
 
     def __init__(
         self, predicted_s: Prediction, gather_s: float, hold_s: float, at: At, on_job: Callable[[Job], None]
     ) -> None:
-        self.homes: dict[HeldCall, Session] = {}
-        self.holds = Holds(hold_s)
-        self.variables = Counter[str]()
+        self.homes: dict[HeldCall, Session] = {}  # of each call that has not ended
+        self.holds = Holds(hold_s)  # of those that wait for what nobody produces
+        self.variables = Counter[str]()  # those set, failed and skipped so far
+        self.continuations = Continuations(at)  # what is left of large events
         self._predicted_s = predicted_s
         self._on_job = on_job
-        self.continuations = Continuations(at)
         self._gathering = Gathering(gather_s, at, self.run)
-        self._entering: dict[Session, list[HeldCall]] = {}
-        self._to_look_at: list[HeldCall] = []
+        self._entering: dict[Session, list[HeldCall]] = {}  # what becomes ready while a program enters
+        self._to_look_at: list[HeldCall] = []  # whether anybody still wants them
         self._cancelling = False
 
     def predict(self, call: HeldCall, input_characters: int = 0) -> None:

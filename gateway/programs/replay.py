@@ -69,15 +69,24 @@ def ended_calls(events: Sequence[SessionEvent]) -> set[int]:
 
 @dataclass(slots=True)
 class Replay:
-    """Gives one session its events. Calls that go on are started after `start`. `models` collects what they need."""
+    """Gives one session its events."""
 
     runner: CallRunner
     session: Session
+
     start: asyncio.Event
+    """Calls that go on are started after this."""
+
     models: set[str]
+    """Collects the models of these calls."""
+
     now_s: float
+
     _submitted: dict[str, Submitted] = field(default_factory=dict)
+    """By call id, what each call was."""
+
     _unreadable: list[tuple[HeldCall, str]] = field(default_factory=list)
+    """Calls that cannot be made again, and why."""
 
     def run(self, events: Sequence[SessionEvent], when_whole: Callable[[Session], None]) -> None:
         """All of them. `when_whole` is called when the session is what it was, and before a call of it is started."""
@@ -110,7 +119,7 @@ class Replay:
             case Submitted():
                 self._submit(event, is_over=is_over)
             case Started() if event.call_id in session.calls:
-                session.calls[event.call_id].attempts += 1
+                executor.attempt(session.calls[event.call_id], now_s)
             case ValueSet():
                 self._set(event)
             case VariableFailed():

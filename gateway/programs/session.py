@@ -50,28 +50,34 @@ class Getter:
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """The sessions of one API key, and totals over them.
-
-    `idle` has those that can be evicted, the least recently touched first. `answer_bytes` is the part of `held_bytes`
-    that recorded answers hold.
-    """
+    """The sessions of one API key, and totals over them."""
 
     name: str
+
     sessions: dict[str, Session] = field(default_factory=dict)
+    """By id."""
+
     idle: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    """Those that can be evicted, the least recently touched first."""
+
     variables: int = 0
+    """In any state."""
+
     waiting_calls: int = 0
+    """The calls that wait for an input."""
+
     held_bytes: int = 0
+    """Of values, texts that grow, bodies and filled prompts of calls, and recorded answers."""
+
     answer_bytes: int = 0
+    """The part of them that recorded answers hold."""
 
 
 class Session:
     """One session: its graph, the deductions from it, and the texts.
 
-    `calls` holds the calls that have not ended, by id. `outputs` maps each variable with a producer to the call that
-    produces or produced it (None: the client set it, or it failed); a repeated call is recognised by it. `getters`
-    holds the getters of each variable that is awaited, `not_clocked` those of them whose JCT does not count yet. `made`
-    says how each value that a call produced was made.
+    Its own methods change what it holds, but for `closed`, `objective` and `due_s`, each of which has one writer, too
+    (`tests/test_one_writer.py`).
     """
 
     __slots__ = (
@@ -102,27 +108,32 @@ class Session:
     )  # fmt: skip
 
     def __init__(self, tenant: Tenant, session_id: str, ttl_s: float, now_s: float) -> None:
+        # What it is called, and how long it lives.
         self.tenant = tenant
         self.session_id = session_id
         self.ttl_s = ttl_s
-        self.created_s = self.touched_s = now_s
-        self.due_s = float("inf")  # when to check next whether the session has expired
-        self.objective: Objective | None = None
+        self.created_s = now_s
+        self.touched_s = now_s  # its time to live counts from here
+        self.due_s = float("inf")  # when to check next whether it has expired
         self.closed = False  # it takes no more calls and values
         self.ended: PlaitError | None = None  # what its clients are told
         self.is_entered = False  # a program enters it
         self.has_room = False  # for all of that program, whatever the limits of its tenant are now
+        # Its calls and what is deduced of them.
         calls: dict[str, HeldCall] = {}
-        self.calls = calls
+        self.calls = calls  # those that have not ended, by id
         self.graph = RequestGraph()
-        # Not of the session: that would be freed by the garbage collector only.
+        # A function of the calls only: one of the session would leave the session to the garbage collector.
         self.deductions = Deductions(self.graph, lambda call_id: calls[call_id].predicted_s)
-        self.record: Unrecorded = UNRECORDED
-        self.outputs: dict[str, HeldCall | None] = {}
+        self.objective: Objective | None = None  # for all that it makes
+        # Its variables.
+        self.outputs: dict[str, HeldCall | None] = {}  # with a producer, or None: the client, or it failed
         self.values: dict[str, str] = {}
-        self.made: dict[str, Made] = {}
-        self.getters: dict[str, list[Getter]] = {}
-        self.not_clocked: dict[Getter, None] = {}
+        self.made: dict[str, Made] = {}  # how each value was made that a call has produced
+        self.getters: dict[str, list[Getter]] = {}  # of each variable that is awaited
+        self.not_clocked: dict[Getter, None] = {}  # those of them whose JCT does not count yet
+        # Where its events are written, and what counts in its tenant's totals.
+        self.record: Unrecorded = UNRECORDED
         self.held_bytes = self._answer_bytes = 0
         self._variables = self._waiting_calls = 0
 

@@ -31,21 +31,28 @@ SKIPPED: Final = "skipped"
 
 
 class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a call failed: one link of a chain of causes, the `causes` of an error object. Unknown fields are None.
-
-    `call` is the id of the call that failed. `engine` is the engine at fault. `transform` is the transform that refused
-    the call's text. `variable` is an output that failed with the call. `message` is for people. `transient` is True if
-    the same call may succeed when it is sent again. `code` is the code of all errors that this root leads to; unset if
-    they have the usual codes.
-    """
+    """Why a call failed: one link of a chain of causes, the `causes` of an error object. Unknown fields are None."""
 
     call: str | None = None
+    """The id of the call that failed."""
+
     engine: str | None = None
+    """The engine at fault."""
+
     transform: str | None = None
+    """The transform that refused the call's text."""
+
     variable: str | None = None
+    """An output that failed with the call."""
+
     message: str
+    """For people."""
+
     transient: bool = False
+    """Whether the same call may succeed when it is sent again."""
+
     code: str | msgspec.UnsetType = msgspec.UNSET
+    """Of all errors that this root leads to; unset if they have the usual codes."""
 
     def __str__(self) -> str:
         return self.message if self.call is None else f"{self.call}: {self.message}"

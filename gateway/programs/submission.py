@@ -135,11 +135,20 @@ class CallBody(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     placeholders: Sequence[Placeholder]
+
     prompt: str | None = None
+    """Either this or `messages`."""
+
     messages: list[dict[str, Any]] | None = None
+
     chat: bool = True
+    """Whether `prompt` is a chat: the text up to the first output is the user's, the rest the model's."""
+
     when: str | None = None
+    """The call is skipped if this condition does not hold."""
+
     plait: dict[str, Any] | None = None
+    """Annotations, but for those that are fields here."""
 
 
 class SubmitBody(CallBody, frozen=True, kw_only=True):

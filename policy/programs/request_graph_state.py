@@ -217,20 +217,27 @@ class Link(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """The changes that one event made, each in a deterministic order.
-
-    `ready` calls are in the order in which they were added. `ended` and `variables_failed` begin with the call that
-    failed first. `linked` are new links, `cut` are removed links. Both calls of a cut link may have ended. A call that
-    fails when it is added was never linked.
-    """
+    """The changes that one event made, each in a deterministic order."""
 
     added: str | None = None
+    """A new call, which may have failed at once."""
+
     ready: tuple[str, ...] = ()
+    """Calls that may run now, in the order in which they were added."""
+
     variable_set: str | None = None
+
     variables_failed: tuple[Failed, ...] = ()
+    """The outputs of the call that failed first come first."""
+
     ended: tuple[Ended, ...] = ()
+    """Calls that have left the graph. The one that failed first comes first."""
+
     linked: tuple[Link, ...] = ()
+    """New links. A call that fails when it is added was never linked."""
+
     cut: tuple[Link, ...] = ()
+    """Removed links. Both calls may have ended."""
 
 
 NO_EFFECTS = Effects()

@@ -1,29 +1,53 @@
 """The executor of semantic variables: runs each call of a session as soon as its inputs have values (Parrot, 5.1).
 
-A synchronous core. Each event carries its time (`now_s`, any monotonic clock). In the gateway its asyncio shell is
-`chained_calls`. A simulator can drive it in virtual time. This is how it works:
+A synchronous core. Each event carries its time (`now_s`, any monotonic clock). In the gateway its asyncio shells are
+`chained_calls`, `submission` and `program`. A simulator can drive it in virtual time. This is how it works:
 
-Who sends events
-    Clients, through the routes: `Executor.add` (a call), `Variables.set_value`, `set_failed`, `get` and `release`,
-    `prefer` (the session's objective), `leave`, `cancel`, `close` and `delete`.
-    The owner of a call, which runs it: `start`, `generated`, `begin_anew`, `produce`, `finish`, `fail`, `hold`.
-    Time: `expire` (sessions, and what waits for a variable without a producer), and what was asked of `At`.
+The events, who sends them, what each changes first, and what the log has of it (`record.py`)
+    open                client   a session, or its time to live (`sessions.py`)        Opened, Kept
+    add                 client   a call, and its outputs                               Submitted
+    set_value           client   a variable's value                                    ValueSet
+    set_failed          client   a variable's failure, also of a refused call          VariableFailed
+    get, release        client   a getter, and the objective that it asks for          nothing: the client asks again
+    prefer              client   the session's objective                               Preferred
+    leave               client   who waits for a call                                  nothing: a restart ends it
+    cancel              client   the end of a call; also of one that nobody wants      CallEnded
+    close               client   the session takes no more                             Closed
+    delete              client   the end of the session                                Refused, and the stream ends
+    start               owner    a ready call runs                                     nothing: it runs again
+    attempt             owner    how often the call was given to engines               Started
+    hold                owner    the bytes of its prompt                               nothing
+    generated           owner    the text of its current output                        nothing: it is generated again
+    begin_anew          owner    the same text, which begins again                     nothing
+    produce             owner    a variable's value; with the last the call ends       ValueSet
+    finish              owner    the end of a call without outputs                     nothing: no such call is kept
+    fail                owner    the end of a call, whose outputs fail                 CallEnded
+    expire              time     the end of sessions, and of what has waited too long  the stream ends; CallEnded
+    A call's owner is the shell that runs it. Time is what was asked of `At`, and whoever calls `expire` now and then.
+    What follows from an event by rule is not in the log. `replay` sends the events again to a new executor.
 
 What an event changes
     The graph first (`policy/programs/request_graph.py`). It says which variables, calls and getters are affected
-    (`Effects`). Then the session, by its own methods: values, calls, getters, bytes. Then the deduced objectives. An
-    event that the session's limits refuse raises before anything has changed. An event of an ended call or an ended
-    session changes nothing, because an event may be under way when its call ends.
+    (`Effects`). Then the session, by its own methods: values, calls, getters, bytes. Then the deduced objectives
+    (`policy/programs/objectives.py`). An event that the session's limits refuse raises before anything has changed. An
+    event of an ended call or an ended session changes nothing, because an event may be under way when its call ends.
 
 Who is told
     Only when all state is up to date, and in this order (`Consequences.apply`): getters of a variable that was set or
     has failed, owners of calls that have ended without their doing (`on_broken`), owners of calls that have become
-    ready (`on_ready`) or whose objectives have changed (`on_refined`). Whoever is told may call the executor again.
+    ready (`on_ready`) or whose objectives have changed (`on_refined`), with what they are promised (`promises.py`).
+    Whoever is told may call the executor again. A call that is ready before the rest of its program has come waits for
+    the rest (`waiting.py`). Of a large event, a part is told at once and the rest with the next events (`slices.py`).
 
 What ends
     A call ends with its last output, when it fails, when an input has failed or its condition does not hold, when
     nobody wants it any more (no client, no getter, no consumer), or with its session. What needs its outputs ends with
-    it. A variable has one producer for ever, unless it failed.
+    it. A variable has one producer for ever, unless it failed. A session ends when it is deleted, when nothing has
+    happened in it for its time to live, or when its tenant needs the room (`sessions.py`).
+
+Who owns what
+    Each field of a session or a call has one module that writes it (`tests/test_one_writer.py`): `session.py` and
+    `held_call.py` nearly all. The graph owns the states of calls and variables, `sessions.py` the totals' limits.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config.sections import Config
 from plait.gateway.discovery import Discovery
+from plait.gateway.durability.durability import new_durability
 from plait.gateway.fleet.metrics import FleetCollector, HealthMetrics
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.served_models import ModelNames
@@ -59,7 +60,6 @@ from plait.gateway.peers.metrics import MembershipCollector
 from plait.gateway.peers.peers import ALONE, Peers
 from plait.gateway.peers.session_routes import PeerFront, SessionRoutes
 from plait.gateway.programs.chained_calls import ChainedCalls
-from plait.gateway.programs.durability import new_durability
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.reloading import Reloading

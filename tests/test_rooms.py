@@ -29,7 +29,7 @@ ROOMS = {
         {"app", "server", "simulation"},
         {"discovery", "found_config", "open_requests", "reloading"},
         {"live"},
-        {"api"},
+        {"api", "durability"},
         {"programs"},
         {"calls"},
         {"admission", "membership", "peers"},

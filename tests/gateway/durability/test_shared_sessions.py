@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from plait.backends.errors import GatewayStoppingError
+from plait.gateway.durability.durability import LEAVE_S
 from plait.gateway.peers import membership
-from plait.gateway.programs.durability import LEAVE_S
 from plait.gateway.store import group_commit, jobs, postgres_keeper
+from tests.gateway.durability.durable_gateway import DurableServed
 from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
 from tests.gateway.programs.chained_gateway import CHAT, KEYS, Exchange, settle
-from tests.gateway.programs.durable_gateway import DurableServed
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 
 from plait.gateway.programs import slices
 from plait.gateway.timer import loop_time_s
+from tests.gateway.durability.durable_gateway import DurableServed, durable, held_commits
 from tests.gateway.programs.chained_gateway import CHAT, events, settle
-from tests.gateway.programs.durable_gateway import DurableServed, durable, held_commits
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from plait.gateway.programs.durability import Durability
+from plait.gateway.durability.durability import Durability
 from plait.gateway.store.event_log import Change
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
 from tests.gateway.programs.chained_gateway import Exchange, Served, settle

@@ -23,6 +23,7 @@ import structlog
 from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.gateway.calls.stored_responses import RESPONSE, StoredResponses
 from plait.gateway.config.sections import Config, ServerConfig
+from plait.gateway.durability.replay import Replay
 from plait.gateway.fleet.router import Router
 from plait.gateway.peers.membership import GivenUpError, Membership, UnreachableStoreError
 from plait.gateway.peers.peers import Peers
@@ -40,7 +41,6 @@ from plait.gateway.programs.record import (
     Unrecorded,
     decoded,
 )
-from plait.gateway.programs.replay import Replay
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.slices import Pieces
 from plait.gateway.store.event_log import Change, StoredStream, StoreError, StreamKey

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from plait.gateway.config.sections import Config, StoreConfig
-from plait.gateway.programs.durability import new_durability
+from plait.gateway.durability.durability import new_durability
 from plait.gateway.store import group_commit
 from plait.gateway.store.sqlite_keeper import MIGRATIONS, SqliteKeeper
+from tests.gateway.durability.durable_gateway import DurableServed, durable, keeper_of
 from tests.gateway.programs.chained_gateway import CHAT, settle
-from tests.gateway.programs.durable_gateway import DurableServed, durable, keeper_of
 
 
 @pytest.fixture

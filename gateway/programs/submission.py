@@ -22,6 +22,7 @@ from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, decode_body, parse_request
 from plait.gateway.calls.annotations import (
     ACCEPTED,
+    NO_ANNOTATIONS,
     SESSION_ID,
     VARIABLE_NAME,
     Annotations,
@@ -193,7 +194,7 @@ class Submission:
         self._placeholders = {placeholder.name: placeholder for placeholder in self.body.placeholders}
         if len(self._placeholders) < len(self.body.placeholders):
             raise _at_fault("two placeholders have the same name; each name may be given once")
-        fields = decode_body(raw, _FIELDS_DECODER)
+        fields = _FIELDS_DECODER.decode(raw)  # it was checked with the body
         self.fields = fields.keys()
         self._fields = _forwarded(fields)
         self.path = CHAT_PATH if self.body.chat else TEXT_PATH
@@ -460,7 +461,7 @@ def _check_whole(submission: Submission) -> None:
 
 
 def _annotations(body: CallBody, session_id: str | None) -> Annotations:
-    annotations = read_annotations((), body.plait)
+    annotations = NO_ANNOTATIONS if body.plait is None else read_annotations((), body.plait)
     if annotations.inputs or annotations.output or annotations.when or annotations.session not in (None, session_id):
         message = (
             "'plait' cannot name these here: the session and 'when' are fields of their own, inputs and outputs are in "

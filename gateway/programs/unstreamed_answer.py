@@ -6,10 +6,10 @@ its text and its first-token time are there as soon as the engine sends them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from io import StringIO
-from typing import Protocol
+from typing import ClassVar, Final, Protocol
 
 import msgspec
 from starlette.types import Message, Send
@@ -59,22 +59,11 @@ class Value(Protocol):
         """The value so far."""
 
 
-class Latest:
-    """A value that comes whole, perhaps several times. The latest counts."""
+LATEST: Final = b""
+"""A value that comes whole, perhaps several times, before it has come. The latest counts, as it was written."""
 
-    __slots__ = ("_raw",)
-
-    def __init__(self) -> None:
-        self._raw = b""
-
-    def add(self, raw: msgspec.Raw) -> int:
-        """The value comes."""
-        before, self._raw = len(self._raw), bytes(raw)
-        return len(self._raw) - before
-
-    def json(self) -> msgspec.Raw:
-        """The latest value."""
-        return msgspec.Raw(self._raw)
+Kind = Callable[[str, bytes], "Value | bytes"]
+"""Makes a field's value from its name and its first raw part: a value that grows, or `LATEST`."""
 
 
 class Text:
@@ -121,13 +110,15 @@ class Items:
 
 
 class Object:
-    """An object whose fields come in parts. `kind` makes a field's value from its name and its first raw part."""
+    """An object whose fields come in parts. A field that is `renamed` is called so from then on."""
 
     __slots__ = ("_kind", "fields")
 
-    def __init__(self, kind: Callable[[str, bytes], Value]) -> None:
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, kind: Kind) -> None:
         self._kind = kind
-        self.fields: dict[str, Value | None] = {}
+        self.fields: dict[str, Value | bytes | None] = {}
 
     def add(self, raw: msgspec.Raw) -> int:
         """Fields come."""
@@ -135,24 +126,35 @@ class Object:
 
     def merge(self, fields: Fields) -> int:
         """As `add`, of decoded fields. A null is the value of a field that has no other."""
-        grown_bytes = 0
-        for name, raw in fields.items():
-            value = self.fields.get(name)
+        grown_bytes, own, renamed = 0, self.fields, self.renamed
+        for given, raw in fields.items():
+            name = renamed.get(given, given)
+            value = own.get(name)
             if value is None:
-                if name not in self.fields:
-                    self.fields[name] = None
+                if name not in own:
+                    own[name] = None
                     grown_bytes += FIELD_BYTES + len(name)
                 if raw == NULL:
                     continue
-                value = self.fields[name] = self._kind(name, bytes(raw))
+                value = own[name] = self._kind(name, bytes(raw))
             elif raw == NULL:
                 continue
-            grown_bytes += value.add(raw)
+            if isinstance(value, bytes):
+                latest = own[name] = bytes(raw)
+                grown_bytes += len(latest) - len(value)
+            else:
+                grown_bytes += value.add(raw)
         return grown_bytes
 
     def items(self) -> Fields:
         """The fields so far."""
-        return {name: NULL if value is None else value.json() for name, value in self.fields.items()}
+        items: Fields = {}
+        for name, value in self.fields.items():
+            if value is None:
+                items[name] = NULL
+            else:
+                items[name] = msgspec.Raw(value) if isinstance(value, bytes) else value.json()
+        return items
 
     def json(self) -> msgspec.Raw:
         """The object so far."""
@@ -225,7 +227,7 @@ class AssembledCompletion:
     def error(self) -> object:
         """The error that came as an event; None if there is none."""
         value = self._body.fields.get("error")
-        return None if value is None else msgspec.json.decode(value.json())
+        return msgspec.json.decode(value) if isinstance(value, bytes) else None
 
     def _add(self, data: bytes) -> None:
         fields = _EVENT.decode(data)
@@ -249,14 +251,10 @@ class _AssembledChoice(Object):
 
     __slots__ = ()
 
+    renamed: ClassVar[Mapping[str, str]] = {"delta": "message"}
+
     def __init__(self) -> None:
         super().__init__(_of_choice)
-
-    def merge(self, fields: Fields) -> int:
-        """Fields come."""
-        if "delta" in fields:
-            fields = {"message" if name == "delta" else name: raw for name, raw in fields.items()}
-        return super().merge(fields)
 
 
 class _Message(Object):
@@ -275,11 +273,11 @@ class _Message(Object):
         return fields
 
 
-def _latest(_name: str, _first: bytes) -> Value:
-    return Latest()
+def _latest(_name: str, _first: bytes) -> bytes:
+    return LATEST
 
 
-def _of_choice(name: str, first: bytes) -> Value:
+def _of_choice(name: str, first: bytes) -> Value | bytes:
     if name == "message":
         return _Message()
     if name == "logprobs":
@@ -287,22 +285,22 @@ def _of_choice(name: str, first: bytes) -> Value:
     return Text() if name == "text" else _list_or_latest(name, first)
 
 
-def _of_message(name: str, first: bytes) -> Value:
+def _of_message(name: str, first: bytes) -> Value | bytes:
     if name == "tool_calls":
         return Objects(partial(Object, _of_tool_call), keeps_index=False)
     return _of_tool_call(name, first)
 
 
-def _of_tool_call(name: str, first: bytes) -> Value:
+def _of_tool_call(name: str, first: bytes) -> Value | bytes:
     return Object(_text_or_list) if first.startswith(b"{") else _text_or_list(name, first)
 
 
-def _text_or_list(name: str, first: bytes) -> Value:
+def _text_or_list(name: str, first: bytes) -> Value | bytes:
     return Text() if first.startswith(b'"') and name not in _LABELS else _list_or_latest(name, first)
 
 
-def _list_or_latest(_name: str, first: bytes) -> Value:
-    return Items() if first.startswith(b"[") else Latest()
+def _list_or_latest(_name: str, first: bytes) -> Value | bytes:
+    return Items() if first.startswith(b"[") else LATEST
 
 
 class UnstreamedAnswer:

@@ -42,6 +42,10 @@ class CriticalPaths:
         self._first: set[str] = set()  # the calls on these paths that wait for no other
         self._touched: set[str] = set()
 
+    def __bool__(self) -> bool:
+        """Whether there is a path, or one to look for."""
+        return bool(self._below_s or self._touched)
+
     def upstream(self, variable: str) -> Iterator[str]:
         """The calls that a timed variable still needs; empty if no call produces it."""
         return (call_id for call_id, below_s in self._below_s.items() if variable in below_s)

@@ -105,6 +105,10 @@ class Marks:
         self.timed: set[str] = set()
         self.of_session: Objective | None = None
 
+    def __bool__(self) -> bool:
+        """Whether any objective is stated."""
+        return bool(self._by_variable or self._annotations or self.of_session)
+
     def __contains__(self, variable: object) -> bool:
         """Whether the variable has a mark."""
         return variable in self._by_variable
@@ -255,6 +259,10 @@ class Needs:
         self._marks = marks
         self._needs: dict[str, Need] = {}
         self._offers: dict[str, Offers] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any call has a need."""
+        return bool(self._needs)
 
     def reach(self, call_id: str) -> bool:
         """Whether a get or an annotation reaches the call. A native step has no objective, so nothing reaches it."""

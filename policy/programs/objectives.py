@@ -65,9 +65,8 @@ class Deductions:
     """The deductions of one session's graph. `apply` takes the effects of every event and keeps them up to date.
 
     Every event returns the calls whose deduction has changed. Its cost grows with the calls whose need changes, and
-    with their links. Without marks, an event visits only the calls in its effects. The same pass renews `paths`, for
-    the shares of end-to-end times. `predicted_s` is the time that a waiting call takes; it must not change while the
-    call waits.
+    with their links. Without marks, an event visits no calls. The same pass renews `paths`, for the shares of
+    end-to-end times. `predicted_s` is the time that a waiting call takes; it must not change while the call waits.
     """
 
     __slots__ = ("_deduced", "_graph", "_marks", "_needs", "_stages", "paths")
@@ -140,6 +139,8 @@ class Deductions:
             self._marks.answer(failed.variable)
         for ended in effects.ended:
             changed |= dict.fromkeys(self._drop(ended.call_id))
+        if not (self._marks or self._needs or self.paths):
+            return ()  # nobody has said what anything is for
         return self._settle(changed) if changed else ()
 
     def _producer(self, variable: str) -> tuple[str, ...]:

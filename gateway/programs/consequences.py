@@ -71,17 +71,20 @@ class Consequences:
         tokens = call.prompt_tokens + input_characters // CHARACTERS_PER_TOKEN
         call.predicted_s = self._predicted_s(call.model, tokens, call.output_tokens)
 
-    def apply(self, session: Session, effects: Effects, now_s: float) -> None:
-        """Bring the session up to date with the graph, then notify getters and call owners.
+    def apply(self, session: Session, effects: Effects, deduced: Iterable[str], now_s: float) -> None:
+        """Bring the session up to date with an event of its graph, then notify getters and call owners.
 
-        Calls whose conditions do not hold after the event are skipped with it.
+        `deduced` are the calls whose objectives are others after it. Calls whose conditions do not hold after it are
+        skipped with it.
         """
-        events, changed, broken = [effects], dict[str, None](), list[BrokenCall]()
+        events, changed, broken = [effects], dict.fromkeys(deduced), list[BrokenCall]()
         self._update(session, effects, changed, broken)
         for call in untaken(session, effects):
             if call in self.homes:
-                events.append(session.graph.cancel(call.call_id, skip_cause(call)))
-                self._update(session, events[-1], changed, broken)
+                skipped = session.graph.cancel(call.call_id, skip_cause(call))
+                changed |= dict.fromkeys(session.deductions.apply(skipped))
+                events.append(skipped)
+                self._update(session, skipped, changed, broken)
         session.account()
         calls = self._to_tell(session, effects, changed, now_s)
         promises = self._promised(session, calls[:AT_ONCE], now_s) if calls else []
@@ -98,7 +101,6 @@ class Consequences:
 
     def _update(self, session: Session, effects: Effects, changed: dict[str, None], broken: list[BrokenCall]) -> None:
         """Bring all but the clients up to date. Notes the calls whose deductions changed, and those broken off."""
-        changed |= dict.fromkeys(session.deductions.apply(effects))
         added = None if effects.added is None else session.calls.get(effects.added)
         if added is not None and added.objective is not None:
             changed |= dict.fromkeys(session.deductions.annotate(added.call_id, added.objective))
@@ -187,8 +189,9 @@ class Consequences:
                 session = self.homes.get(call)
                 if session is not None and _is_unwanted(session, call):
                     effects = session.graph.cancel(call.call_id, UNWANTED)
+                    changed = session.deductions.apply(effects)
                     session.record.call_ended(call, UNWANTED, "cancelled", now_s)
-                    self.apply(session, effects, now_s)
+                    self.apply(session, effects, changed, now_s)
             self.continuations.add(partial(self.cancel_unwanted, ()), now_s)
         finally:
             self._cancelling = False

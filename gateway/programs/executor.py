@@ -28,8 +28,8 @@ The events, who sends them, what each changes first, and what the log has of it 
 
 What an event changes
     The graph first (`policy/programs/request_graph.py`). It says which variables, calls and getters are affected
-    (`Effects`). Then the session, by its own methods: values, calls, getters, bytes. Then the deduced objectives
-    (`policy/programs/objectives.py`). An event that the session's limits refuse raises before anything has changed. An
+    (`Effects`). Then the deduced objectives (`policy/programs/objectives.py`). Then the session, by its own methods:
+    values, calls, getters, bytes. An event that the session's limits refuse raises before anything has changed. An
     event of an ended call or an ended session changes nothing, because an event may be under way when its call ends.
 
 Who is told
@@ -120,9 +120,10 @@ class Variables:
             effects = session.graph.set_value(variable)
         except GraphError as error:
             raise refused(error) from error
+        changed = session.deductions.apply(effects)
         session.set_value(variable, value, size_bytes, made=None)
         session.record.value_set(variable, value, now_s)
-        self._after.apply(session, effects, now_s)
+        self._after.apply(session, effects, changed, now_s)
 
     def set_failed(
         self, session: Session, variable: str, what: FailureCause, now_s: float, where: str = CLIENT
@@ -140,8 +141,9 @@ class Variables:
             effects = session.graph.refuse(where, [variable], what)
         except GraphError as error:
             raise refused(error) from error
+        changed = session.deductions.apply(effects)
         session.record.variable_failed(variable, where, what, now_s)
-        self._after.apply(session, effects, now_s)
+        self._after.apply(session, effects, changed, now_s)
 
     def get(self, session: Session, getter: Getter, now_s: float) -> None:
         """Add a getter. If the variable is set or failed, the getter is answered at once. It may be unknown so far."""
@@ -259,9 +261,10 @@ class Endings:
             else:
                 error = nobody_produces(variable, session.variables())
             effects = session.graph.fail(waiter.call_id, error.causes[0])
+            changed = session.deductions.apply(effects)
             session.record.call_ended(waiter, error.causes[0], "failed", now_s)
             self._after.drop(waiter)
-            self._after.apply(session, effects, now_s)
+            self._after.apply(session, effects, changed, now_s)
             waiter.owner.on_broken(error)
 
 
@@ -300,22 +303,25 @@ class Executor:
         self._check_open(session)
         self.sessions.check_call(session, call, names)
         session.forget_failed(call.inputs, names)
+        self._after.predict(call)
         try:
-            effects = session.graph.add(call.call_id, call.inputs, names, is_native=call.is_native)
+            effects = session.graph.add(
+                call.call_id, call.inputs, names, is_native=call.is_native, predicted_s=call.predicted_s
+            )
         except GraphError as error:
             session.account()
             raise refused(error) from error
+        changed = session.deductions.apply(effects)
         call.arrived_s = now_s
         session.record.submitted(call, now_s)
         call.request = None
         session.add_outputs(names, call)
         if call.call_id not in session.graph.calls:
-            self._after.apply(session, effects, now_s)
+            self._after.apply(session, effects, changed, now_s)
             raise input_failed(effects.ended[0].cause or Cause("an input failed", call.call_id))
-        self._after.predict(call)
         session.add_call(call)
         self._after.homes[call] = session
-        self._after.apply(session, effects, now_s)
+        self._after.apply(session, effects, changed, now_s)
         if call in self._after.homes:
             self._after.holds.add(session, call, now_s)
 
@@ -400,27 +406,30 @@ class Executor:
         if problem is not None:
             raise problem
         effects = session.graph.produce(call.call_id, output.variable)
+        changed = session.deductions.apply(effects)
         begun_s = [session.made[name].begun_s for name in call.inputs if name in session.made]
         session.set_value(output.variable, value, size_bytes, Made(min((call.arrived_s, *begun_s)), was_cut))
         session.record.produced(call, output, value, text, now_s, was_cut=was_cut, answer=answer)
         call.produced += 1
         call.attempts = 0
-        self._after.apply(session, effects, now_s)
+        self._after.apply(session, effects, changed, now_s)
 
     def finish(self, call: HeldCall, now_s: float) -> None:
         """A running call without outputs has its answer. A call with outputs finishes with the last of them."""
         session = self._after.homes.get(call)
         if session is not None:
-            self._after.apply(session, session.graph.finish(call.call_id), now_s)
+            effects = session.graph.finish(call.call_id)
+            self._after.apply(session, effects, session.deductions.apply(effects), now_s)
 
     def fail(self, call: HeldCall, what: FailureCause | str, now_s: float) -> None:
         """A call failed because of `what`. Its owner reports the failure here, so it gets no callback."""
         session = self._after.homes.get(call)
         if session is not None:
             effects = session.graph.fail(call.call_id, what)
+            changed = session.deductions.apply(effects)
             session.record.call_ended(call, what, "failed", now_s)
             self._after.drop(call)
-            self._after.apply(session, effects, now_s)
+            self._after.apply(session, effects, changed, now_s)
 
     def leave(self, calls: Sequence[HeldCall], now_s: float) -> None:
         """One client of each of these calls has gone. Calls that nobody else waits for are cancelled.
@@ -442,8 +451,9 @@ class Executor:
         session = self._after.homes.get(call)
         if session is not None:
             effects = session.graph.cancel(call.call_id, what)
+            changed = session.deductions.apply(effects)
             session.record.call_ended(call, what, "cancelled", now_s)
-            self._after.apply(session, effects, now_s)
+            self._after.apply(session, effects, changed, now_s)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

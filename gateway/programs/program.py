@@ -129,10 +129,13 @@ class Program(NamedTuple):
 def entry(executor: Executor, session: Session, program: Program, now_s: float) -> Pieces[list[HeldCall]]:
     """Enter a whole program, and return its calls. No call of the session runs before all of the program is there.
 
-    What the program repeats is left out: instead of a repeated call it has the first one, as one more client of it.
-    Raises what `_Check` raises; then nothing of it has entered. A call whose input has failed before fails at once, and
-    getters of its outputs are told so. Between two pieces, calls of the session that run may go on, and nobody else may
-    change it: see `Entrance`.
+    What the program repeats is left out: instead of a repeated call it has the first one, as one more client of it. A
+    call whose input has failed before fails at once, and getters of its outputs are told so. Between two pieces, calls
+    of the session that run may go on, and nobody else may change it: see `Entrance`.
+
+    Nothing of the program has entered if this raises: `ConflictError` for a second producer, a cycle, or the value of a
+    native step whose inputs have none, `CallerError` for a variable that nobody knows, `LimitError` or
+    `ValueTooLargeError` beyond the tenant's limits. The message and `param` name the place in the program.
     """
     session.begin_entry(now_s)
     try:
@@ -168,9 +171,7 @@ def _piece(session: Session) -> Pieces[None]:
 class _Check:
     """Whether a session takes a whole program, and what of the program is new to it: a client may repeat its program.
 
-    Nothing in the session changes. Errors are `ConflictError` for a second producer, a cycle, or the value of a native
-    step whose inputs have none, `CallerError` for a variable that nobody knows, `LimitError` or `ValueTooLargeError`
-    beyond the tenant's limits. The message and `param` name the place in the program.
+    Nothing in the session changes.
     """
 
     session: Session
@@ -205,7 +206,7 @@ class _Check:
                 self.produced |= dict.fromkeys(call.variables)
 
     def all(self) -> Pieces[None]:
-        """Raise if anything is wrong."""
+        """Raise if anything is wrong: what `entry` raises."""
         yield from self._check_graph()
         self._check_names()
         for name, value in self.values.items():

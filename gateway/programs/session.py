@@ -120,11 +120,9 @@ class Session:
         self.is_entered = False  # a program enters it
         self.has_room = False  # for all of that program, whatever the limits of its tenant are now
         # Its calls and what is deduced of them.
-        calls: dict[str, HeldCall] = {}
-        self.calls = calls  # those that have not ended, by id
+        self.calls: dict[str, HeldCall] = {}  # those that have not ended, by id
         self.graph = RequestGraph()
-        # A function of the calls only: one of the session would leave the session to the garbage collector.
-        self.deductions = Deductions(self.graph, lambda call_id: calls[call_id].predicted_s)
+        self.deductions = Deductions(self.graph)
         self.objective: Objective | None = None  # for all that it makes
         # Its variables.
         self.outputs: dict[str, HeldCall | None] = {}  # with a producer, or None: the client, or it failed
@@ -327,7 +325,7 @@ class Session:
         for texts in (self.calls, self.outputs, self.values, self.getters, self.not_clocked):
             texts.clear()
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph, lambda _call_id: 0.0)
+        self.deductions = Deductions(self.graph)
         self.ended = why
         return concerned
 

@@ -27,16 +27,15 @@ class CriticalPaths:
     """For each call and each timed variable that needs it, the seconds after the call on the longest path there.
 
     `timed` are the variables that somebody waits for with an end-to-end time.
-    `predicted_s` is the time that a waiting call takes. Events touch calls. Touched calls are renewed, consumers first.
+    Events touch calls. Touched calls are renewed, consumers first.
     Then the producers of each changed call are renewed. The cost grows with the calls and links on changed paths.
     """
 
-    __slots__ = ("_below_s", "_first", "_graph", "_predicted_s", "_touched", "_waits", "timed")
+    __slots__ = ("_below_s", "_first", "_graph", "_touched", "_waits", "timed")
 
-    def __init__(self, graph: RequestGraph, marks: Marks, predicted_s: Callable[[str], float]) -> None:
+    def __init__(self, graph: RequestGraph, marks: Marks) -> None:
         self._graph = graph
         self.timed: Collection[str] = marks.timed
-        self._predicted_s = predicted_s
         self._below_s: dict[str, dict[str, float]] = {}  # by call and variable
         self._waits: dict[str, int] = {}  # by call: its links to producers; only calls that have some
         self._first: set[str] = set()  # the calls on these paths that wait for no other
@@ -132,9 +131,9 @@ class CriticalPaths:
 
     def _paths_s(self, call_id: str, variables: Iterable[str] | None) -> dict[str, float | None]:
         """The seconds after a call on the longest path to each variable; None if there is no path."""
-        kept_s, predicted_s = self._below_s, self._predicted_s
-        behind = [(kept_s[call], predicted_s(call)) for call in self._graph.consumers(call_id) if call in kept_s]
-        own = [node.name for node in self._graph.calls[call_id].unset if node.name in self.timed]
+        kept_s, node = self._below_s, self._graph.calls[call_id]
+        behind = [(kept_s[call.call_id], call.predicted_s) for _, call in node.edges() if call.call_id in kept_s]
+        own = [output.name for output in node.unset if output.name in self.timed]
         if variables is None:
             variables = {*own, *self._below_s.get(call_id, ()), *(name for paths_s, _ in behind for name in paths_s)}
         found: dict[str, float | None] = {}

@@ -31,7 +31,7 @@ ended is not in the graph. The last call left of a group becomes a latency call,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -66,18 +66,18 @@ class Deductions:
 
     Every event returns the calls whose deduction has changed. Its cost grows with the calls whose need changes, and
     with their links. Without marks, an event visits no calls. The same pass renews `paths`, for the shares of
-    end-to-end times. `predicted_s` is the time that a waiting call takes; it must not change while the call waits.
+    end-to-end times.
     """
 
     __slots__ = ("_deduced", "_graph", "_marks", "_needs", "_stages", "paths")
 
-    def __init__(self, graph: RequestGraph, predicted_s: Callable[[str], float]) -> None:
+    def __init__(self, graph: RequestGraph) -> None:
         self._graph = graph
         self._marks = Marks(graph)
         self._needs = Needs(graph, self._marks)
         self._stages = Stages()
         self._deduced: dict[str, Deduction] = {}
-        self.paths = CriticalPaths(graph, self._marks, predicted_s)
+        self.paths = CriticalPaths(graph, self._marks)
 
     def of(self, call_id: str) -> Deduction:
         """A call's deduction now. Raises `UnknownCallError`."""

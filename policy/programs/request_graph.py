@@ -65,14 +65,22 @@ class RequestGraph:
 
     # Events.
 
-    def add(self, call_id: str, inputs: Iterable[str], outputs: Sequence[str], *, is_native: bool = False) -> Effects:
+    def add(
+        self,
+        call_id: str,
+        inputs: Iterable[str],
+        outputs: Sequence[str],
+        *,
+        is_native: bool = False,
+        predicted_s: float = 0.0,
+    ) -> Effects:
         """A call arrives. It takes `inputs` and will produce `outputs` in this order.
 
         If all inputs have values, the call is ready at once. If an input has failed, the call fails at once. A native
         step is a call, too: the client computes its output. Raises `DuplicateCallError`, `DoubleProducerError` or
         `CycleError`.
         """
-        node, taken = CallNode(call_id, is_native=is_native), dict.fromkeys(inputs)
+        node, taken = CallNode(call_id, is_native=is_native, predicted_s=predicted_s), dict.fromkeys(inputs)
         ranks = self._ranks_with(node, taken, outputs)
         for name in taken:
             cause = self.cause(name)

@@ -281,14 +281,15 @@ class CallNode:
     """A call that has not ended. `missing` of its inputs have no value. `produced` of its outputs have a value.
 
     `rank` is higher than the rank of every call whose output this call waits for. `is_native` says that it is a native
-    step: the client computes its output, and no engine runs it.
+    step: the client computes its output, and no engine runs it. It is expected to take `predicted_s` once it may run.
     """
 
-    __slots__ = ("call_id", "inputs", "is_native", "missing", "outputs", "produced", "rank", "state")
+    __slots__ = ("call_id", "inputs", "is_native", "missing", "outputs", "predicted_s", "produced", "rank", "state")
 
-    def __init__(self, call_id: str, *, is_native: bool = False) -> None:
+    def __init__(self, call_id: str, *, is_native: bool = False, predicted_s: float = 0.0) -> None:
         self.call_id = call_id
         self.is_native = is_native
+        self.predicted_s = predicted_s
         self.state = CallState.WAITING
         self.inputs: tuple[VariableNode, ...] = ()
         self.outputs: tuple[VariableNode, ...] = ()

@@ -12,7 +12,7 @@ class Application:
 
     def __init__(self, *calls: str) -> None:
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph, lambda _call_id: 1.0)
+        self.deductions = Deductions(self.graph)
         for call in calls:
             self.add(call)
 
@@ -20,7 +20,9 @@ class Application:
         name, _, links = call.partition(":")
         inputs, _, outputs = links.partition("->")
         is_native = name.startswith("*")
-        return self.deductions.apply(self.graph.add(name, inputs.split(), outputs.split(), is_native=is_native))
+        return self.deductions.apply(
+            self.graph.add(name, inputs.split(), outputs.split(), is_native=is_native, predicted_s=1.0)
+        )
 
     def run(self, name: str) -> list[str]:
         """The calls whose deductions change while a ready call runs from start to end."""

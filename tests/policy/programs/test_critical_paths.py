@@ -26,13 +26,13 @@ class Job:
     def __init__(self, *calls: str) -> None:
         self.graph = RequestGraph()
         self.times_s: dict[str, float] = {}
-        self.deductions = Deductions(self.graph, self.times_s.__getitem__)
+        self.deductions = Deductions(self.graph)
         for call in calls:
             head, _, links = call.partition(":")
             name, time_s = head.split()
             inputs, _, output = links.partition("->")
             self.times_s[name] = float(time_s)
-            self.apply(self.graph.add(name, inputs.split(), output.split()))
+            self.apply(self.graph.add(name, inputs.split(), output.split(), predicted_s=float(time_s)))
 
     def apply(self, effects: Effects) -> None:
         self.deductions.apply(effects)
@@ -93,7 +93,7 @@ def test_a_call_that_may_come_yet_lengthens_the_way_of_those_before_it() -> None
     job.deductions.get("z", JCT)
     assert job.shares() == {}
     job.times_s["b"] = 2.0
-    job.apply(job.graph.add("b", ["x"], ["y"]))
+    job.apply(job.graph.add("b", ["x"], ["y"], predicted_s=2.0))
     assert job.shares() == {"a": 4.0}
 
 
@@ -129,7 +129,7 @@ class Tracked:
         self.predicted_s: dict[str, float] = {}
         self.ready_s: dict[str, float] = {}
         self.gets: list[tuple[str, Mark]] = []
-        self.deductions = Deductions(self.graph, self.predicted_s.__getitem__)
+        self.deductions = Deductions(self.graph)
 
     def calls(self, *states: CallState) -> list[str]:
         return [call_id for call_id in self.predicted_s if self.graph.call_state(call_id) in states]
@@ -137,6 +137,8 @@ class Tracked:
     def happened(self, effects: Effects) -> None:
         if effects.added is not None:
             self.predicted_s[effects.added] = self.random.choice([0.0, 1.0, self.random.uniform(0.0, 5.0)])
+            if effects.added in self.graph:
+                self.graph.call(effects.added).predicted_s = self.predicted_s[effects.added]
         self.deductions.apply(effects)
         for call_id in effects.ready:
             self.ready_s[call_id] = self.now_s

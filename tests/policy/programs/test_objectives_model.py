@@ -84,7 +84,7 @@ class Tracked:
 
     def __init__(self) -> None:
         self.graph = RequestGraph()
-        self.deductions = Deductions(self.graph, lambda _call_id: 1.0)
+        self.deductions = Deductions(self.graph)
         self.model = Model()
         self.before: dict[str, Deduction] = {}
 
@@ -151,7 +151,7 @@ def step(tracked: Tracked, random: Random, number: int) -> None:
             free = [name for name in VARIABLES if graph.producer(name) is None]
             is_native = random.random() < 0.25
             outputs = random.sample(free, min(len(free), 1 if is_native else random.choice([1, 1, 2])))
-            tracked.happened(graph.add(f"c{number}", inputs, outputs, is_native=is_native))
+            tracked.happened(graph.add(f"c{number}", inputs, outputs, is_native=is_native, predicted_s=1.0))
         elif kind == "get":
             tracked.get(name, random.choice(MARKS))
         elif kind == "release":
@@ -271,7 +271,7 @@ def test_with_one_awaited_variable_a_stage_is_the_longest_of_all_paths(seed: int
     app, random = Application(), Random(seed)
     natives = {f"c{number}" for number in range(calls) if random.random() < 0.25}
     for call in random_dag(random, calls):
-        app.deductions.apply(app.graph.add(*call, is_native=call[0] in natives))
+        app.deductions.apply(app.graph.add(*call, is_native=call[0] in natives, predicted_s=1.0))
     app.deductions.get(f"o{calls - 1}", LATENCY)
     found = list(paths(app.graph, f"c{calls - 1}"))
     for number in range(calls):

@@ -303,10 +303,11 @@ class Executor:
         self._check_open(session)
         self.sessions.check_call(session, call, names)
         session.forget_failed(call.inputs, names)
+        is_native = call.is_native
         self._after.predict(call)
         try:
             effects = session.graph.add(
-                call.call_id, call.inputs, names, is_native=call.is_native, predicted_s=call.predicted_s
+                call.call_id, call.inputs, names, is_native=is_native, predicted_s=call.predicted_s
             )
         except GraphError as error:
             session.account()

@@ -23,7 +23,7 @@ from benchmarks.scheduler_cost import (
     parser,
     report,
 )
-from plait.backends.sglang.settings import Settings
+from plait.backends.sglang.settings import SglangSettings
 from plait.policy.prefix.block_hash import chain
 from tests.backends.sglang.fake_scheduler import PAGE_TOKENS, Rank, Request, Setup
 
@@ -50,7 +50,7 @@ class _Engine(LoadedEngine):
         super().__init__(policy, waiting)
         pages, overlaps = KV_TOKENS // PAGE_TOKENS, False
         setup = Setup(pages=pages, chunk_tokens=BATCH_TOKENS, max_running=RUNNING + 8, overlaps=overlaps)
-        self._rank = Rank(setup, time.monotonic, Settings(scheduler=policy))
+        self._rank = Rank(setup, time.monotonic, SglangSettings(scheduler=policy))
         self._driver, self._plan_pass = self._rank.plait, self._rank.plait.step
         self._arrived = 0
         self._stock_s = self._added_s = 0.0

@@ -94,7 +94,7 @@ def find_hit(call: SglangCall, stored: Container[int], granularity_tokens: int) 
     return call.hit_tokens
 
 
-class SchedulerFacts:
+class SglangFacts:
     """The EngineFacts of one SGLang scheduler. KV blocks are its pages.
 
     SGLang also keeps room for the output of the calls that it admits. It checks again before it admits a call.

@@ -21,14 +21,14 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.protocol.call_objectives import read_changes
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
-from plait.backends.sglang.calls import Requests, SchedulerFacts, SglangCall, WaitingHits, sglang_call
-from plait.backends.sglang.levers import NO_LIMITS, Levers, levers_of, preempt
-from plait.backends.sglang.settings import VARIABLE, Settings
+from plait.backends.sglang.calls import Requests, SglangCall, SglangFacts, WaitingHits, sglang_call
+from plait.backends.sglang.levers import NO_LIMITS, SglangLevers, levers_of, preempt
+from plait.backends.sglang.settings import VARIABLE, SglangSettings
 from plait.backends.sglang.step_clock import StepClock, Tick
 from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
 
 
-class Driver:
+class SglangDriver:
     """Runs one rank's local scheduler. `release` is SGLang's `release_req`, which frees a request's resources.
 
     `prefill_pass` has the plan's limits on the current prefill pass.
@@ -39,7 +39,7 @@ class Driver:
         scheduler: Any,
         observer: CacheObserver,
         events: EventTap,
-        settings: Settings,
+        settings: SglangSettings,
         *,
         release: Callable[..., Any],
         policy: LocalScheduler | None = None,
@@ -58,7 +58,7 @@ class Driver:
         self._release = release
         self._policy = policy or local_scheduler(settings, VARIABLE)
         self._measuring = measuring(self._policy, cost_model(settings, VARIABLE))
-        self._facts = SchedulerFacts(scheduler, observer)
+        self._facts = SglangFacts(scheduler, observer)
         self._mixes: bool = scheduler.is_mixed_chunk
         self._chunk_size: int = scheduler.chunked_prefill_size
         self._decodes_are_due = False
@@ -188,7 +188,7 @@ class Driver:
 
     # From a plan to SGLang's state, and back.
 
-    def _levers(self, plan: Plan) -> Levers:
+    def _levers(self, plan: Plan) -> SglangLevers:
         request = self._scheduler.chunked_req
         in_chunks = None if request is None else request.plait_call
         levers = levers_of(plan, in_chunks, self._facts, self._scheduler.page_size)
@@ -199,9 +199,9 @@ class Driver:
             return levers
         # Prompts and decodes take turns if SGLang does not mix them in a batch.
         self._decodes_are_due = not self._decodes_are_due and levers.prompt_tokens > 0
-        return levers if self._decodes_are_due else Levers()
+        return levers if self._decodes_are_due else SglangLevers()
 
-    def _pulled(self, levers: Levers, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
+    def _pulled(self, levers: SglangLevers, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
         """Set the levers, let SGLang schedule, and give the levers back."""
         scheduler, chunked = self._scheduler, self._scheduler.chunked_req
         hidden = self._requests.waiting_but(levers.shown)
@@ -223,7 +223,7 @@ class Driver:
                 scheduler.chunked_req = chunked
             self.prefill_pass = NO_LIMITS
 
-    def _observe(self, levers: Levers, batch: Any) -> None:
+    def _observe(self, levers: SglangLevers, batch: Any) -> None:
         """Count the prompts that were not scheduled as planned, and note the admitted calls."""
         begun = () if batch is None else zip(batch.reqs, batch.extend_lens, strict=True)
         computed = {request.plait_call: tokens for request, tokens in begun}
@@ -242,7 +242,7 @@ def _work(batch: Any) -> IterationWork:
     return IterationWork.of(batch.extend_lens or (), batch.prefix_lens or ())
 
 
-def _reporter(settings: Settings, observer: CacheObserver, epoch: str, slots: int) -> StateReporter:
+def _reporter(settings: SglangSettings, observer: CacheObserver, epoch: str, slots: int) -> StateReporter:
     return StateReporter(
         engine=settings.name,
         kind="sglang",

@@ -107,7 +107,7 @@ def _results() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Levers:
+class SglangLevers:
     """`shown` are the waiting calls that SGLang sees, in order. `goes_on` says whether the prompt in chunks continues.
 
     `prompt_tokens` is the most prompt tokens of the pass. `decodes` says whether decodes run too. `picks` are prompts
@@ -122,7 +122,7 @@ class Levers:
     limits: PrefillPass = NO_LIMITS
 
 
-def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page_tokens: int) -> Levers:
+def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page_tokens: int) -> SglangLevers:
     """The levers of a plan. `in_chunks` is the running call whose prompt is computed in chunks.
 
     SGLang counts a prompt's tokens in whole pages. At most one prompt is in chunks, so while it is held back, no other
@@ -143,13 +143,13 @@ def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page
         budget_tokens = facts.max_batch_tokens if plan.budget_tokens is None else plan.budget_tokens
         tokens = max(tokens, min(budget_tokens, facts.max_batch_tokens) - decode_tokens)
     if tokens <= 0:
-        return Levers(decodes=decodes)
+        return SglangLevers(decodes=decodes)
     named = [*(call for call, _ in prompts), *more]
     limits = {call.call_id: tokens for call, tokens in prompts if tokens < _wanted(call, facts)}
     shown = [call for call in named if call.waits]
     fits = any(call.call_id not in limits and _wanted(call, facts) <= tokens for call in shown)
     goes_on = in_chunks is not None and (in_chunks in named or not fits)
-    return Levers(
+    return SglangLevers(
         picks=prompts,
         shown=shown,
         goes_on=goes_on,

@@ -11,9 +11,9 @@ from plait.backends.adapter.required_names import UnsupportedEngineError, load
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.channel import STATE_KEY, NewsSender, ReportSince, parse_query
 from plait.backends.sglang.compatibility import REQUIRED
-from plait.backends.sglang.driver import Driver
+from plait.backends.sglang.driver import SglangDriver
 from plait.backends.sglang.levers import limited
-from plait.backends.sglang.settings import Settings, read_settings
+from plait.backends.sglang.settings import SglangSettings, read_settings
 from plait.backends.sglang.step_clock import Tick
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ else:
     _SglangScheduler = object
 
 
-class PlannedScheduler(_SglangScheduler):
-    """Hooks that come before SGLang's scheduler in the method resolution order. `plait` is the Driver."""
+class PlannedSglangScheduler(_SglangScheduler):
+    """Hooks that come before SGLang's scheduler in the method resolution order. `plait` is the driver."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.attach(read_settings())
 
-    def attach(self, settings: Settings) -> None:
+    def attach(self, settings: SglangSettings) -> None:
         """Begin to plan for this scheduler. Raises UnsupportedEngineError if that is not possible."""
         REQUIRED.check_scheduler(self)
         _check_options(self)
@@ -132,7 +132,7 @@ class PlannedScheduler(_SglangScheduler):
 @cache
 def scheduler_class(base: type) -> Any:
     """SGLang's scheduler class, with our hooks."""
-    return type(f"Planned{base.__name__}", (PlannedScheduler, base), {})
+    return type(f"Planned{base.__name__}", (PlannedSglangScheduler, base), {})
 
 
 def _check_options(scheduler: Any) -> None:
@@ -157,10 +157,10 @@ def _check_options(scheduler: Any) -> None:
         )
 
 
-def _driver(scheduler: Any, settings: Settings) -> Driver:
+def _driver(scheduler: Any, settings: SglangSettings) -> SglangDriver:
     model = load("sglang.srt.runtime_context.get_serving")().served_model_name
     observer = CacheObserver(page_tokens=scheduler.page_size, model=model)
     published = scheduler.kv_events_publisher.enable_kv_cache_events
     events = EventTap(scheduler.tree_cache, observer, published=published, news=NewsSender())
     release = load("sglang.srt.managers.schedule_batch.release_req")
-    return Driver(scheduler, observer, events, settings, release=release)
+    return SglangDriver(scheduler, observer, events, settings, release=release)

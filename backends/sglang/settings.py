@@ -15,16 +15,16 @@ from plait.backends.adapter.scheduler_settings import SchedulerSettings, Setting
 VARIABLE: Final = "PLAIT_SGLANG"
 
 
-class Settings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
+class SglangSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
     """The settings that all engines have. The default name is `sglang`."""
 
     name: str = "sglang"
 
 
-def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(environment: Mapping[str, str] = os.environ) -> SglangSettings:
     """The settings in the environment. Raises SettingsError."""
     try:
         given = json.loads(environment.get(VARIABLE) or "{}")
     except ValueError as error:
         raise SettingsError(f"{VARIABLE} is not JSON: {error}") from error
-    return convert_settings(given, Settings, VARIABLE)
+    return convert_settings(given, SglangSettings, VARIABLE)

@@ -69,7 +69,7 @@ def vllm_call(request: Any, annotations: EngineAnnotations, now_s: float, sequen
     )
 
 
-class SchedulerFacts:
+class VllmFacts:
     """The EngineFacts of one vLLM scheduler.
 
     They are exact for models with one kind of attention. For other models, only the observed group's blocks count for a

@@ -20,19 +20,19 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.protocol.call_objectives import read_changes
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.backends.vllm.calls import SchedulerFacts, VllmCall, vllm_call
-from plait.backends.vllm.settings import WHERE, Settings
+from plait.backends.vllm.calls import VllmCall, VllmFacts, vllm_call
+from plait.backends.vllm.settings import WHERE, VllmSettings
 from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
 
 
-class Levers:
+class VllmLevers:
     """Sets the state that vLLM's scheduler reads: its waiting queue, the token budget, and limits on requests' chunks.
 
     While an iteration is being scheduled, `limits` has the chunk limits by request id, and `hidden` has the waiting
     requests that are held back. `budget_tokens` is the latest plan's budget.
     """
 
-    def __init__(self, scheduler: Any, facts: SchedulerFacts) -> None:
+    def __init__(self, scheduler: Any, facts: VllmFacts) -> None:
         self.limits: dict[str, int] = {}
         self.hidden: list[Any] = []
         self.budget_tokens = facts.max_batch_tokens
@@ -113,14 +113,14 @@ def _served_last(picks: Sequence[tuple[VllmCall, int]], running: Sequence[LocalC
 _ORDER = attrgetter("order")
 
 
-class Driver:
+class VllmDriver:
     """Runs one engine's local scheduler. `statuses` is vLLM's RequestStatus. `levers` carry out the plans."""
 
     def __init__(
         self,
         scheduler: Any,
         observer: PoolObserver,
-        settings: Settings,
+        settings: VllmSettings,
         *,
         statuses: Any,
         policy: LocalScheduler | None = None,
@@ -139,8 +139,8 @@ class Driver:
         self._measuring = measuring(self._policy, cost_model(settings, WHERE))
         self._work: dict[int, IterationWork] = {}
         self._clock, self._wall_clock = clock, wall_clock
-        self._facts = SchedulerFacts(scheduler, observer)
-        self.levers = Levers(scheduler, self._facts)
+        self._facts = VllmFacts(scheduler, observer)
+        self.levers = VllmLevers(scheduler, self._facts)
         self._reporter = StateReporter(
             engine=settings.name,
             kind="vllm",

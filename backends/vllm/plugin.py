@@ -16,7 +16,7 @@ import msgspec
 from plait.backends.adapter.required_names import load
 
 if TYPE_CHECKING:
-    from plait.backends.vllm.driver import Driver
+    from plait.backends.vllm.driver import VllmDriver
 
 METHOD = "plait_cache_state"
 CHANGE_METHOD = "plait_call_objectives"
@@ -39,7 +39,7 @@ class CacheReports:
     A gateway waits for one report at a time. If it asks again, it does not wait for the earlier one any more.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: VllmDriver) -> None:
         self._driver = driver
         self._waiting: OrderedDict[Hashable, _Waiting] = OrderedDict()
         self._published = driver.cursor
@@ -89,5 +89,5 @@ def _cache_state(
 
 
 def _call_objectives(core: Any, body: str) -> int:
-    driver: Driver = core.scheduler.plait
+    driver: VllmDriver = core.scheduler.plait
     return driver.change_objectives(body.encode())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from plait.backends.adapter.required_names import RequiredNames, UnsupportedEngineError, load
 from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.backends.vllm.driver import Driver, served_model
+from plait.backends.vllm.driver import VllmDriver, served_model
 from plait.backends.vllm.settings import parse_settings
 
 REQUIRED: Final = RequiredNames(
@@ -92,8 +92,8 @@ else:
     _VllmScheduler = object
 
 
-class PlannedScheduler(_VllmScheduler):
-    """Hooks that come before vLLM's scheduler in the method resolution order. `plait` is the Driver."""
+class PlannedVllmScheduler(_VllmScheduler):
+    """Hooks that come before vLLM's scheduler in the method resolution order. `plait` is the driver."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -108,7 +108,7 @@ class PlannedScheduler(_VllmScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule an iteration. The arguments are vLLM's."""
-        output = self.plait.step(lambda: super(PlannedScheduler, self).schedule(*args, **kwargs))
+        output = self.plait.step(lambda: super(PlannedVllmScheduler, self).schedule(*args, **kwargs))
         self.cache_reports.publish()
         return output
 
@@ -158,7 +158,7 @@ def create_scheduler(*args: Any, **kwargs: Any) -> Any:
 def scheduler_class(*, asynchronous: bool) -> Any:
     """The scheduler class of the installed vLLM, with our hooks."""
     base = load(f"vllm.v1.core.sched.{'async_scheduler.Async' if asynchronous else 'scheduler.'}Scheduler")
-    return type(f"Planned{base.__name__}", (PlannedScheduler, base), {})
+    return type(f"Planned{base.__name__}", (PlannedVllmScheduler, base), {})
 
 
 def _check_ranks(parallel: Any) -> None:
@@ -182,7 +182,7 @@ def _check(scheduler: Any) -> None:
         raise UnsupportedEngineError("Plait does not schedule models without a KV cache; start vLLM without Plait")
 
 
-def _driver(scheduler: Any) -> Driver:
+def _driver(scheduler: Any) -> VllmDriver:
     manager, config = scheduler.kv_cache_manager, scheduler.vllm_config
     group_id = _observed_group(scheduler.kv_cache_config.kv_cache_groups)
     observer = PoolObserver(
@@ -192,7 +192,7 @@ def _driver(scheduler: Any) -> Driver:
         model=served_model(config),
     )
     settings = parse_settings(config.additional_config)
-    return Driver(scheduler, observer, settings, statuses=load("vllm.v1.request.RequestStatus"))
+    return VllmDriver(scheduler, observer, settings, statuses=load("vllm.v1.request.RequestStatus"))
 
 
 def _observed_group(groups: Any) -> int:

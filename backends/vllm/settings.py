@@ -12,13 +12,13 @@ from plait.backends.adapter.scheduler_settings import SchedulerSettings, convert
 WHERE: Final = "--additional-config: plait"
 
 
-class Settings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
+class VllmSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
     """The settings that all engines have. The default name is `vllm`."""
 
     name: str = "vllm"
 
 
-def parse_settings(additional_config: Any) -> Settings:
+def parse_settings(additional_config: Any) -> VllmSettings:
     """The settings in vLLM's `additional_config`. Raises SettingsError."""
     given = additional_config.get("plait", {}) if isinstance(additional_config, dict) else {}
-    return convert_settings(given, Settings, WHERE)
+    return convert_settings(given, VllmSettings, WHERE)

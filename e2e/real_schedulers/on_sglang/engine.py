@@ -30,7 +30,7 @@ from sglang.srt.server_args import PortArgs, prepare_server_args
 from e2e.real_schedulers.built_engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, PAGE_TOKENS, Clock, token_after
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.sglang import plugin
-from plait.backends.sglang.driver import Driver
+from plait.backends.sglang.driver import SglangDriver
 from plait.backends.sglang.scheduler import scheduler_class
 from plait.backends.sglang.settings import VARIABLE, read_settings
 from plait.backends.sglang.step_clock import StepClock
@@ -98,8 +98,8 @@ class Engine:
         self._wait()
 
     @property
-    def driver(self) -> Driver:
-        driver: Driver = self.scheduler.plait
+    def driver(self) -> SglangDriver:
+        driver: SglangDriver = self.scheduler.plait
         return driver
 
     @property

@@ -15,7 +15,7 @@ from plait.backends.adapter.scheduler_settings import SettingsError
 from plait.backends.sglang import plugin
 from plait.backends.sglang.compatibility import REQUIRED
 from plait.backends.sglang.scheduler import scheduler_class
-from plait.backends.sglang.settings import VARIABLE, Settings, read_settings
+from plait.backends.sglang.settings import VARIABLE, SglangSettings, read_settings
 
 
 def _other_release_req(self: ScheduleBatch, request: object) -> None:
@@ -50,7 +50,7 @@ def test_missing_attributes_are_listed(planned: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.delattr(planned, "chunked_req")
     monkeypatch.delattr(planned.policy, "policy")
     with pytest.raises(UnsupportedEngineError, match=r"Scheduler\.chunked_req.*policy\.policy"):
-        planned.attach(Settings())
+        planned.attach(SglangSettings())
 
 
 def test_what_plait_does_itself_is_refused(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_what_plait_does_itself_is_refused(planned: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(planned, "enable_priority_scheduling", True)
     monkeypatch.setattr(planned, "chunked_prefill_size", None)
     with pytest.raises(UnsupportedEngineError) as refusal:
-        planned.attach(Settings())
+        planned.attach(SglangSettings())
     for option in ("--schedule-policy", "--enable-priority-scheduling", "--chunked-prefill-size -1"):
         assert option in str(refusal.value)
 

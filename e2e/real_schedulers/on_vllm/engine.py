@@ -23,7 +23,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from e2e.real_schedulers.built_engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, PAGE_TOKENS, Clock, token_after
 from plait.backends.protocol.cache_state import CacheState
-from plait.backends.vllm.driver import Driver
+from plait.backends.vllm.driver import VllmDriver
 from plait.backends.vllm.scheduler import create_scheduler
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.scheduling.plan import LocalScheduler
@@ -71,8 +71,8 @@ class Engine:
         self._names = itertools.count()
 
     @property
-    def driver(self) -> Driver:
-        driver: Driver = self.scheduler.plait
+    def driver(self) -> VllmDriver:
+        driver: VllmDriver = self.scheduler.plait
         return driver
 
     @property

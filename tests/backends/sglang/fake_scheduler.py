@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
-from plait.backends.sglang.driver import Driver
-from plait.backends.sglang.scheduler import PlannedScheduler
-from plait.backends.sglang.settings import Settings
+from plait.backends.sglang.driver import SglangDriver
+from plait.backends.sglang.scheduler import PlannedSglangScheduler
+from plait.backends.sglang.settings import SglangSettings
 from plait.policy.scheduling.plan import LocalScheduler
 
 PAGE_TOKENS = 16
@@ -111,7 +111,7 @@ class Batch:
 class FakeScheduler:
     """The parts of SGLang's scheduler that the hooks and the driver use. `handed` has an entry for each pass."""
 
-    plait: Driver
+    plait: SglangDriver
 
     def __init__(self, setup: Setup) -> None:
         self.page_size = PAGE_TOKENS
@@ -268,21 +268,23 @@ class FakeScheduler:
         return self.max_total_num_tokens // PAGE_TOKENS - held
 
 
-class Rank(PlannedScheduler, FakeScheduler):
+class Rank(PlannedSglangScheduler, FakeScheduler):
     """A rank whose driver has its own clock."""
 
     def __init__(
         self,
         setup: Setup,
         clock: Callable[[], float],
-        settings: Settings | None = None,
+        settings: SglangSettings | None = None,
         policy: LocalScheduler | None = None,
     ) -> None:
         FakeScheduler.__init__(self, setup)
         observer = CacheObserver(page_tokens=PAGE_TOKENS, model="tiny")
         events = EventTap(self.tree_cache, observer, published=False)
         release = lambda req, **_: self._release(req)  # noqa: E731
-        self.plait = Driver(self, observer, events, settings or Settings(), release=release, policy=policy, clock=clock)
+        self.plait = SglangDriver(
+            self, observer, events, settings or SglangSettings(), release=release, policy=policy, clock=clock
+        )
 
 
 def _new_pages(decodes: Sequence[Request]) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from plait.backends.sglang.cache_state import CacheObserver
-from plait.backends.sglang.calls import SchedulerFacts, SglangCall
+from plait.backends.sglang.calls import SglangCall, SglangFacts
 from plait.policy.prefix.block_hash import chain
 
 TREE_BLOCK = 64
 
 
-def facts_of(observer: CacheObserver, *, disable: bool = False) -> SchedulerFacts:
+def facts_of(observer: CacheObserver, *, disable: bool = False) -> SglangFacts:
     scheduler = SimpleNamespace(
         max_prefill_tokens=4096,
         chunked_prefill_size=2048,
@@ -19,7 +19,7 @@ def facts_of(observer: CacheObserver, *, disable: bool = False) -> SchedulerFact
         page_size=1,
         tree_cache=SimpleNamespace(disable=disable),
     )
-    return SchedulerFacts(scheduler, observer)
+    return SglangFacts(scheduler, observer)
 
 
 def call_of(observer: CacheObserver, tokens: list[int]) -> SglangCall:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from plait.backends.sglang.calls import SglangCall
-from plait.backends.sglang.levers import Levers, levers_of
+from plait.backends.sglang.levers import SglangLevers, levers_of
 from plait.policy.scheduling.plan import Plan
 
 PAGE_TOKENS = 16
@@ -18,7 +18,7 @@ def call(name: str, tokens: int, *, computed: int = 0, waits: bool = True) -> Sg
     return made
 
 
-def levers(picks: list[tuple[SglangCall, int]], in_chunks: SglangCall) -> Levers:
+def levers(picks: list[tuple[SglangCall, int]], in_chunks: SglangCall) -> SglangLevers:
     facts = cast("Any", SimpleNamespace(max_batch_tokens=64, cached_tokens=lambda _: 0))
     return levers_of(Plan(preempt=(), picks=tuple(picks)), in_chunks, facts, PAGE_TOKENS)
 

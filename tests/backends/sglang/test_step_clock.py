@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from plait.backends.sglang.settings import Settings
+from plait.backends.sglang.settings import SglangSettings
 from plait.backends.sglang.step_clock import StepClock, Tick
 from tests.backends.sglang.fake_scheduler import Rank, Request, Setup
 
@@ -29,7 +29,7 @@ def test_what_arrives_while_the_engine_is_idle_has_not_waited() -> None:
 def test_a_call_is_as_old_as_it_was_when_it_was_received() -> None:
     """The first call finds the engine idle. The second one arrives in a step of 0.4 s, at an age of 0.1 s."""
     now_s = [0.0]
-    rank = Rank(Setup(), lambda: now_s[0], Settings(scheduler="slo"))
+    rank = Rank(Setup(), lambda: now_s[0], SglangSettings(scheduler="slo"))
 
     def step(*requests: Request) -> None:
         rank.begin_step([*requests, *rank._poll_timeout_aborts()])

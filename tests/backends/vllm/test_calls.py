@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.backends.vllm.calls import SchedulerFacts, VllmCall
+from plait.backends.vllm.calls import VllmCall, VllmFacts
 from tests.backends.vllm.fake_pool import Block, Pool, request
 
 BLOCK_TOKENS = 16
 
 
-def facts_of(pool: Pool) -> tuple[SchedulerFacts, dict[str, list[Block]]]:
+def facts_of(pool: Pool) -> tuple[VllmFacts, dict[str, list[Block]]]:
     held: dict[str, list[Block]] = {}
     manager = SimpleNamespace(block_size=BLOCK_TOKENS, req_to_blocks=held)
     scheduler = SimpleNamespace(
@@ -27,7 +27,7 @@ def facts_of(pool: Pool) -> tuple[SchedulerFacts, dict[str, list[Block]]]:
         kv_cache_manager=SimpleNamespace(block_pool=pool, coordinator=SimpleNamespace(single_type_managers=(manager,))),
     )
     observer = PoolObserver(pool, group_id=0, block_tokens=BLOCK_TOKENS, model="tiny")
-    return SchedulerFacts(scheduler, observer), held
+    return VllmFacts(scheduler, observer), held
 
 
 def call_of(tokens: list[int], **fields: int | bool) -> VllmCall:

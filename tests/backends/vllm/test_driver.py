@@ -13,8 +13,8 @@ from plait.backends.errors import CallerError
 from plait.backends.protocol.cache_state import CacheState, OutstandingCall
 from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.backends.vllm.driver import Driver
-from plait.backends.vllm.settings import Settings
+from plait.backends.vllm.driver import VllmDriver
+from plait.backends.vllm.settings import VllmSettings
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Objective, Slo
 from tests.backends.vllm.fake_pool import Pool, request
@@ -49,10 +49,10 @@ class Core:
             running=[],
         )
         observer = PoolObserver(pool, group_id=0, block_tokens=BLOCK_TOKENS, model="tiny")
-        self.driver = Driver(
+        self.driver = VllmDriver(
             inner,
             observer,
-            Settings(),
+            VllmSettings(),
             statuses=STATUSES,
             clock=lambda: self.now_s,
             wall_clock=lambda: 0.0,

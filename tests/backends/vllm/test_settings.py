@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 
 from plait.backends.adapter.scheduler_settings import SettingsError
-from plait.backends.vllm.settings import Settings, parse_settings
+from plait.backends.vllm.settings import VllmSettings, parse_settings
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, Settings()),
-        ({"other": 1}, Settings()),
-        (object(), Settings()),
-        ({"plait": {"scheduler": "fcfs", "name": "one"}}, Settings("fcfs", "one")),
-        ({"plait": {"profile": "mine.toml"}}, Settings(profile="mine.toml")),
+        ({}, VllmSettings()),
+        ({"other": 1}, VllmSettings()),
+        (object(), VllmSettings()),
+        ({"plait": {"scheduler": "fcfs", "name": "one"}}, VllmSettings("fcfs", "one")),
+        ({"plait": {"profile": "mine.toml"}}, VllmSettings(profile="mine.toml")),
         (
             {"plait": {"scheduler": "a.b:C", "scheduler_options": {"d": 8}}},
-            Settings("a.b:C", scheduler_options={"d": 8}),
+            VllmSettings("a.b:C", scheduler_options={"d": 8}),
         ),
     ],
 )
-def test_what_is_not_given_has_a_default(given: Any, expected: Settings) -> None:
+def test_what_is_not_given_has_a_default(given: Any, expected: VllmSettings) -> None:
     assert parse_settings(given) == expected
 
 

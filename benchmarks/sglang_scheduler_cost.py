@@ -23,7 +23,7 @@ from benchmarks.scheduler_cost import (
     parser,
     report,
 )
-from plait.backends.sglang.settings import SglangSettings
+from plait.backends.adapter.scheduler_settings import SglangSettings
 from plait.policy.prefix.block_hash import chain
 from tests.backends.sglang.fake_scheduler import PAGE_TOKENS, Rank, Request, Setup
 

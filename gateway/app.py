@@ -22,8 +22,7 @@ from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.behind_a_proxy import behind_a_proxy
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
-from plait.gateway.api.error_answers import ANSWERS, UNKNOWN_PATH
-from plait.gateway.api.metrics import RefusalMetrics, SlowClientMetrics
+from plait.gateway.api.error_answers import ANSWERS, UNKNOWN_PATH, RefusalMetrics, SlowClientMetrics
 from plait.gateway.api.operations import About, Operations
 from plait.gateway.api.program_api import ProgramApi
 from plait.gateway.api.responses_api import ResponsesApi

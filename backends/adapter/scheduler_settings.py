@@ -1,12 +1,17 @@
 """The local scheduler's settings in an engine's plugin, and the scheduler that they make.
 
-Each engine passes the settings in its own way.
+Each engine passes the settings in its own way. vLLM passes its configuration to the engine core on any machine, where
+an environment variable would not get. SGLang passes its environment on to the processes that it starts, and has no
+option for the settings.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import pkgutil
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -84,3 +89,38 @@ def measuring(policy: LocalScheduler, costs: CostModel | None) -> MeasuringSched
     if costs is not None:
         policy.expect(costs)
     return policy
+
+
+WHERE: Final = "--additional-config: plait"
+"""Where vLLM has them: `--additional-config '{"plait": {"scheduler": "fcfs"}}'`."""
+
+
+class VllmSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
+    """The settings that all engines have. The default name is `vllm`."""
+
+    name: str = "vllm"
+
+
+def parse_settings(additional_config: Any) -> VllmSettings:
+    """The settings in vLLM's `additional_config`. Raises SettingsError."""
+    given = additional_config.get("plait", {}) if isinstance(additional_config, dict) else {}
+    return convert_settings(given, VllmSettings, WHERE)
+
+
+VARIABLE: Final = "PLAIT_SGLANG"
+"""Where SGLang has them: `PLAIT_SGLANG='{"scheduler": "fcfs"}'`."""
+
+
+class SglangSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
+    """The settings that all engines have. The default name is `sglang`."""
+
+    name: str = "sglang"
+
+
+def read_settings(environment: Mapping[str, str] = os.environ) -> SglangSettings:
+    """The settings in the environment. Raises SettingsError."""
+    try:
+        given = json.loads(environment.get(VARIABLE) or "{}")
+    except ValueError as error:
+        raise SettingsError(f"{VARIABLE} is not JSON: {error}") from error
+    return convert_settings(given, SglangSettings, VARIABLE)

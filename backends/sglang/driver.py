@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from typing import Any, cast
 
-from plait.backends.adapter.scheduler_settings import cost_model, local_scheduler, measuring
+from plait.backends.adapter.scheduler_settings import VARIABLE, SglangSettings, cost_model, local_scheduler, measuring
 from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import AnnotationReader
@@ -23,7 +23,6 @@ from plait.backends.protocol.call_objectives import read_changes
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.calls import Requests, SglangCall, SglangFacts, WaitingHits, sglang_call
 from plait.backends.sglang.levers import NO_LIMITS, SglangLevers, levers_of, preempt
-from plait.backends.sglang.settings import VARIABLE, SglangSettings
 from plait.backends.sglang.step_clock import StepClock, Tick
 from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
 

@@ -15,7 +15,7 @@ from plait.backends.adapter.launch_arguments import (
     split_arguments,
     taken_options,
 )
-from plait.backends.sglang.settings import VARIABLE
+from plait.backends.adapter.scheduler_settings import VARIABLE
 
 PLUGIN: Final = "plait"
 """The name of the plugin's entry point."""

@@ -11,9 +11,9 @@ import sys
 from typing import Any, Final
 
 from plait.backends.adapter.required_names import load
+from plait.backends.adapter.scheduler_settings import read_settings
 from plait.backends.sglang.channel import NewsReceiver
 from plait.backends.sglang.compatibility import REQUIRED
-from plait.backends.sglang.settings import read_settings
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
 API_SERVER: Final = "sglang.srt.entrypoints.http_server._setup_and_run_http_server"

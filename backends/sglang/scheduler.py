@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plait.backends.adapter.required_names import UnsupportedEngineError, load
+from plait.backends.adapter.scheduler_settings import SglangSettings, read_settings
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.channel import STATE_KEY, NewsSender, ReportSince, parse_query
 from plait.backends.sglang.compatibility import REQUIRED
 from plait.backends.sglang.driver import SglangDriver
 from plait.backends.sglang.levers import limited
-from plait.backends.sglang.settings import SglangSettings, read_settings
 from plait.backends.sglang.step_clock import Tick
 
 if TYPE_CHECKING:

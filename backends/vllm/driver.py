@@ -14,14 +14,13 @@ from itertools import count, takewhile
 from operator import attrgetter
 from typing import Any, cast
 
-from plait.backends.adapter.scheduler_settings import cost_model, local_scheduler, measuring
+from plait.backends.adapter.scheduler_settings import WHERE, VllmSettings, cost_model, local_scheduler, measuring
 from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.protocol.call_objectives import read_changes
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.calls import VllmCall, VllmFacts, vllm_call
-from plait.backends.vllm.settings import WHERE, VllmSettings
 from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
 
 

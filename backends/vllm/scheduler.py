@@ -6,10 +6,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from plait.backends.adapter.required_names import RequiredNames, UnsupportedEngineError, load
+from plait.backends.adapter.scheduler_settings import parse_settings
 from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.driver import VllmDriver, served_model
-from plait.backends.vllm.settings import parse_settings
 
 REQUIRED: Final = RequiredNames(
     engine="vLLM",

@@ -20,8 +20,7 @@ from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.answers.answer_forms import error_of
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.error_answers import error_body
-from plait.gateway.api.metrics import RefusalMetrics
+from plait.gateway.api.error_answers import RefusalMetrics, error_body
 from plait.gateway.api.responses_api import KeptResponse, continued, input_items
 from plait.gateway.asgi import ClientGoneError, Headers, id_of, is_event_stream, send_error, send_whole
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations

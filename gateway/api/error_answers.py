@@ -1,6 +1,7 @@
 """The answers to errors, in the shape of the API that a client speaks: OpenAI's, unless its path is another API's.
 
-The routes beside calls have them as Starlette's exception handlers. A path that is no route is such an error.
+The routes beside calls have them as Starlette's exception handlers. A path that is no route is such an error. Metrics
+count the errors, and the clients that were dropped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from prometheus_client import CollectorRegistry, Counter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -109,3 +111,29 @@ async def _answer_unknown_path(request: Request) -> Response:
 
 UNKNOWN_PATH: Final = Route("/{path:path}", _answer_unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
 """Comes after all other routes."""
+
+
+class RefusalMetrics:
+    """Counts errors that the gateway answers with: before a call was sent, or when no engine answered."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._refusals = Counter(
+            "plait_refusals", "Requests that the gateway answered with an error", ["status", "code"], registry=registry
+        )
+
+    def count(self, error: PlaitError) -> None:
+        """Count an error by its status and code."""
+        self._refusals.labels(str(error.status), error.code or error.kind).inc()
+
+
+class SlowClientMetrics:
+    """Counts clients that were disconnected because they did not read."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._dropped = Counter(
+            "plait_slow_clients_dropped", "Connections closed because the client did not read", registry=registry
+        )
+
+    def dropped(self) -> None:
+        """Count one."""
+        self._dropped.inc()

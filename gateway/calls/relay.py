@@ -27,8 +27,7 @@ from plait.backends.errors import (
 from plait.gateway.asgi import unless_gone
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import CallWatch, Delivery, log_call
-from plait.gateway.calls.gate import Gate
-from plait.gateway.calls.held_stream import HeldStream
+from plait.gateway.calls.gate import Gate, HeldStream
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_bodies import OpenAnswers
 from plait.gateway.calls.upstream import Upstream

@@ -28,11 +28,11 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, prepare_server_args
 
 from e2e.real_schedulers.built_engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, PAGE_TOKENS, Clock, token_after
+from plait.backends.adapter.scheduler_settings import VARIABLE, read_settings
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.sglang import plugin
 from plait.backends.sglang.driver import SglangDriver
 from plait.backends.sglang.scheduler import scheduler_class
-from plait.backends.sglang.settings import VARIABLE, read_settings
 from plait.backends.sglang.step_clock import StepClock
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.scheduling.plan import LocalScheduler

@@ -11,11 +11,10 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy, PrefillAdde
 from sglang.srt.managers.scheduler import Scheduler
 
 from plait.backends.adapter.required_names import UnsupportedEngineError, missing_names
-from plait.backends.adapter.scheduler_settings import SettingsError
+from plait.backends.adapter.scheduler_settings import VARIABLE, SettingsError, SglangSettings, read_settings
 from plait.backends.sglang import plugin
 from plait.backends.sglang.compatibility import REQUIRED
 from plait.backends.sglang.scheduler import scheduler_class
-from plait.backends.sglang.settings import VARIABLE, SglangSettings, read_settings
 
 
 def _other_release_req(self: ScheduleBatch, request: object) -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+from plait.backends.adapter.scheduler_settings import SglangSettings
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.driver import SglangDriver
 from plait.backends.sglang.scheduler import PlannedSglangScheduler
-from plait.backends.sglang.settings import SglangSettings
 from plait.policy.scheduling.plan import LocalScheduler
 
 PAGE_TOKENS = 16

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from plait.backends.sglang.settings import SglangSettings
+from plait.backends.adapter.scheduler_settings import SglangSettings
 from plait.backends.sglang.step_clock import StepClock, Tick
 from tests.backends.sglang.fake_scheduler import Rank, Request, Setup
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from plait.backends.adapter.scheduler_settings import VllmSettings
 from plait.backends.errors import CallerError
 from plait.backends.protocol.cache_state import CacheState, OutstandingCall
 from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.driver import VllmDriver
-from plait.backends.vllm.settings import VllmSettings
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Objective, Slo
 from tests.backends.vllm.fake_pool import Pool, request

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.adapter.scheduler_settings import SettingsError
-from plait.backends.vllm.settings import VllmSettings, parse_settings
+from plait.backends.adapter.scheduler_settings import SettingsError, VllmSettings, parse_settings
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from starlette.types import Receive, Send
 
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
-from plait.gateway.api.metrics import RefusalMetrics
+from plait.gateway.api.error_answers import RefusalMetrics
 from plait.gateway.asgi import send_whole
 from plait.gateway.calls.call_reader import CallReader
 from plait.gateway.calls.delivery import Delivery

@@ -7,7 +7,7 @@ from typing import Any, cast
 from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.answers.answer_forms import COMPLETION
 from plait.gateway.api.call_api import TranslatedAnswer
-from plait.gateway.calls.held_stream import HeldStream
+from plait.gateway.calls.gate import HeldStream
 
 STREAM = [(b"content-type", b"text/event-stream")]
 

@@ -18,7 +18,7 @@ from plait.backends.protocol.tokenizer_fingerprint import CHATS, Messages, Token
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
 from plait.backends.tokenization.chat_template import CHATML, TEMPLATE_ERRORS, render, template_options
 from plait.backends.tokenization.cuts import Cuts
-from plait.backends.tokenization.shape_memo import PlainChat, ShapeMemo, plain_chat
+from plait.backends.tokenization.template_shapes import PlainChat, ShapeMemo, plain_chat
 
 OF_TRANSFORMERS: Final = frozenset(
     {

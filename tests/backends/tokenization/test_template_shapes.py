@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
 from plait.backends.tokenization.chat_template import TEMPLATE_ERRORS, render, template_options
-from plait.backends.tokenization.shape_memo import MOST_WAYS, ShapeMemo, plain_chat
-from plait.backends.tokenization.template_shapes import Shape, record
+from plait.backends.tokenization.template_shapes import MOST_WAYS, Shape, ShapeMemo, plain_chat, record
 from tests.backends.tokenization.family_templates import FAMILIES
 from tests.backends.tokenization.test_rendering import CONTENTS, ODD, TOOLS, loaded
 

@@ -7,7 +7,8 @@ in virtual time. `select` changes nothing. Each `book` is ended by exactly one `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from math import inf
 from uuid import uuid4
@@ -20,7 +21,6 @@ from plait.gateway.fleet.engine_cache import EngineCache, EstimatedAnswers
 from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
 from plait.gateway.fleet.health import Health, HealthChange, HealthState
 from plait.gateway.fleet.others_calls import OthersCalls
-from plait.gateway.fleet.retry_budgets import RetryBudgets
 from plait.gateway.fleet.served_models import ModelNames, ServedModels
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.cost_model import CostModel
@@ -263,3 +263,36 @@ class Router:
         self.demand.left(booking.call, now_s, output_tokens)
         if self.health.trials:
             self.health.left(booking)
+
+
+ACTIVE_SHARE = 0.2
+LEAST_RETRIES = 3
+"""Envoy's defaults. Envoy keeps a retry budget for each cluster, which is a model here."""
+
+
+class RetryBudgets:
+    """Retries may be a share of a model's `active` calls, so that sick engines are not asked ever more."""
+
+    def __init__(self, active: Mapping[str, int]) -> None:
+        self._active = active
+        self._retrying: Counter[str] = Counter()
+
+    def take(self, model: str) -> bool:
+        """Ask for a retry of a call that has just left its engine; False if the budget is used up.
+
+        A retry that was granted is ended by `give_back`.
+        """
+        if self._retrying[model] >= max(LEAST_RETRIES, ACTIVE_SHARE * (self._active.get(model, 0) + 1)):
+            return False
+        self._retrying[model] += 1
+        return True
+
+    def give_back(self, model: str) -> None:
+        """A retry has ended."""
+        assert self._retrying[model] > 0
+        self._retrying[model] -= 1
+
+    def check(self, active_calls: int) -> None:
+        """Assert the invariants for a fleet with this many calls on its engines; for tests."""
+        assert sum(self._active.values()) == active_calls
+        assert all(count >= 0 for count in (*self._active.values(), *self._retrying.values()))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from plait.gateway.fleet.retry_budgets import RetryBudgets
+from plait.gateway.fleet.router import RetryBudgets
 
 
 def granted(budgets: RetryBudgets, model: str) -> int:

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from secrets import token_hex
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import msgspec
 from starlette.types import Message, Receive, Send
 
 from plait.backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, PlaitError, SessionWaitingError
@@ -95,69 +96,72 @@ async def read_body(
             last = bytearray()
 
 
-class WatchedReceive:
-    """ASGI's receive of a server that says when the client goes: it calls `gone`. So no task has to wait for that."""
+CLIENT: Final = "plait.client"
+"""In the scope of a request, if its server knows when its `Client` goes."""
 
-    __slots__ = ("_is_gone", "_receive", "on_gone")
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._is_gone = False
-        self.on_gone: Callable[[], object] | None = None
+class Client(msgspec.Struct, eq=False):
+    """Who has sent a request. `gone` is called when it goes, and calls `on_gone`."""
 
-    def __call__(self) -> Awaitable[Message]:
-        """ASGI's receive."""
-        return self._receive()
-
-    def has_gone(self) -> bool:
-        """Whether the client has gone."""
-        return self._is_gone
+    is_gone: bool = False
+    on_gone: Callable[[], object] | None = None
 
     def gone(self) -> None:
         """The client has gone."""
-        self._is_gone = True
+        self.is_gone = True
         if self.on_gone is not None:
             self.on_gone()
+
+
+class WatchedReceive(msgspec.Struct, eq=False):
+    """ASGI's receive of a request. The server watches its `client`; None: nobody does."""
+
+    receive: Receive
+    client: Client | None
+
+    def __call__(self) -> Awaitable[Message]:
+        """ASGI's receive."""
+        return self.receive()
 
 
 async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
     """Run `work` in this task. If the client goes, `work` is cancelled and `ClientGoneError` is raised.
 
-    A task waits for the client unless `receive` is a `WatchedReceive`: it would cost as much as a tenth of the call.
+    A task waits for a client whom the server does not watch: it costs as much as a tenth of the call.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    watched, watcher = receive, None
-    if not isinstance(watched, WatchedReceive):
-        watched = WatchedReceive(receive)
-        watcher = asyncio.ensure_future(_watch(watched))
-    if watched.has_gone():
+    client, watcher = receive.client if isinstance(receive, WatchedReceive) else None, None
+    if client is None:
+        client = Client()
+        watcher = asyncio.ensure_future(_watch(receive, client))
+    elif client.is_gone:
         work.close()
         raise ClientGoneError
-    watched.on_gone = partial(loop.call_soon, _cancel, task, watched)  # what ends in this moment has ended
+    client.on_gone = partial(loop.call_soon, _cancel, task, client)  # what ends in this moment has ended
     try:
         return await work
     except asyncio.CancelledError:
-        if watched.has_gone() and task.uncancel() == 0:
+        if client.is_gone and task.uncancel() == 0:
             raise ClientGoneError from None
         raise  # the client has not gone: the gateway is stopping
     finally:
-        watched.on_gone = None
+        client.on_gone = None
         if watcher is not None:
             watcher.cancel()
 
 
-def _cancel(task: asyncio.Task[Any], watched: WatchedReceive) -> None:
+def _cancel(task: asyncio.Task[Any], client: Client) -> None:
     """Cancel a task unless its work has ended since."""
-    if watched.on_gone is not None:
+    if client.on_gone is not None:
         task.cancel()
 
 
-async def _watch(receive: WatchedReceive) -> None:
+async def _watch(receive: Receive, client: Client) -> None:
     """Wait until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    receive.gone()
+    client.gone()
 
 
 async def send_whole(send: Send, status: int, headers: Headers, body: bytes | bytearray) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from contextlib import suppress
+from typing import Any
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.gateway.api.error_answers import error_body, error_event
-from plait.gateway.asgi import id_of, is_event_stream, send_error
+from plait.gateway.asgi import CLIENT, WatchedReceive, id_of, is_event_stream, send_error
 
 LAST_WORD_S = 1.5
 """The longest time that an error may take to be sent at the end, to a client that reads slowly."""
@@ -36,11 +37,13 @@ class OpenRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = _OpenRequest(self, scope, send)
+        task = asyncio.current_task()
+        assert task is not None
+        request = _OpenRequest(receive, scope.get(CLIENT), scope, send, task, self)
         self._open.add(request)
         defect: PlaitError | None = None
         try:
-            await self._app(scope, receive, request.send)
+            await self._app(scope, request, request.send)
         except asyncio.CancelledError:  # by `cut`, or by a server that stops at once
             request.is_cut = True
         except Exception:
@@ -67,46 +70,41 @@ class OpenRequests:
         return len(left)
 
 
-class _OpenRequest:
-    """One request on its way."""
+class _OpenRequest(WatchedReceive, eq=False):
+    """One request on its way. It is the ASGI receive of the application."""
 
-    __slots__ = ("_all", "_head", "_id", "_is_ended", "_scope", "_send", "is_cut", "task")
-
-    def __init__(self, requests: OpenRequests, scope: Scope, send: Send) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.task = task
-        self.is_cut = False
-        self._all = requests
-        self._head: Message | None = None  # the start of the answer, once it was sent
-        self._id: str | None = None
-        self._is_ended = False
-        self._scope = scope
-        self._send = send
+    scope: Scope  # the request's
+    to_client: Send  # the server's
+    task: asyncio.Task[Any]  # answers it
+    requests: OpenRequests  # all of them
+    head: Message | None = None  # the start of the answer, once it was sent
+    is_ended: bool = False  # the whole answer was sent
+    is_cut: bool = False
+    given_id: str | None = None  # once it was asked for
 
     def send(self, message: Message) -> Awaitable[None]:
         """ASGI's send. It is not a coroutine of its own, because every piece of every stream comes here."""
         if message["type"] == "http.response.start":
-            if self._all.stopping:
+            if self.requests.stopping:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-            self._head = message
+            self.head = message
         elif not message.get("more_body", False):
-            self._is_ended = True
-        return self._send(message)
+            self.is_ended = True
+        return self.to_client(message)
 
     async def end(self, error: PlaitError) -> None:
         """Answer with the error, or end the stream with it. An answer cut in the middle is left to the server."""
-        if self._head is None:
-            await send_error(self._send, error, self.id, error_body(self._scope["path"], error))
-        elif not self._is_ended and is_event_stream(list(self._head.get("headers", ()))):
-            await self._send({"type": "http.response.body", "body": error_event(self._scope["path"], error)})
+        if self.head is None:
+            await send_error(self.to_client, error, self.id, error_body(self.scope["path"], error))
+        elif not self.is_ended and is_event_stream(list(self.head.get("headers", ()))):
+            await self.to_client({"type": "http.response.body", "body": error_event(self.scope["path"], error)})
 
     @property
     def id(self) -> str:
         """The client's name for the request, or a new one."""
-        if self._id is None:
-            self._id = id_of(self._scope["headers"])
-        return self._id
+        if self.given_id is None:
+            self.given_id = id_of(self.scope["headers"])
+        return self.given_id
 
 
 def _defect(request_id: str) -> PlaitError:

@@ -14,7 +14,7 @@ from plait.backends.errors import EngineError
 from plait.backends.http.client import HttpClient
 from plait.backends.http.response import Response
 from plait.gateway.app import Gateway
-from plait.gateway.asgi import WatchedReceive
+from plait.gateway.asgi import CLIENT, Client
 from plait.gateway.config.sections import (
     AdmissionConfig,
     Config,
@@ -150,8 +150,8 @@ class Request:
         self.status = 0
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope: Scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": raw}
-        receive = WatchedReceive(self._receive)  # as the gateway's own server gives it
-        self.task = asyncio.ensure_future(gateway(scope, receive, self._send))
+        scope[CLIENT] = Client()  # as the gateway's own server gives it
+        self.task = asyncio.ensure_future(gateway(scope, self._receive, self._send))
 
     @property
     def body(self) -> bytes:

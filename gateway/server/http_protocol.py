@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
-from plait.gateway.asgi import WatchedReceive, error_headers, id_of
+from plait.gateway.asgi import CLIENT, Client, error_headers, id_of
 from plait.gateway.server.balance import Share
 from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
 
@@ -101,51 +100,50 @@ class PatientProtocol(HttpToolsProtocol):
 class Opening:
     """Stands for the transport of uvicorn's `cycle` until the first bytes of the answer. Then the cycle gets its own.
 
-    A head that is not followed by bytes at once goes out in the next turn of the event loop. `answering` returns what
-    the rest of an answer is written to that begins now.
+    A head that is not followed by bytes at once goes out in the next turn of the event loop.
     """
 
-    __slots__ = ("_answering", "_cycle", "_head", "_loop", "_transport")
+    __slots__ = ("_alone", "_cycle", "_head", "_protocol")
 
-    def __init__(
-        self,
-        cycle: RequestResponseCycle,
-        loop: asyncio.AbstractEventLoop,
-        answering: Callable[[RequestResponseCycle], asyncio.Transport],
-    ) -> None:
-        self._answering = answering
+    def __init__(self, cycle: RequestResponseCycle, protocol: BoundedProtocol) -> None:
         self._cycle = cycle
-        self._loop = loop
-        self._transport = cycle.transport
+        self._protocol = protocol
         self._head = b""
+        self._alone: asyncio.Handle  # writes the head by itself
 
     def write(self, data: bytes) -> None:
         """Of a transport. The first piece is the head."""
         if not self._head:
             self._head = data
-            self._loop.call_soon(self._release)
-        elif len(data) <= JOINED_BYTES:
-            self._head += data
-            self._release()
+            self._alone = self._protocol.loop.call_soon(self._open, b"")
         else:
-            self._release()
-            self._transport.write(data)
+            self._open(data)
 
     def close(self) -> None:
         """Of a transport."""
-        self._release()
-        self._transport.close()
+        if self._head:
+            self._open(b"")
+        self._protocol.transport.close()
 
     def is_closing(self) -> bool:
         """Of a transport."""
-        return self._transport.is_closing()
+        return self._protocol.transport.is_closing()
 
-    def _release(self) -> None:
-        head, self._head = self._head, b""
-        if head:
-            self._cycle.transport = self._answering(self._cycle)
-            if not self._transport.is_closing():  # the client may have gone in this turn of the event loop
-                self._transport.write(head)
+    def _open(self, first: bytes) -> None:
+        """Write the head with the first bytes behind it."""
+        self._alone.cancel()
+        protocol, cycle, transport = self._protocol, self._cycle, self._protocol.transport
+        cycle.transport = transport
+        if cycle is protocol.cycle and protocol.bounds.part is Part.BODY:
+            cycle.transport = cast("asyncio.Transport", Early(protocol))
+            cycle.on_response = protocol.on_early_response
+        if transport.is_closing():  # the client may have gone in this turn of the event loop
+            return
+        if len(first) <= JOINED_BYTES:
+            transport.write(self._head + first)
+        else:
+            transport.write(self._head)
+            transport.write(first)
 
 
 class Early:
@@ -201,12 +199,12 @@ class BoundedProtocol(PatientProtocol):
         self._is_counted = False
         self._on_refused = bounds.on_refused
         self._now_s = self.loop.time()  # when bytes came last
-        self._bounds = RequestBounds(bounds.limits, self._now_s)
-        self._trailers = _Trailers(self._bounds)
+        self.bounds = RequestBounds(bounds.limits, self._now_s)
+        self._trailers = _Trailers(self.bounds)
         self._refused = False
         self._closes = False  # when the request has ended
         self._running: RequestResponseCycle | None = None
-        self._receive: WatchedReceive  # of what runs
+        self._client: Client  # of what runs
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -233,7 +231,7 @@ class BoundedProtocol(PatientProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True  # uvicorn tells only the latest of several pipelined requests
             self._running.message_event.set()
-            self._receive.gone()
+            self._client.gone()
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
@@ -245,13 +243,13 @@ class BoundedProtocol(PatientProtocol):
         if self._refused:
             return  # until the connection closes
         self._now_s = self.loop.time()
-        self._bounds.received(len(data), self._now_s)
+        self.bounds.received(len(data), self._now_s)
         super().data_received(data)
         try:
-            self._bounds.parsed()
+            self.bounds.parsed()
         except CallerError as error:
-            self._refuse(error, of_whole=self._bounds.part is Part.NOTHING)
-        if self._timer is None and self._bounds.deadline_s is not None:
+            self._refuse(error, of_whole=self.bounds.part is Part.NOTHING)
+        if self._timer is None and self.bounds.deadline_s is not None:
             self._watch_time()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
@@ -267,7 +265,7 @@ class BoundedProtocol(PatientProtocol):
 
     def on_message_begin(self) -> None:
         """Of httptools."""
-        self._bounds.began(self._now_s)
+        self.bounds.began(self._now_s)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -275,50 +273,44 @@ class BoundedProtocol(PatientProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
         _check_head(self.parser.get_http_version(), self.headers)
-        self._bounds.head(self.url, self.headers, self._now_s)
+        self.bounds.head(self.url, self.headers, self._now_s)
         super().on_headers_complete()
         self.headers = self._trailers
 
     def on_body(self, body: bytes) -> None:
         """Of httptools."""
-        self._bounds.body(len(body))
+        self.bounds.body(len(body))
         super().on_body(body)
 
     def on_chunk_complete(self) -> None:
         """Of httptools."""
-        self._bounds.chunk_ended()
+        self.bounds.chunk_ended()
 
     def on_message_complete(self) -> None:
         """Of httptools."""
-        self._bounds.ended()
+        self.bounds.ended()
         super().on_message_complete()
         if self._closes:
             self.transport.close()
 
     def close_after_request(self) -> None:
         """Close when the client has sent the whole request, or its time for that is over."""
-        if self._bounds.part is Part.BODY:
+        if self.bounds.part is Part.BODY:
             self._closes = True
         else:
             self.transport.close()
 
-    def on_response_complete(self) -> None:
-        """Of uvicorn: the application has answered."""
-        if self._bounds.part is Part.BODY:
-            self._bounds.answered(self.loop.time())
-        super().on_response_complete()
+    def on_early_response(self) -> None:
+        """As `on_response_complete`, of an answer that began before its request had ended."""
+        if self._running is self.cycle and self.bounds.part is Part.BODY:
+            self.bounds.answered(self.loop.time())
+        self.on_response_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        self._receive = receive = WatchedReceive(cast("Receive", cycle.receive))
-        cycle.transport = Opening(cycle, self.loop, self._answering)  # type: ignore[assignment]  # all that a cycle needs of it
-        # The cycle must not hold what holds the cycle: only the garbage collector would free a request then.
-        super()._start_asgi_task(cycle, partial(_watched, app, receive))
-
-    def _answering(self, cycle: RequestResponseCycle) -> asyncio.Transport:
-        """What the rest of an answer is written to that begins now."""
-        is_early = cycle is self.cycle and self._bounds.part is Part.BODY
-        return cast("asyncio.Transport", Early(self)) if is_early else self.transport
+        self._client = cast("Scope", cycle.scope)[CLIENT] = Client()
+        cycle.transport = Opening(cycle, self)  # type: ignore[assignment]  # all that a cycle needs of it
+        super()._start_asgi_task(cycle, app)
 
     def _unsupported_upgrade_warning(self) -> None:
         """The request is served as HTTP/1.1. The parser takes no other request after it."""
@@ -326,23 +318,23 @@ class BoundedProtocol(PatientProtocol):
             self.cycle.keep_alive = False
 
     def _watch_time(self) -> None:
-        if self._timer is None and self._bounds.deadline_s is not None:
-            self._timer = self.loop.call_at(self._bounds.deadline_s, self._on_deadline)
+        if self._timer is None and self.bounds.deadline_s is not None:
+            self._timer = self.loop.call_at(self.bounds.deadline_s, self._on_deadline)
 
     def _on_deadline(self) -> None:
         self._timer = None
-        deadline_s, now_s = self._bounds.deadline_s, self.loop.time()
+        deadline_s, now_s = self.bounds.deadline_s, self.loop.time()
         if self._refused or deadline_s is None or self.transport.is_closing():
             return
         if now_s >= deadline_s and not self.flow.read_paused:
-            error = self._bounds.overdue()
+            error = self.bounds.overdue()
             if error is None or (self._running is not None and self._running.response_complete):
                 self.transport.close()
             else:
                 self._refuse(error)
             return
         if now_s >= deadline_s:
-            self._bounds.excuse(now_s)
+            self.bounds.excuse(now_s)
         self._watch_time()
 
     def _refuse(self, error: PlaitError, *, of_whole: bool = False) -> None:
@@ -356,7 +348,7 @@ class BoundedProtocol(PatientProtocol):
         self.pipeline.clear()
         running = self._running
         if running is not None and not running.response_complete:
-            is_its_own = running is self.cycle and (of_whole or self._bounds.part is Part.BODY)
+            is_its_own = running is self.cycle and (of_whole or self.bounds.part is Part.BODY)
             if running.response_started or not is_its_own:
                 running.keep_alive = False  # its answer is the last one
                 return
@@ -372,20 +364,16 @@ class BoundedProtocol(PatientProtocol):
             self.transport.close()
 
 
-def _watched(app: ASGIApp, receive: Receive, scope: Scope, _receive: Receive, send: Send) -> Awaitable[None]:
-    return app(scope, receive, send)
-
-
 class _Trailers(list[Header]):
     """Takes the place of uvicorn's list of headers behind the head. The application does not see trailers."""
 
     def __init__(self, bounds: RequestBounds) -> None:
         super().__init__()
-        self._bounds = bounds
+        self.bounds = bounds
 
     def append(self, header: Header) -> None:
         """Count a trailer, and forget it."""
-        self._bounds.trailer(*header)
+        self.bounds.trailer(*header)
 
 
 def _response(error: PlaitError, default_headers: Sequence[Header]) -> bytes:

@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 
 from plait.backends.errors import BodyTooLargeError, CallerError, LimitError, MethodNotAllowedError, NoEngineError
-from plait.gateway.asgi import ClientGoneError, Headers, WatchedReceive, header, read_body, send_error, unless_gone
+from plait.gateway.asgi import (
+    Client,
+    ClientGoneError,
+    Headers,
+    WatchedReceive,
+    header,
+    read_body,
+    send_error,
+    unless_gone,
+)
 
 
 def body_of(*pieces: bytes, gone: bool = False) -> tuple[Any, list[int]]:
@@ -88,14 +97,15 @@ async def test_an_error_is_a_whole_response(error: CallerError, status: int, hea
 class Leaving:
     """A client that goes when it is told to. Its server says so (`watched`), or the application has to ask."""
 
-    def __init__(self, *, watched: bool) -> None:
+    def __init__(self, *, watched: bool | None) -> None:
         self._gone = asyncio.Event()
-        self.receive: Any = WatchedReceive(self._disconnected) if watched else self._disconnected
+        self._client = Client() if watched else None
+        self.receive: Any = self._disconnected if watched is None else WatchedReceive(self._disconnected, self._client)
 
     def go(self) -> None:
         self._gone.set()
-        if isinstance(self.receive, WatchedReceive):
-            self.receive.gone()
+        if self._client is not None:
+            self._client.gone()
 
     async def _disconnected(self) -> dict[str, Any]:
         await self._gone.wait()
@@ -107,8 +117,8 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("watched", [True, False])
-async def test_work_ends_when_its_client_goes(watched: bool) -> None:
+@pytest.mark.parametrize("watched", [True, False, None])
+async def test_work_ends_when_its_client_goes(watched: bool | None) -> None:
     client, ended = Leaving(watched=watched), []
 
     async def work() -> None:
@@ -125,8 +135,8 @@ async def test_work_ends_when_its_client_goes(watched: bool) -> None:
     assert (ended, task.cancelling()) == ([True], 0)
 
 
-@pytest.mark.parametrize("watched", [True, False])
-async def test_work_that_ends_is_not_disturbed_by_a_client_that_goes_later(watched: bool) -> None:
+@pytest.mark.parametrize("watched", [True, False, None])
+async def test_work_that_ends_is_not_disturbed_by_a_client_that_goes_later(watched: bool | None) -> None:
     client = Leaving(watched=watched)
 
     async def answer() -> str:
@@ -151,8 +161,8 @@ async def test_no_work_begins_for_a_client_that_has_gone() -> None:
     assert not begun
 
 
-@pytest.mark.parametrize("watched", [True, False])
-async def test_a_cancellation_by_another_is_not_the_clients(watched: bool) -> None:
+@pytest.mark.parametrize("watched", [True, False, None])
+async def test_a_cancellation_by_another_is_not_the_clients(watched: bool | None) -> None:
     client = Leaving(watched=watched)
     task = asyncio.create_task(unless_gone(client.receive, asyncio.Event().wait()))
     await settled()

@@ -33,7 +33,8 @@ def opening() -> tuple[Any, Transport]:
     """A cycle whose transport is an opening, and the transport of the connection."""
     transport: Any = Transport()
     cycle: Any = SimpleNamespace(transport=transport)
-    cycle.transport = Opening(cycle, asyncio.get_running_loop(), lambda _cycle: transport)
+    protocol: Any = SimpleNamespace(transport=transport, loop=asyncio.get_running_loop(), cycle=None)
+    cycle.transport = Opening(cycle, protocol)
     return cycle, transport
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from plait.gateway.admission.admission import Admission, AdmissionCollector
 from plait.gateway.admission.rate_leases import RateLeases
@@ -33,7 +33,6 @@ from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_bodies import OpenAnswers, OpenBodies
 from plait.gateway.calls.relay import Relay
-from plait.gateway.calls.routes import ROUTES
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config.sections import Config
@@ -73,7 +72,7 @@ FIRST_LOOK_S: Final = 2.0
 
 
 class Gateway:
-    """The ASGI application. Calls go straight to the data path, all other requests through Starlette.
+    """The parts of a gateway, and `app`, the ASGI application.
 
     Tenants are the same as in another process if the `secret` is. What is found of the engines is written to the file
     `save_to`. `peers` are the gateways that serve the same clients. Raises ValueError for tokenizers or profiles that
@@ -116,10 +115,9 @@ class Gateway:
         self._chained = ChainedCalls(executor, reader, relay, programs, bodies, keep_alive_s=sessions.keep_alive_s)
         self.refusals = RefusalMetrics(self._registry)
         completions = CompletionApi(reader, relay, self._chained, self._forwarding)
-        self._calls = CallApi(completions, ForwardingApi(completions, self._stored), self._keys, bodies, self.refusals)
-        self._rest: ASGIApp = self._new_rest(bodies)
-        self._requests = OpenRequests(self._route if self._forwarding.peers.is_alone else self._route_among_peers())
-        self._front = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
+        self._rest = self._new_rest(bodies)
+        self._requests = OpenRequests(self._new_routes(completions, bodies))
+        self.app = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
 
     def _new_engines(self) -> EngineSet:
         return EngineSet(
@@ -137,11 +135,14 @@ class Gateway:
         config, peers = self.config, self._forwarding.peers
         return TenantTerms(config.admission, self._tenants, config.tenants, gateways=peers.count, index=peers.index)
 
-    def _route_among_peers(self) -> ASGIApp:
-        """The routes of one of several gateways, which answer as one."""
-        most_bytes = self.config.server.max_body_bytes
-        self._rest = SessionRoutes(self._rest, self._forwarding, self._keys.check, self._stored, most_bytes)
-        return PeerFront(self._route, self._forwarding)
+    def _new_routes(self, completions: CompletionApi, bodies: OpenBodies) -> ASGIApp:
+        """All routes. Calls go straight to the data path, all other requests through Starlette."""
+        keys, forwarding, most_bytes = self._keys, self._forwarding, self.config.server.max_body_bytes
+        rest: ASGIApp = self._rest
+        if not forwarding.peers.is_alone:
+            rest = SessionRoutes(rest, forwarding, keys.check, self._stored, most_bytes)
+        calls = CallApi(completions, ForwardingApi(completions, self._stored), keys, bodies, self.refusals, rest)
+        return calls if forwarding.peers.is_alone else PeerFront(calls, forwarding)
 
     def _new_rest(self, bodies: OpenBodies) -> Starlette:
         admin = AdminAccess(self._admin_keys, self.config.server.admin_port)
@@ -228,10 +229,6 @@ class Gateway:
             on_change=self._recovery.on_change,
         )
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """ASGI. Not a coroutine of its own: a task that wakes up goes through each of them."""
-        return self._front(scope, receive, send)
-
     def reload(self, load: Callable[[], Config]) -> None:
         """Read the configuration again and take over what can change. Logs what is wrong; drops no call."""
         self._reloading.reload(load)
@@ -251,10 +248,6 @@ class Gateway:
     def cut(self) -> None:
         """End every request that is left: with a 503, or a stream that has begun with an error event."""
         self._requests.cut()
-
-    def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        is_call = scope["type"] == "http" and scope["path"] in ROUTES
-        return (self._calls if is_call else self._rest)(scope, receive, send)
 
     def _join(self, membership: Membership) -> None:
         """Be one of the gateways that share a store: limits are divided among those that there are."""

@@ -167,7 +167,7 @@ async def test_health_checks_ask_routes_that_are_there() -> None:
     cost_model = load_profile("a6000-mistral-7b").cost_model()
     server = EmbeddedServer(ServerSettings(engine=engine, cost_model=cost_model, model=model))
     started = services("embedded")
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(Gateway(config("embedded")))) as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(Gateway(config("embedded")).app)) as http:
         assert (await http.get(asked(started["gateway"]))).status_code == 503, "no engine was tried"
     async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app)) as http:
         assert (await http.get(asked(started["engine-0"]))).status_code == 200

@@ -151,7 +151,7 @@ class Request:
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope: Scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": raw}
         scope[CLIENT] = Client()  # as the gateway's own server gives it
-        self.task = asyncio.ensure_future(gateway(scope, self._receive, self._send))
+        self.task = asyncio.ensure_future(gateway.app(scope, self._receive, self._send))
 
     @property
     def body(self) -> bytes:

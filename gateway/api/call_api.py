@@ -1,6 +1,6 @@
 """The routes whose requests are calls: each request is one call, alone or chained to others.
 
-A plain ASGI callable, since these routes are the data path. Starlette serves all other routes (`app`).
+A plain ASGI callable, since these routes are the data path. Starlette serves all other routes (`Gateway.app`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 import structlog
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
@@ -220,18 +220,23 @@ def _chat(translation: Translation, fields: Mapping[str, Any]) -> ChatRequest | 
 
 @dataclass(frozen=True, slots=True)
 class CallApi:
-    """The ASGI application of the routes in `ROUTES`."""
+    """The ASGI application of the routes in `ROUTES`. All others are those of `rest`."""
 
     completions: CompletionApi
     others: ForwardingApi
     keys: KeyRing
     bodies: OpenBodies
     refusals: RefusalMetrics
+    rest: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one POST. Every failure before the first byte becomes an error object of the route's API."""
+        path: str = scope.get("path", "")
+        if path not in ROUTES or scope["type"] != "http":
+            await self.rest(scope, receive, send)
+            return
         headers: Headers = scope["headers"]
-        path, arrived_s = scope["path"], loop_time_s()
+        arrived_s = loop_time_s()
         request_id = id_of(headers)
         try:
             tenant = self.keys.check(headers)

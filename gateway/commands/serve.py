@@ -160,4 +160,4 @@ def _serve(gateway: Gateway, worker: Worker, load: Callable[[], Config]) -> None
     bounds = ClientBounds(limits, gateway.refusals.count, slow_clients, share=worker.share)
     on_hangup = partial(gateway.reload, load)
     stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup, worker.parent, worker.share)
-    run_draining_server(gateway, worker.sockets, stops, max_connections=server.max_connections, bounds=bounds)
+    run_draining_server(gateway.app, worker.sockets, stops, max_connections=server.max_connections, bounds=bounds)

@@ -31,7 +31,7 @@ class Served:
 
     def __init__(self, config: Config) -> None:
         self.gateway = Gateway(config)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.gateway), base_url="http://gateway")
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.gateway.app), base_url="http://gateway")
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_what_cannot_be_loaded_is_said_at_the_start(model: dict[str, str]) -> No
 async def test_it_watches_its_engines_from_startup_to_shutdown() -> None:
     gateway, before = Gateway(config()), asyncio.all_tasks()
     inbox, outbox = asyncio.Queue[dict[str, str]](), asyncio.Queue[Any]()
-    running = asyncio.create_task(gateway({"type": "lifespan", "state": {}}, inbox.get, outbox.put))
+    running = asyncio.create_task(gateway.app({"type": "lifespan", "state": {}}, inbox.get, outbox.put))
     await inbox.put({"type": "lifespan.startup"})
     assert (await outbox.get())["type"] == "lifespan.startup.complete"
     names = {task.get_name() for task in asyncio.all_tasks() - before - {running}}

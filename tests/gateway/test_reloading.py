@@ -46,7 +46,7 @@ class Running:
         )
         for engine in config.engines:
             self.router.health.answered(engine.name, {"m": None})
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.gateway), base_url="http://gateway")
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.gateway.app), base_url="http://gateway")
 
     def book(self) -> Booking:
         call = Call("c", "m", 129, 64, [1, 2])
@@ -200,7 +200,7 @@ async def test_the_admin_routes(running: Running) -> None:
 
 async def test_without_a_key_there_is_no_admin_api() -> None:
     http = httpx.AsyncClient(
-        transport=httpx.ASGITransport(Gateway(parse_config({"engines": [A]}, "test"))), base_url="http://gateway"
+        transport=httpx.ASGITransport(Gateway(parse_config({"engines": [A]}, "test")).app), base_url="http://gateway"
     )
     answer = await http.get("/admin/engines", headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")

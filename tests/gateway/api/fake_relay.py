@@ -6,6 +6,7 @@ import json
 from typing import Any, cast
 
 import httpx
+from starlette.applications import Starlette
 from starlette.types import Receive, Send
 
 from plait.gateway.api.auth import KeyRing
@@ -68,7 +69,7 @@ class Api:
         completions = CompletionApi(reader, relay, chained, Forwarding(ALONE))
         self.stored = StoredResponses(10_000, 60.0)
         forwarding = ForwardingApi(completions, self.stored)
-        app = CallApi(completions, forwarding, ring, bodies, RefusalMetrics(new_registry()))
+        app = CallApi(completions, forwarding, ring, bodies, RefusalMetrics(new_registry()), Starlette())
         transport = httpx.ASGITransport(app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 

@@ -24,7 +24,7 @@ ENGINES = [{"name": "a", "url": "http://127.0.0.1:1"}]
 def client(**server: Any) -> httpx.AsyncClient:
     gateway = Gateway(parse_config({"engines": ENGINES, "server": server}, "test"))
     gateway.router.health.answered("a", {"m": 1_000})
-    return httpx.AsyncClient(transport=httpx.ASGITransport(gateway), base_url="http://gateway")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app), base_url="http://gateway")
 
 
 @pytest.mark.parametrize("path", ["/", "/version", "/ping", "/load", "/get_model_info", "/openapi.json", "/health"])
@@ -55,7 +55,7 @@ async def test_the_document_has_every_route_of_a_call_and_leaves_its_body_open()
 async def test_the_document_has_every_route_that_answers() -> None:
     """With the headers and an example of a call."""
     made = Gateway(Config())
-    routes = [route for route in made._rest.routes if isinstance(route, Route)]  # type: ignore[attr-defined]
+    routes = [route for route in made._rest.routes if isinstance(route, Route)]
     answering = {(path, "POST") for path in ROUTES} | {
         (route.path.replace(":path}", "}"), method)
         for route in routes

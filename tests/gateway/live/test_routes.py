@@ -25,7 +25,7 @@ def gateway(**server: Any) -> Gateway:
 
 
 def client(made: Gateway, port: int = 80) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url=f"http://gateway:{port}")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(made.app), base_url=f"http://gateway:{port}")
 
 
 class Watched:
@@ -40,7 +40,7 @@ class Watched:
             "headers": [(b"authorization", f"Bearer {key}".encode())], "server": ("gateway", 80), "scheme": "http",
             "http_version": "1.1", "root_path": "",
         }  # fmt: skip
-        self.task: asyncio.Future[None] = asyncio.ensure_future(made(scope, self._receive, self._send))
+        self.task: asyncio.Future[None] = asyncio.ensure_future(made.app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
         await self._gone.wait()

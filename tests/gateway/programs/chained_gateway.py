@@ -134,7 +134,7 @@ class Exchange:
         self._reads.set()
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw, "query_string": b""}
-        self.task = asyncio.ensure_future(gateway(scope, self._receive, self._send))
+        self.task = asyncio.ensure_future(gateway.app(scope, self._receive, self._send))
 
     async def _receive(self) -> Any:
         if self._body is not None:

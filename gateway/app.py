@@ -51,7 +51,6 @@ from plait.gateway.membership.monitor import Monitor
 from plait.gateway.membership.recovery import Recovery
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.metrics import new_registry
-from plait.gateway.open_requests import OpenRequests
 from plait.gateway.peers.forwarding import Forwarding
 from plait.gateway.peers.membership import Membership
 from plait.gateway.peers.metrics import MembershipCollector
@@ -61,6 +60,7 @@ from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.reloading import Reloading
+from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.store.group_commit import StoreCollector
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import at_loop_time, loop_time_s

@@ -26,8 +26,8 @@ ROOMS = {
     "gateway": (
         {"cli"},
         {"commands"},
-        {"app", "server", "simulation"},
-        {"discovery", "found_config", "open_requests", "reloading"},
+        {"app", "simulation"},
+        {"discovery", "found_config", "reloading", "server"},
         {"live"},
         {"api", "durability"},
         {"programs"},

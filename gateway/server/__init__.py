@@ -1,1 +1,1 @@
-"""The HTTP server that the gateway and the embedded engine run under: uvicorn with bounds on what clients may do."""
+"""The HTTP server of the gateway and the embedded engine: uvicorn with bounds. It says how each request ends."""

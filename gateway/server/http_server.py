@@ -12,10 +12,10 @@ from socket import socket
 import uvicorn
 from starlette.types import ASGIApp
 
-from plait.gateway.open_requests import OpenRequests
 from plait.gateway.server.draining_server import DrainingServer, Stops
 from plait.gateway.server.http_protocol import ANY_CLIENT, BoundedProtocol, ClientBounds
 from plait.gateway.server.listening import ListeningServer, bound_sockets
+from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.server.request_bounds import bounds_by_descriptors
 
 KEEP_ALIVE_S = 75

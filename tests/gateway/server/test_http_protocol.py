@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from plait.backends.errors import PlaitError
 from plait.gateway.asgi import ClientGoneError, read_body, send_whole, unless_gone
-from plait.gateway.open_requests import OpenRequests
 from plait.gateway.server.http_protocol import BoundedProtocol, ClientBounds
+from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.server.request_bounds import ConnectionBounds, RequestLimits
 
 LIMITS = RequestLimits(max_headers=8, max_header_bytes=2_000, header_timeout_s=0.2, body_timeout_s=0.2)

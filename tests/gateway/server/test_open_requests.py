@@ -9,7 +9,7 @@ import pytest
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.gateway.open_requests import OpenRequests
+from plait.gateway.server.open_requests import OpenRequests
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 WHOLE = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]}
@@ -67,7 +67,7 @@ async def test_an_answer_that_is_not_a_stream_stays_as_it_is(messages: list[Mess
 
 
 async def test_a_client_that_takes_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.gateway.open_requests.LAST_WORD_S", 0.01)
+    monkeypatch.setattr("plait.gateway.server.open_requests.LAST_WORD_S", 0.01)
     requests = OpenRequests(answering())
 
     async def stuck(_message: Message) -> None:

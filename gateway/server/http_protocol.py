@@ -200,7 +200,7 @@ class BoundedProtocol(PatientProtocol):
         self._on_refused = bounds.on_refused
         self._now_s = self.loop.time()  # when bytes came last
         self.bounds = RequestBounds(bounds.limits, self._now_s)
-        self._trailers = _Trailers(self.bounds)
+        self.headers = self._trailers = _Trailers(self.bounds)  # until a head begins
         self._refused = False
         self._closes = False  # when the request has ended
         self._running: RequestResponseCycle | None = None
@@ -243,10 +243,9 @@ class BoundedProtocol(PatientProtocol):
         if self._refused:
             return  # until the connection closes
         self._now_s = self.loop.time()
-        self.bounds.received(len(data), self._now_s)
         super().data_received(data)
         try:
-            self.bounds.parsed()
+            self.bounds.parsed(len(data), self._now_s, begun=self.headers is not self._trailers)
         except CallerError as error:
             self._refuse(error, of_whole=self.bounds.part is Part.NOTHING)
         if self._timer is None and self.bounds.deadline_s is not None:
@@ -263,23 +262,17 @@ class BoundedProtocol(PatientProtocol):
                 CallerError("The request is not valid HTTP/1.1. Send it with an HTTP client.", code="invalid_http")
             )
 
-    def on_message_begin(self) -> None:
-        """Of httptools."""
-        self.bounds.began(self._now_s)
-        super().on_message_begin()
-
     def on_headers_complete(self) -> None:
         """Of httptools."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
-        _check_head(self.parser.get_http_version(), self.headers)
-        self.bounds.head(self.url, self.headers, self._now_s)
+        self.bounds.head(self.parser.get_http_version(), self.url, self.headers, self._now_s)
         super().on_headers_complete()
         self.headers = self._trailers
 
     def on_body(self, body: bytes) -> None:
         """Of httptools."""
-        self.bounds.body(len(body))
+        self.bounds.body_bytes += len(body)
         super().on_body(body)
 
     def on_chunk_complete(self) -> None:
@@ -390,21 +383,3 @@ def _response(error: PlaitError, default_headers: Sequence[Header]) -> bytes:
     ]
     lines = b"".join(b"%b: %b\r\n" % header for header in headers)
     return b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body)
-
-
-def _check_head(version: str, headers: Sequence[Header]) -> None:
-    """Raises `CallerError` for a head that other servers on its way may read in another way (RFC 9112, 3.2, 6.1)."""
-    hosts, encoding = 0, None
-    for name, value in headers:
-        if name == b"host":
-            hosts += 1
-        elif name == b"transfer-encoding":
-            encoding = value.strip().lower() if encoding is None else b"several"
-    if hosts > 1 or (not hosts and version == "1.1"):
-        raise CallerError("The request has no 'Host' header, or several. Send one.", code="invalid_http")
-    if encoding is not None and (encoding != b"chunked" or version != "1.1"):
-        raise CallerError(
-            "The request's 'Transfer-Encoding' is not 'chunked' alone, or it is not HTTP/1.1. Send the body with a "
-            "'Content-Length' instead.",
-            code="invalid_http",
-        )

@@ -24,6 +24,9 @@ link. So 32 MiB may take ten minutes, and a client that sends a byte now and the
 CHUNK_BYTES = 4
 """Of a chunk beside its bytes and its size in hexadecimal: the ends of its two lines. What is more is an extension."""
 
+LINE_END_BYTES = 4
+"""Of a header beside its name and value: the `: ` and the end of its line."""
+
 LINE_BYTES = 64
 """Of a request, that count as nothing: its method and version, and the line of a chunk that has not ended."""
 
@@ -72,80 +75,85 @@ class RequestBounds:
     """The request that a connection reads. A new connection has `header_timeout_s` for its first request.
 
     `deadline_s` is when the part has to be whole; None between requests. Methods raise `CallerError` for a request
-    that is over a limit.
+    that is over a limit, or that other servers on its way may read in another way.
     """
 
     def __init__(self, limits: RequestLimits, now_s: float) -> None:
         self.part = Part.NOTHING
         self.deadline_s: float | None = now_s + limits.header_timeout_s
+        self.body_bytes = 0  # of the body so far: whoever runs the parser adds to it
         self._limits = limits
-        self._head: tuple[bytes, Sequence[Header]] | None = None  # target and headers, until the next request begins
+        self._begun = False  # a head, behind empty lines
         self._raw_bytes = 0  # all of the request, and what was left of earlier ones in the same piece of the network
-        self._body_bytes = 0  # with what chunks need
-        self._chunk_bytes = 0  # of the chunk that has not ended
-        self._trailers = 0
-        self._trailer_bytes = 0
+        self._headers = 0  # with trailers
+        self._head_bytes = 0  # of target, headers and trailers; 0 until the head has ended
+        self._framing_bytes = 0  # what the body's chunks need beside their bytes
+        self._chunked_bytes = 0  # of the body, in chunks that have ended
+        self._timed_bytes = 0  # of the body, those that the deadline knows of
 
     def __repr__(self) -> str:
         return f"RequestBounds({self.part.value}, deadline_s={self.deadline_s})"
 
-    def received(self, size: int, now_s: float) -> None:
-        """Bytes came, and the parser gets them next."""
-        if self.part is Part.NOTHING:  # the next request begins
-            self.part, self.deadline_s, self._head = Part.HEAD, now_s + self._limits.header_timeout_s, None
-            self._raw_bytes = self._body_bytes = self._chunk_bytes = self._trailers = self._trailer_bytes = 0
-        self._raw_bytes += size
-
-    def began(self, now_s: float) -> None:
-        """The parser found the first byte of a request."""
-        if self._head is not None:  # of another request in the same piece of the network
-            self._raw_bytes = max(0, self._raw_bytes - self._body_bytes - _size(*self._head))
-            self._head = None
-        self.part, self.deadline_s = Part.HEAD, now_s + self._limits.header_timeout_s
-        self._body_bytes = self._chunk_bytes = self._trailers = self._trailer_bytes = 0
-
-    def head(self, target: bytes, headers: Sequence[Header], now_s: float) -> None:
-        """The parser found the end of the head."""
-        self._head = target, headers
-        if len(headers) > self._limits.max_headers:
-            raise self._too_many()
-        # In a piece of the network that is no longer than the limit, the head cannot be too large.
-        if self._raw_bytes > self._limits.max_header_bytes < _size(target, headers):
-            raise self._too_large()
+    def head(self, version: str, target: bytes, headers: Sequence[Header], now_s: float) -> None:
+        """The parser found the end of a head. It is checked as RFC 9112 asks for (3.2, 6.1)."""
+        self._forget()  # another request in the same piece of the network
+        size, hosts, encoding = len(target), 0, None
+        for name, value in headers:
+            size += len(name) + len(value) + LINE_END_BYTES
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding":
+                encoding = value.strip().lower() if encoding is None else b"several"
+        self._headers, self._head_bytes = len(headers), size
+        if hosts > 1 or (not hosts and version == "1.1"):
+            raise CallerError("The request has no 'Host' header, or several. Send one.", code="invalid_http")
+        if encoding is not None and (encoding != b"chunked" or version != "1.1"):
+            raise CallerError(
+                "The request's 'Transfer-Encoding' is not 'chunked' alone, or it is not HTTP/1.1. Send the body with a "
+                "'Content-Length' instead.",
+                code="invalid_http",
+            )
+        self._check_size()
         self.part = Part.BODY
         self.deadline_s = now_s + self._limits.body_timeout_s
 
-    def body(self, size: int) -> None:
-        """The parser found a piece of the body."""
-        assert self.deadline_s is not None
-        self._body_bytes += size
-        self._chunk_bytes += size
-        self.deadline_s += size / MIN_BODY_BYTES_S
-
     def chunk_ended(self) -> None:
         """The parser found the end of a chunk of the body."""
-        self._body_bytes += len(f"{self._chunk_bytes:x}") + CHUNK_BYTES
-        self._chunk_bytes = 0
+        self._framing_bytes += len(f"{self.body_bytes - self._chunked_bytes:x}") + CHUNK_BYTES
+        self._chunked_bytes = self.body_bytes
 
     def trailer(self, name: bytes, value: bytes) -> None:
         """The parser found a header behind the body."""
-        assert self._head is not None
-        target, headers = self._head
-        self._trailers += 1
-        self._trailer_bytes += _size(b"", [(name, value)])
-        if len(headers) + self._trailers > self._limits.max_headers:
-            raise self._too_many()
-        if _size(target, headers) + self._trailer_bytes > self._limits.max_header_bytes:
-            raise self._too_large()
+        self._headers += 1
+        self._head_bytes += len(name) + len(value) + LINE_END_BYTES
+        self._check_size()
 
     def ended(self) -> None:
         """The request is whole."""
         self.part = Part.NOTHING
         self.deadline_s = None
 
-    def parsed(self) -> None:
-        """The parser has taken all bytes so far. Raises for chunk extensions, and for what has no end yet."""
-        if self._raw_bytes - self._body_bytes > self._limits.max_header_bytes + LINE_BYTES:
+    def parsed(self, size: int, now_s: float, *, begun: bool) -> None:
+        """The parser has taken a piece of the network. A head has `begun` that has not ended.
+
+        Raises for chunk extensions, and for what has no end yet.
+        """
+        self._raw_bytes += size
+        if begun and self._head_bytes:  # behind a request that is whole
+            self._forget()
+        unexplained_bytes = self._raw_bytes - self.body_bytes - self._framing_bytes
+        if self.part is Part.BODY:
+            assert self.deadline_s is not None
+            self.deadline_s += (self.body_bytes - self._timed_bytes) / MIN_BODY_BYTES_S
+            self._timed_bytes = self.body_bytes
+        elif self._head_bytes:
+            self._forget()
+            self._raw_bytes = 0
+        else:
+            if self.part is Part.NOTHING or begun > self._begun:
+                self.deadline_s = now_s + self._limits.header_timeout_s
+            self.part, self._begun = Part.HEAD, begun
+        if unexplained_bytes > self._limits.max_header_bytes + LINE_BYTES:
             raise self._too_large()
 
     def answered(self, now_s: float) -> None:
@@ -169,21 +177,24 @@ class RequestBounds:
         rate = f", plus 1 s for each {MIN_BODY_BYTES_S} bytes of it" if self.part is Part.BODY else ""
         return RequestTimeoutError(f"The request's {what} did not come within {key_s:g} s{rate}. Send it faster.")
 
-    def _too_many(self) -> HeadersTooLargeError:
-        return HeadersTooLargeError(
-            f"The request has more than {self._limits.max_headers} headers. Send fewer.", code="too_many_headers"
-        )
+    def _forget(self) -> None:
+        """The request has ended, and its bytes count no more."""
+        self._raw_bytes -= self._head_bytes + self.body_bytes + self._framing_bytes
+        self._head_bytes = self.body_bytes = self._framing_bytes = self._chunked_bytes = self._timed_bytes = 0
+
+    def _check_size(self) -> None:
+        if self._headers > self._limits.max_headers:
+            raise HeadersTooLargeError(
+                f"The request has more than {self._limits.max_headers} headers. Send fewer.", code="too_many_headers"
+            )
+        if self._head_bytes > self._limits.max_header_bytes:
+            raise self._too_large()
 
     def _too_large(self) -> HeadersTooLargeError:
         return HeadersTooLargeError(
             f"The request's target, headers, trailers and chunk extensions have more than "
             f"{self._limits.max_header_bytes} bytes. Send less.",
         )
-
-
-def _size(target: bytes, headers: Sequence[Header]) -> int:
-    """The bytes of target and headers, each header with the `: ` and the end of its line."""
-    return len(target) + sum([len(name) + len(value) + 4 for name, value in headers])
 
 
 class ConnectionBounds:

@@ -20,14 +20,13 @@ LIMITS = RequestLimits(max_headers=3, max_header_bytes=100, header_timeout_s=10.
 def reading(size: int = 50, at_s: float = 5.0) -> RequestBounds:
     """A connection made at 0 s that is in the middle of a head."""
     bounds = RequestBounds(LIMITS, 0.0)
-    bounds.received(size, at_s)
-    bounds.began(at_s)
+    bounds.parsed(size, at_s, begun=True)
     return bounds
 
 
-def head(size: int, headers: int = 1) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """Target and headers of so many bytes in all, with the `: ` and the end of each header's line."""
-    return b"/" * (size - headers * (1 + 4)), [(b"a", b"")] * headers
+def head(size: int, headers: int = 1) -> tuple[str, bytes, list[tuple[bytes, bytes]]]:
+    """Version, target and headers of so many bytes in all, with the `: ` and the end of each header's line."""
+    return "1.0", b"/" * (size - headers * (1 + 4)), [(b"a", b"")] * headers
 
 
 def status(error: CallerError | None) -> int | None:
@@ -41,22 +40,26 @@ def test_a_new_connection_has_to_send_something() -> None:
 
 def test_a_head_has_its_time_from_its_first_byte() -> None:
     bounds = reading(at_s=9.0)
-    bounds.received(10, 18.0)
+    bounds.parsed(10, 18.0, begun=True)
     assert (bounds.deadline_s, status(bounds.overdue())) == (19.0, 408)
 
 
 def test_an_empty_line_begins_a_request_too() -> None:
     bounds = RequestBounds(LIMITS, 0.0)
-    bounds.received(2, 5.0)
+    bounds.parsed(2, 5.0, begun=False)
     assert (bounds.part, bounds.deadline_s) == (Part.HEAD, 15.0)
+    bounds.parsed(2, 9.0, begun=False)
+    assert bounds.deadline_s == 15.0
+    bounds.parsed(10, 12.0, begun=True)
+    assert bounds.deadline_s == 22.0
 
 
 def test_a_body_earns_time_by_its_bytes() -> None:
     bounds = reading()
     bounds.head(*head(50), 6.0)
     assert bounds.deadline_s == 66.0
-    bounds.received(2 * MIN_BODY_BYTES_S, 7.0)
-    bounds.body(2 * MIN_BODY_BYTES_S)
+    bounds.body_bytes += 2 * MIN_BODY_BYTES_S
+    bounds.parsed(2 * MIN_BODY_BYTES_S, 7.0, begun=False)
     assert (bounds.deadline_s, status(bounds.overdue())) == (68.0, 408)
     bounds.ended()
     assert repr(bounds) == "RequestBounds(nothing, deadline_s=None)"
@@ -84,53 +87,48 @@ def test_headers_are_counted() -> None:
 
 
 def test_the_bytes_of_target_and_headers_are_counted() -> None:
-    first_piece = 500  # its end is of the body
-    reading(first_piece).head(*head(100), 6.0)
+    bounds = RequestBounds(LIMITS, 0.0)
+    bounds.head(*head(100), 6.0)
+    bounds.body_bytes += 400  # in the same piece
+    bounds.parsed(500, 6.0, begun=False)
     with pytest.raises(CallerError, match="more than 100 bytes") as caught:
-        reading(first_piece).head(*head(101), 6.0)
+        RequestBounds(LIMITS, 0.0).head(*head(101), 6.0)
     assert caught.value.code == "headers_too_large"
 
 
 def test_a_header_without_an_end_is_not_gathered() -> None:
     bounds = reading()
-    bounds.received(50 + LINE_BYTES, 6.0)
-    bounds.parsed()
-    bounds.received(1, 6.1)
+    bounds.parsed(50 + LINE_BYTES, 6.0, begun=True)
     with pytest.raises(CallerError):
-        bounds.parsed()
+        bounds.parsed(1, 6.1, begun=True)
 
 
 def test_a_body_in_single_bytes_is_slow_and_allowed() -> None:
     bounds = reading()
     bounds.head(*head(50), 6.0)
     for _ in range(1_000):
-        bounds.received(6, 7.0)
-        bounds.body(1)
+        bounds.body_bytes += 1
         bounds.chunk_ended()
-        bounds.parsed()
+        bounds.parsed(6, 7.0, begun=False)
 
 
 def test_trailers_without_an_end_are_not_gathered() -> None:
     bounds = reading()
     bounds.head(*head(50), 6.0)
-    bounds.received(50 + LINE_BYTES, 7.0)
-    bounds.parsed()
-    bounds.received(1, 7.0)
+    bounds.parsed(50 + LINE_BYTES, 7.0, begun=False)
     with pytest.raises(CallerError):
-        bounds.parsed()
+        bounds.parsed(1, 7.0, begun=False)
 
 
 def test_chunk_extensions_are_counted_whatever_the_body() -> None:
     bounds = reading()
     bounds.head(*head(50), 6.0)
-    bounds.received(1_000 + 7, 7.0)
-    bounds.body(1_000)
+    bounds.body_bytes += 1_000
     bounds.chunk_ended()  # its size is 3e8
-    bounds.received(50 + LINE_BYTES, 7.0)
-    bounds.parsed()
-    bounds.received(1, 7.0)
+    bounds.parsed(1_000 + 7, 7.0, begun=False)
+    bounds.parsed(50 + LINE_BYTES, 7.0, begun=False)
     with pytest.raises(CallerError, match="chunk extensions"):
-        bounds.parsed()
+        bounds.parsed(1, 7.0, begun=False)
 
 
 def test_trailers_are_headers() -> None:
@@ -149,25 +147,30 @@ def test_trailers_are_headers() -> None:
 def test_a_request_does_not_pay_for_those_before_it() -> None:
     """Five in one piece of the network, and the sixth in two."""
     bounds = RequestBounds(LIMITS, 0.0)
-    bounds.received(5 * (90 + 200) + 50, 5.0)
     for _ in range(5):
-        bounds.began(5.0)
         bounds.head(*head(90), 5.0)
-        bounds.body(200)
+        bounds.body_bytes += 200
         bounds.ended()
-    bounds.began(5.0)
-    bounds.parsed()
-    bounds.received(50, 6.0)
+    bounds.parsed(5 * (90 + 200) + 50, 5.0, begun=True)
+    assert (bounds.part, bounds.deadline_s) == (Part.HEAD, 15.0)
     bounds.head(*head(100), 6.0)
-    bounds.parsed()
-    bounds.received(LINE_BYTES + 1, 6.0)
+    bounds.parsed(50, 6.0, begun=False)
     with pytest.raises(CallerError):
-        bounds.parsed()
+        bounds.parsed(LINE_BYTES + 1, 6.0, begun=False)
+
+
+def test_a_request_does_not_pay_for_the_trailers_of_one_before_it() -> None:
+    bounds = RequestBounds(LIMITS, 0.0)
+    bounds.head(*head(90), 5.0)
+    bounds.trailer(b"a", b"b")
+    bounds.ended()
+    bounds.parsed(96 + 100 + LINE_BYTES, 5.0, begun=True)
+    with pytest.raises(CallerError):
+        bounds.parsed(1, 6.0, begun=True)
 
 
 def test_a_head_in_two_pieces_is_counted() -> None:
     bounds = reading(80)
-    bounds.received(60, 6.0)
     with pytest.raises(CallerError, match="more than 100 bytes"):
         bounds.head(*head(120), 6.0)
 
@@ -176,6 +179,6 @@ def test_the_next_request_starts_anew() -> None:
     bounds = reading()
     bounds.head(*head(100, 3), 6.0)
     bounds.ended()
-    bounds.received(50, 9.0)
-    bounds.began(9.0)
+    bounds.parsed(50, 6.0, begun=False)
+    bounds.parsed(50, 9.0, begun=True)
     assert (bounds.part, bounds.deadline_s) == (Part.HEAD, 19.0)

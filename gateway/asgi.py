@@ -71,9 +71,9 @@ async def read_body(
 
     `on_bytes` is told of the size of each piece. It returns the seconds to wait before more is read, and may raise.
     """
-    declared = header(headers, b"content-length")
-    if declared is not None and declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
+            raise _too_large(max_bytes)
     size, parts, last = 0, list[bytearray](), bytearray()
     while True:
         message = await receive()

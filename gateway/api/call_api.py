@@ -25,7 +25,7 @@ from plait.gateway.api.responses_api import KeptResponse, continued, input_items
 from plait.gateway.asgi import ClientGoneError, Headers, id_of, is_event_stream, send_error, send_whole
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
-from plait.gateway.calls.open_bodies import OpenBodies
+from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
 from plait.gateway.calls.stored_responses import StoredResponses
@@ -242,7 +242,7 @@ class CallApi:
             tenant = self.keys.check(headers)
             if scope["method"] != "POST":
                 raise MethodNotAllowedError(f"{path} takes POST requests only.")
-            with self.bodies.open(tenant) as open_body:
+            with OpenBody(self.bodies, tenant) as open_body:
                 body = await open_body.read(receive, headers)
                 incoming = Incoming(path, headers, body, request_id, arrived_s, tenant)
                 await (self.completions if path in KINDS else self.others).serve(incoming, receive, send)

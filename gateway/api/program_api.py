@@ -20,7 +20,7 @@ from plait.gateway.api.program_response import ProgramResponse
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.annotations import wants_durable
 from plait.gateway.calls.call_reader import Incoming
-from plait.gateway.calls.open_bodies import OpenBodies
+from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.native_step import DeclaredStep
 from plait.gateway.programs.program import AskedProgram, enter, read_calls
@@ -84,7 +84,7 @@ class ProgramApi:
     async def _run(self, request: Request) -> Response:
         executor, headers = self._chained.executor, request.scope["headers"]
         tenant = self._keys.check(headers)
-        with self._bodies.open(tenant) as open_body:
+        with OpenBody(self._bodies, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
             body = decode_body(raw, _PROGRAM)
             self._check_size(len(body.calls) + len(body.natives))

@@ -21,7 +21,7 @@ from plait.gateway.api.variable_response import VariableResponse, described, des
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.annotations import wants_durable
 from plait.gateway.calls.call_reader import Incoming
-from plait.gateway.calls.open_bodies import OpenBodies
+from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, StepInputs, StepSeconds
@@ -184,7 +184,7 @@ class SemanticApi:
     async def _submit(self, request: Request) -> Response:
         headers = request.scope["headers"]
         tenant = self._keys.check(headers)
-        with self._bodies.open(tenant) as open_body:
+        with OpenBody(self._bodies, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body = decode_body(raw, _SUBMIT)
         incoming = Incoming("/v1/submit", headers, raw, id_of(headers), loop_time_s(), tenant)
@@ -231,7 +231,7 @@ class SemanticApi:
         """The request's tenant and its decoded body."""
         headers = request.scope["headers"]
         tenant = self._keys.check(headers)
-        with self._bodies.open(tenant) as open_body:
+        with OpenBody(self._bodies, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body: BodyT = decode_body(raw or b"{}", _DECODERS[kind])
         return tenant, body

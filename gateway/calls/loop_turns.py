@@ -54,7 +54,7 @@ class LoopTurns:
     def __init__(self) -> None:
         self._turns: Turns[_Request] = Turns(MOST)
         self._active = ActiveTenants()
-        self._begun: list[str] = []  # the tenants of those that began in this pass
+        self._in_pass = False  # a request has begun in this pass
         self._began_s = self._began_cpu_s = 0.0
         self._free_s = 0.0  # when a request came and nobody waited
 
@@ -67,7 +67,8 @@ class LoopTurns:
         self._active.came(tenant, now_s)
         if self._turns.sit(tenant):
             self._free_s = now_s
-            self._note_begun(tenant, now_s)
+            if not self._in_pass:
+                self._begin_pass(now_s)
             return
         if self._turns.length:
             self._check(tenant, now_s)
@@ -90,23 +91,22 @@ class LoopTurns:
 
     def _let_begin(self) -> None:
         while (taken := self._turns.take()) is not None:
-            tenant, request = taken
+            _, request = taken
             if not request.turn.done():  # else its client has gone in this moment
                 request.turn.set_result(None)
-            self._note_begun(tenant, time.monotonic())
+            if not self._in_pass:
+                self._begin_pass(time.monotonic())
 
-    def _note_begun(self, tenant: str, now_s: float) -> None:
-        if not self._begun:
-            self._began_s, self._began_cpu_s = now_s, time.process_time()
-            asyncio.get_running_loop().call_soon(self._passed)
-        self._begun.append(tenant)
+    def _begin_pass(self, now_s: float) -> None:
+        """The first request of a pass has begun."""
+        self._in_pass, self._began_s, self._began_cpu_s = True, now_s, time.process_time()
+        asyncio.get_running_loop().call_soon(self._passed)
 
     def _passed(self) -> None:
         """A pass is over: the requests that began in this pass have done their first part."""
         now_s = time.monotonic()
-        for tenant in self._begun:
-            self._turns.done(tenant)
-        self._begun.clear()
+        self._turns.all_done()
+        self._in_pass = False
         seats, took_s = self._turns.seats, now_s - self._began_s
         if took_s > LONG_PASS_S / 2:
             took_s = min(took_s, time.process_time() - self._began_cpu_s)

@@ -59,10 +59,6 @@ class OpenBodies:
         """Those of the tenant's bodies that are open."""
         return self._bytes[tenant]
 
-    def open(self, tenant: str) -> OpenBody:
-        """A body that the tenant begins to send; a context that ends with its request."""
-        return OpenBody(self, tenant)
-
     def add(self, tenant: str, size: int) -> None:
         """So many bytes have come. Raises `LimitError`, and then counts nothing."""
         if self._bytes[tenant] + size > self._max_tenant_bytes:
@@ -83,7 +79,7 @@ class OpenBodies:
 
 @dataclass(slots=True)
 class OpenBody:
-    """One body, of which `size` bytes have come."""
+    """A body that a tenant begins to send, of which `size` bytes have come. As a context it ends with its request."""
 
     bodies: OpenBodies
     tenant: str

@@ -35,14 +35,9 @@ class Turns(Generic[JobT]):
 
     def __init__(self, seats: int) -> None:
         self.seats = seats
+        self.length = 0  # jobs that wait
         self._waiting: OrderedDict[str, deque[JobT]] = OrderedDict()  # the next tenant first
         self._seated: Counter[str] = Counter()
-        self._length = 0
-
-    @property
-    def length(self) -> int:
-        """Jobs that wait."""
-        return self._length
 
     def waiting(self, tenant: str) -> int:
         """The tenant's jobs that wait."""
@@ -55,7 +50,7 @@ class Turns(Generic[JobT]):
     def add(self, tenant: str, job: JobT) -> None:
         """Put a job behind the tenant's others."""
         self._waiting.setdefault(tenant, deque()).append(job)
-        self._length += 1
+        self.length += 1
 
     def sit(self, tenant: str) -> bool:
         """Give the tenant a turn at once, until `done`, unless jobs wait or it may have none."""
@@ -75,7 +70,7 @@ class Turns(Generic[JobT]):
             return None
         jobs = self._waiting.pop(tenant)
         job = jobs.popleft()
-        self._length -= 1
+        self.length -= 1
         if jobs:
             self._waiting[tenant] = jobs
         self._seated[tenant] += 1
@@ -87,12 +82,16 @@ class Turns(Generic[JobT]):
         if not self._seated[tenant]:
             del self._seated[tenant]
 
+    def all_done(self) -> None:
+        """All turns are over."""
+        self._seated.clear()
+
     def remove(self, tenant: str, job: JobT) -> None:
         """Forget a job that waits; nothing happens if it has a turn."""
         jobs = self._waiting.get(tenant)
         if jobs is not None and job in jobs:
             jobs.remove(job)
-            self._length -= 1
+            self.length -= 1
             if not jobs:
                 del self._waiting[tenant]
 
@@ -104,7 +103,7 @@ class Turns(Generic[JobT]):
                 late.append(jobs.popleft())
             if not jobs:
                 del self._waiting[tenant]
-        self._length -= len(late)
+        self.length -= len(late)
         return late
 
 

@@ -34,10 +34,10 @@ def sending(*pieces: bytes, is_gone: bool = False) -> Receive:
 async def test_a_body_counts_until_its_request_ends() -> None:
     bodies = OpenBodies(MOST, MOST_OF_ALL)
     for _ in range(100):
-        with bodies.open("a") as first, bodies.open("a") as second:
+        with OpenBody(bodies, "a") as first, OpenBody(bodies, "a") as second:
             assert await first.read(sending(b"01234", b"56789"), []) == b"0123456789"
             assert await second.read(sending(b"0123456789"), []) == b"0123456789"
-            with bodies.open("a") as third, pytest.raises(LimitError, match="more than 25 bytes") as refused:
+            with OpenBody(bodies, "a") as third, pytest.raises(LimitError, match="more than 25 bytes") as refused:
                 await third.read(sending(b"01234", b"5"), [])
             assert (refused.value.code, refused.value.status) == ("too_many_open_bytes", 429)
     assert bodies.bytes_of("a") == 0
@@ -51,7 +51,7 @@ async def test_a_body_that_does_not_come_to_its_end_counts_too() -> None:
             await rest.wait()
         return {"type": "http.request", "body": b"0123456789", "more_body": True}
 
-    with bodies.open("a") as body:
+    with OpenBody(bodies, "a") as body:
         reading = asyncio.create_task(body.read(receive, []))
         await asyncio.sleep(0)
         assert bodies.bytes_of("a") == 10
@@ -63,16 +63,16 @@ async def test_a_body_that_does_not_come_to_its_end_counts_too() -> None:
 
 async def test_tenants_count_apart() -> None:
     bodies = OpenBodies(MOST, MOST_OF_ALL)
-    with bodies.open("a") as first, bodies.open("a") as second, bodies.open("b") as other:
+    with OpenBody(bodies, "a") as first, OpenBody(bodies, "a") as second, OpenBody(bodies, "b") as other:
         for body in (first, second, other):
             await body.read(sending(b"0123456789"), [])
 
 
 async def test_what_is_refused_or_left_counts_no_more() -> None:
     bodies = OpenBodies(MOST, MOST_OF_ALL)
-    with bodies.open("a") as body, pytest.raises(BodyTooLargeError):
+    with OpenBody(bodies, "a") as body, pytest.raises(BodyTooLargeError):
         await body.read(sending(b"0123456789", b"0"), [])
-    with bodies.open("a") as body, pytest.raises(ClientGoneError):
+    with OpenBody(bodies, "a") as body, pytest.raises(ClientGoneError):
         await body.read(sending(b"01234", is_gone=True), [])
     assert bodies.bytes_of("a") == 0
 
@@ -86,7 +86,7 @@ def test_the_bytes_are_those_of_the_open_bodies(steps: list[tuple[str, int]]) ->
             if open_:
                 open_.pop(0)[0].__exit__(None, None, None)
             continue
-        body, held = bodies.open(tenant), sum(size for other, size in open_ if other.tenant == tenant)
+        body, held = OpenBody(bodies, tenant), sum(size for other, size in open_ if other.tenant == tenant)
         pieces = sending(b"x" * size)
         if size > MOST or held + size > MOST_OF_ALL:
             with body, pytest.raises((BodyTooLargeError, LimitError)):
@@ -122,7 +122,7 @@ async def test_a_large_body_waits_for_its_turn_and_a_small_one_does_not() -> Non
     loop = asyncio.get_running_loop()
 
     async def read(*pieces: bytes) -> float:
-        with bodies.open("a") as body:
+        with OpenBody(bodies, "a") as body:
             await body.read(sending(*pieces), [])
         return loop.time()
 

@@ -96,7 +96,8 @@ class RequestBounds:
 
     def head(self, version: str, target: bytes, headers: Sequence[Header], now_s: float) -> None:
         """The parser found the end of a head. It is checked as RFC 9112 asks for (3.2, 6.1)."""
-        self._forget()  # another request in the same piece of the network
+        if self._head_bytes:  # of another request in the same piece of the network
+            self._forget()
         size, hosts, encoding = len(target), 0, None
         for name, value in headers:
             size += len(name) + len(value) + LINE_END_BYTES
@@ -113,7 +114,8 @@ class RequestBounds:
                 "'Content-Length' instead.",
                 code="invalid_http",
             )
-        self._check_size()
+        if len(headers) > self._limits.max_headers or size > self._limits.max_header_bytes:
+            raise self._too_large()
         self.part = Part.BODY
         self.deadline_s = now_s + self._limits.body_timeout_s
 
@@ -126,7 +128,8 @@ class RequestBounds:
         """The parser found a header behind the body."""
         self._headers += 1
         self._head_bytes += len(name) + len(value) + LINE_END_BYTES
-        self._check_size()
+        if self._headers > self._limits.max_headers or self._head_bytes > self._limits.max_header_bytes:
+            raise self._too_large()
 
     def ended(self) -> None:
         """The request is whole."""
@@ -182,15 +185,11 @@ class RequestBounds:
         self._raw_bytes -= self._head_bytes + self.body_bytes + self._framing_bytes
         self._head_bytes = self.body_bytes = self._framing_bytes = self._chunked_bytes = self._timed_bytes = 0
 
-    def _check_size(self) -> None:
+    def _too_large(self) -> HeadersTooLargeError:
         if self._headers > self._limits.max_headers:
-            raise HeadersTooLargeError(
+            return HeadersTooLargeError(
                 f"The request has more than {self._limits.max_headers} headers. Send fewer.", code="too_many_headers"
             )
-        if self._head_bytes > self._limits.max_header_bytes:
-            raise self._too_large()
-
-    def _too_large(self) -> HeadersTooLargeError:
         return HeadersTooLargeError(
             f"The request's target, headers, trailers and chunk extensions have more than "
             f"{self._limits.max_header_bytes} bytes. Send less.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from urllib.parse import urlsplit
 
@@ -63,14 +63,6 @@ class HttpClient:
         state = " closed" if self._closed else ""
         return f"<HttpClient {self._url} open={len(self._open)} idle={len(self._idle)}{state}>"
 
-    def post(self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Coroutine[None, None, Response]:
-        """`request` with the method POST."""
-        return self.request("POST", path, headers, body)
-
-    def get(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Coroutine[None, None, Response]:
-        """`request` with the method GET, without a body. The path may have a query."""
-        return self.request("GET", path, headers)
-
     async def request(
         self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes = b""
     ) -> Response:
@@ -83,10 +75,19 @@ class HttpClient:
         """
         if self._closed:
             raise EngineUnreachableError(f"engine {self._name}: the gateway has closed its connections to this engine")
-        head = self._head(method, path, headers, len(body))
+        start = (
+            f"{method} {self._base_path}{path} HTTP/1.1\r\nhost: {self._host_header}\r\ncontent-length: {len(body)}\r\n"
+        )
+        parts = [start.encode("ascii")]
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(b"\r\n")
+        head = b"".join(parts)
+        if head.count(b"\n") != len(headers) + 4:
+            raise ValueError(f"a request to engine {self._name} has a newline in its path or a header")
         while self._idle:
             kept, _ = self._idle.popitem()
-            if kept.usable:  # a closing connection may still be in the pool
+            if not kept.transport.is_closing():  # one that closes may still be in the pool
                 try:
                     return await kept.exchange(head, body)
                 except StaleConnectionError:
@@ -139,17 +140,6 @@ class HttpClient:
         if self._closed and not self._open:
             self._all_lost.set()
 
-    def _head(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body_bytes: int) -> bytes:
-        start = f"{method} {self._base_path}{path} HTTP/1.1\r\nhost: {self._host_header}\r\n"
-        parts = [start.encode("ascii"), b"content-length: %d\r\n" % body_bytes]
-        for name, value in headers:
-            parts += (name, b": ", value, b"\r\n")
-        parts.append(b"\r\n")
-        head = b"".join(parts)
-        if head.count(b"\n") != len(headers) + 4:
-            raise ValueError(f"a request to engine {self._name} has a newline in its path or a header")
-        return head
-
     async def _connect(self) -> Connection:
         connect = asyncio.get_running_loop().create_connection
         try:
@@ -160,7 +150,7 @@ class HttpClient:
             if isinstance(error, TimeoutError):
                 unreachable.cause = "connect_timeout"
             raise unreachable from error
-        if self._closed or not connection.usable:
+        if self._closed or connection.transport.is_closing():
             connection.close()
             raise EngineUnreachableError(f"engine {self._name}: the connection closed as soon as it was open")
         self._open.add(connection)

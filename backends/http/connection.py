@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_begun", "_deadline", "_engine", "_head_bytes", "_idle_ttl_s", "_owner", "_parser", "_reading_paused",
-        "_response", "_reusable", "_sending", "_timeouts", "_transport", "_used", "_whole", "_writing_paused",
+        "_response", "_reusable", "_sending", "_timeouts", "_used", "_whole", "_writing_paused", "transport",
     )  # fmt: skip
 
     def __init__(self, engine: str, timeouts: Timeouts, idle_ttl_s: float, owner: Owner) -> None:
@@ -113,7 +113,7 @@ class Connection(asyncio.Protocol):
         self._timeouts = timeouts
         self._idle_ttl_s = idle_ttl_s
         self._owner = owner
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport  # from `connection_made` on, which is the first event
         self._deadline = Deadline(asyncio.get_running_loop(), self._on_deadline)
         self._parser = httptools.HttpResponseParser(self)
         self._response: Response | None = None  # None while idle
@@ -126,13 +126,8 @@ class Connection(asyncio.Protocol):
         self._reading_paused = False
         self._writing_paused = False
 
-    @property
-    def usable(self) -> bool:
-        """Whether it is open and idle."""
-        return self._transport is not None and not self._transport.is_closing() and self._response is None
-
     async def exchange(self, head: bytes, body: bytes) -> Response:
-        """Sends a request and returns the response once its head has arrived. The connection must be usable.
+        """Sends a request and returns the response once its head has arrived. The connection must be open and idle.
 
         Raises `StaleConnectionError` if a reused connection closes before the first byte, otherwise `EngineError`.
         """
@@ -140,15 +135,14 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._begun = self._whole = self._reusable = False
         self._deadline.move(self._timeouts.first_byte_s)
-        assert self._transport is not None
         if len(body) <= WRITE_SLICE_BYTES:
-            self._transport.write(head + body)  # a copy of 100 KB costs less than a second system call
+            self.transport.write(head + body)  # a copy of 100 KB costs less than a second system call
         else:
             await self._send_in_slices(response, head, body)
         while not response.status and response.source is not None:
             await response.wait()
-        if not response.status:
-            response.check()
+        if not response.status and response.error is not None:
+            raise response.error
         return response
 
     def close(self) -> None:
@@ -166,16 +160,15 @@ class Connection(asyncio.Protocol):
         An engine that answers early (a 413) may stop reading. Then the rest is written without waiting, and the
         connection is not reused while some of it is unsent.
         """
-        assert self._transport is not None
         self._sending = True
-        self._transport.write(head)
+        self.transport.write(head)
         view = memoryview(body)
         for start in range(0, len(body), WRITE_SLICE_BYTES):
             while self._writing_paused and response.source is not None and not response.status:
                 await response.wait()
             if response.source is None:
                 return
-            self._transport.write(view[start : start + WRITE_SLICE_BYTES])
+            self.transport.write(view[start : start + WRITE_SLICE_BYTES])
         self._sending = False
 
     # Called by the reader of the response.
@@ -186,14 +179,13 @@ class Connection(asyncio.Protocol):
             return
         self._reading_paused = False
         self._deadline.move(self._timeouts.idle_s)
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def fail(self, error: EngineError) -> None:
         """Closes the connection; the response still arriving, if any, fails with `error`."""
         response, self._response = self._response, None
-        if self._transport is not None:
-            self._transport.abort()
+        self.transport.abort()
         if response is not None:
             response.fail(error)
 
@@ -201,7 +193,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open. asyncio and uvloop have set TCP_NODELAY."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass, but has the methods
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass, but has the methods
 
     def data_received(self, data: bytes) -> None:
         """Parses one read, then handles the result once."""
@@ -272,7 +264,8 @@ class Connection(asyncio.Protocol):
         """A chunk of the body, or the part of a chunk that one read held."""
         response = self._response
         if response is not None and not self._whole:
-            response.push(body)
+            response.pieces.append(body)
+            response.unread_bytes += len(body)
 
     def on_message_complete(self) -> None:
         """The response is complete. Only now does the parser know whether the connection stays alive."""
@@ -290,19 +283,18 @@ class Connection(asyncio.Protocol):
         if response.unread_bytes:
             self._begun = True
             self._deadline.move(self._timeouts.idle_s)
-        if response.unread_bytes > HIGH_WATER_BYTES and self._transport is not None:
+        if response.unread_bytes > HIGH_WATER_BYTES:
             self._reading_paused = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         response.wake()
 
     def _release(self, response: Response) -> None:
         """The exchange is over: keep the connection as idle, or close it."""
-        assert self._transport is not None
         if self._reading_paused:
             self.resume()  # reading must go on to notice when the engine closes the idle connection
         self._response = None
         response.finish()
-        if self._reusable and not self._sending and not self._transport.get_write_buffer_size():
+        if self._reusable and not self._sending and not self.transport.get_write_buffer_size():
             self._used = True
             self._deadline.move(self._idle_ttl_s)
             self._owner.on_idle(self)

@@ -26,11 +26,11 @@ class Response:
     """One response. Its owner reads until `b""` or an error, or calls `abort`. Only one reader may read at a time.
 
     `status` and `headers` are complete when `HttpClient.post` returns. Header names are in lower case. 1xx responses
-    and trailers are left out. More may arrive while there is a `source`. Only the connection calls
-    `push`, `finish`, `fail` and `wake`. It calls `wake` once a read, not once a chunk.
+    and trailers are left out. More may arrive while there is a `source`. Only the connection adds `pieces` and calls
+    `finish`, `fail` and `wake`. It calls `wake` once a read, not once a chunk.
     """
 
-    __slots__ = ("_error", "_waiter", "headers", "pieces", "source", "status", "unread_bytes")
+    __slots__ = ("_waiter", "error", "headers", "pieces", "source", "status", "unread_bytes")
 
     def __init__(self, source: Source) -> None:
         self.status = 0
@@ -38,17 +38,17 @@ class Response:
         self.unread_bytes = 0
         self.source: Source | None = source  # None once the exchange has ended or failed
         self.pieces: list[bytes] = []
-        self._error: EngineError | None = None
+        self.error: EngineError | None = None  # of a failed exchange
         self._waiter: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
-        state = "failed" if self._error is not None else "arriving" if self.source is not None else "complete"
+        state = "failed" if self.error is not None else "arriving" if self.source is not None else "complete"
         return f"<Response {self.status} {state} unread={self.unread_bytes}>"
 
     @property
     def is_read(self) -> bool:
         """Whether all has arrived, without a failure, and was read."""
-        return self.source is None and self._error is None and not self.pieces
+        return self.source is None and self.error is None and not self.pieces
 
     async def read_chunk(self) -> bytes:
         """All of the body that has arrived and is unread. After the end it is always `b""`.
@@ -57,8 +57,9 @@ class Response:
         Cancellation aborts the response.
         """
         while not self.pieces:
+            if self.error is not None:
+                raise self.error
             if self.source is None:
-                self.check()
                 return b""
             await self.wait()
         pieces, source = self.pieces, self.source
@@ -95,7 +96,8 @@ class Response:
                 long += earlier
             pieces.clear()
             long += piece
-        self.check()
+        if self.error is not None:
+            raise self.error
         return long or (pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def abort(self) -> None:
@@ -115,16 +117,6 @@ class Response:
         finally:
             self._waiter = None
 
-    def check(self) -> None:
-        """Raises the error of a failed exchange."""
-        if self._error is not None:
-            raise self._error
-
-    def push(self, piece: bytes) -> None:
-        """A piece of the body has arrived."""
-        self.pieces.append(piece)
-        self.unread_bytes += len(piece)
-
     def finish(self) -> None:
         """The whole body has arrived."""
         self.source, waiter = None, self._waiter
@@ -134,7 +126,7 @@ class Response:
     def fail(self, error: EngineError) -> None:
         """Nothing more will arrive; the reader gets `error`."""
         self.source = None
-        self._error = error
+        self.error = error
         self.wake()
 
     def wake(self) -> None:

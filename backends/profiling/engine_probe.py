@@ -143,7 +143,7 @@ class EngineProbe:
 
     async def _stream(self, body: bytes) -> TimedStream:
         sent_s = self.clock()
-        response = await self._client.post("/v1/completions", self._headers, body)
+        response = await self._client.request("POST", "/v1/completions", self._headers, body)
         if response.status != 200:
             does = "refuses prompts of token ids" if response.status in {400, 404, 422, 501} else "fails"
             message = _message(await response.read())

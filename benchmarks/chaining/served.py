@@ -40,15 +40,17 @@ class CuedEngine:
         self._calls: deque[asyncio.Future[bytes]] = deque()
         self._came = asyncio.Event()
 
-    async def post(self, _path: str, _headers: Sequence[tuple[bytes, bytes]], _body: bytes) -> Response:
-        """As `HttpClient.post`."""
+    async def request(
+        self, _method: str, _path: str, _headers: Sequence[tuple[bytes, bytes]], _body: bytes
+    ) -> Response:
+        """As `HttpClient.request`."""
         call: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls.append(call)
         self._came.set()
         body = await call
         response = Response(_Nowhere())
         response.status, response.headers = 200, list(_JSON)
-        response.push(body)
+        response.pieces.append(body)
         response.finish()
         return response
 

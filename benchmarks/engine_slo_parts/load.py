@@ -71,7 +71,7 @@ class Load:
         annotations = {} if ttft_s is None else {"plait_ttft_ms": ttft_s * 1e3}
         body = msgspec.json.encode(_request(call) | {self._annotations_field: annotations})
         sent_s = time.perf_counter()
-        response = await self._client.post("/v1/completions", _HEADERS, body)
+        response = await self._client.request("POST", "/v1/completions", _HEADERS, body)
         if response.status != 200:
             raise ValueError(f"the server answers {response.status}: {(await response.read())[:500]!r}")
         return _served(call, await read_stream(response, sent_s, time.perf_counter))

@@ -120,7 +120,7 @@ class ChangedObjectives:
         ]
         try:
             async with asyncio.timeout(ANSWER_DEADLINE_S):
-                response = await link.client.post(PATH, headers, encode_changes(changes))
+                response = await link.client.request("POST", PATH, headers, encode_changes(changes))
                 try:
                     answer = await response.read(MAX_ANSWER_BYTES)
                 finally:

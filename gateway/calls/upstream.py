@@ -68,7 +68,7 @@ class Upstream:
         booking.give_up = partial(_give_up, delivery, task)
         response = None
         try:
-            response = await link.client.post(delivery.path, self._request_headers(delivery), body)
+            response = await link.client.request("POST", delivery.path, self._request_headers(delivery), body)
             if response.status == 200 and is_event_stream(response.headers):
                 await self._stream(delivery, response, send)
             else:

@@ -129,7 +129,7 @@ class Recovery:
             headers.append((b"authorization", link.authorization))
         streamed = engine.health.state is HealthState.PROBATION
         asked = {"model": min(engine.offer.models, default=""), "prompt": "Hello", "max_tokens": 1, "stream": streamed}
-        response = await link.client.post("/v1/completions", headers, msgspec.json.encode(asked))
+        response = await link.client.request("POST", "/v1/completions", headers, msgspec.json.encode(asked))
         try:
             answer = await response.read(MAX_TRIAL_BYTES)
         finally:

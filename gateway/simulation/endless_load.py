@@ -116,7 +116,7 @@ async def send_endlessly(url: str, model: str, calls_per_s: float, swing: float 
 async def _send(client: HttpClient, body: dict[str, Any]) -> None:
     headers = [(b"content-type", b"application/json")]
     try:
-        response = await client.post("/v1/chat/completions", headers, msgspec.json.encode(body))
+        response = await client.request("POST", "/v1/chat/completions", headers, msgspec.json.encode(body))
         while await response.read_chunk():
             pass
     except PlaitError:

@@ -199,9 +199,8 @@ async def _send(client: HttpClient, model: str, call: WorkloadCall, now_s: Calla
     if call.tools is not None:
         body["tools"] = call.tools
     arrived_s = now_s()
-    response = await client.post(
-        "/v1/chat/completions", [(b"content-type", b"application/json")], msgspec.json.encode(body)
-    )
+    headers = [(b"content-type", b"application/json")]
+    response = await client.request("POST", "/v1/chat/completions", headers, msgspec.json.encode(body))
     stream, first_token_s = CompletionStream("gateway", withhold=False), 0.0
     while piece := await response.read_chunk():
         first_token_s = first_token_s or now_s()

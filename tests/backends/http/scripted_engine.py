@@ -165,7 +165,7 @@ def counts(client: HttpClient) -> str:
 
 
 async def ask(client: HttpClient, body: bytes = b"{}") -> bytes:
-    response = await client.post("/v1/completions", [(b"content-type", b"application/json")], body)
+    response = await client.request("POST", "/v1/completions", [(b"content-type", b"application/json")], body)
     return await response.read()
 
 

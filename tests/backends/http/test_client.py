@@ -28,7 +28,9 @@ from tests.backends.http.scripted_engine import (
 @on_both_loops
 async def test_a_request_carries_the_base_path_the_host_the_length_and_the_headers_given() -> None:
     async with serving(always, base_path="/engines/a/") as (engine, client):
-        response = await client.post("/v1/completions?x=1", [(b"x-request-id", b"r1"), (b"accept", b"*/*")], b'{"a":1}')
+        response = await client.request(
+            "POST", "/v1/completions?x=1", [(b"x-request-id", b"r1"), (b"accept", b"*/*")], b'{"a":1}'
+        )
         assert (response.status, await response.read()) == (200, b"ok")
         assert engine.requests == [
             b"POST /engines/a/v1/completions?x=1 HTTP/1.1\r\nhost: 127.0.0.1:%d\r\ncontent-length: 7\r\n"
@@ -67,7 +69,7 @@ async def test_an_answer_before_the_whole_request_is_returned_and_ends_the_conne
         await peer.closed()
 
     async with serving(hasty) as (engine, client):
-        response = await client.post("/", [], bytes(32 << 20))
+        response = await client.request("POST", "/", [], bytes(32 << 20))
         assert response.status in {200, 413}
         answered.set()
         assert await response.read() == b"ok"
@@ -80,7 +82,7 @@ async def test_a_newline_in_a_header_or_path_is_refused_before_anything_is_sent(
     client = HttpClient("http://127.0.0.1:9")
     for path, headers in (("/a\nb", []), ("/", [(b"x", b"1\r\ny: 2")]), ("/", [(b"x\n", b"1")])):
         with pytest.raises(ValueError, match="newline"):
-            await client.post(path, headers, b"")
+            await client.request("POST", path, headers, b"")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ async def test_a_stream_is_read_as_it_comes() -> None:
         await peer.closed()
 
     async with serving(stream) as (_, client):
-        response = await client.post("/", [], b"")
+        response = await client.request("POST", "/", [], b"")
         for token in (b"a", b"b", b"c"):
             assert await response.read_chunk() == token
             read.set()
@@ -153,7 +155,7 @@ async def test_a_connection_lost_in_mid_body_is_an_error_after_what_arrived(answ
         peer.send(answer)
 
     async with serving(breaking) as (engine, client):
-        response = await client.post("/", [], b"")
+        response = await client.request("POST", "/", [], b"")
         assert await response.read_chunk() == arrives
         for _ in range(2):
             with pytest.raises(EngineError, match=f"{engine.url} closed the connection in the middle"):
@@ -179,7 +181,7 @@ async def test_a_head_that_cannot_be_read_is_the_engines_error(answer: bytes) ->
 
 async def test_chunks_that_cannot_be_read_are_the_engines_error() -> None:
     async with serving(answering(CHUNKED_HEAD + b"2\r\nok\r\nnot a length\r\n")) as (engine, client):
-        response = await client.post("/", [], b"")
+        response = await client.request("POST", "/", [], b"")
         assert await response.read_chunk() == b"ok"
         with pytest.raises(EngineError, match=f"engine {engine.url} sent bytes that are not"):
             await response.read_chunk()
@@ -208,7 +210,7 @@ async def test_an_engine_is_held_back_while_nobody_reads() -> None:
                 await asyncio.sleep(0.002)
 
     async with serving(pouring) as (_, client):
-        response = await client.post("/", [], b"")
+        response = await client.request("POST", "/", [], b"")
         await stalled()
         assert sum(sent) < total
         assert response.unread_bytes <= (64 + 256) << 10  # the limit and one read

@@ -32,15 +32,16 @@ async def test_sequential_calls_share_a_connection() -> None:
             assert counts(client) == "open=1 idle=1"
         assert len(engine.peers) == 1
         (connection,) = client._open
-        assert connection._transport is not None
-        tcp = connection._transport.get_extra_info("socket")
+        tcp = connection.transport.get_extra_info("socket")
         assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @on_both_loops
 async def test_the_connection_that_became_idle_last_is_reused_first() -> None:
     async with serving(always) as (engine, client):
-        first, second = await asyncio.gather(client.post("/", [], b"1"), client.post("/", [], b"2"))
+        first, second = await asyncio.gather(
+            client.request("POST", "/", [], b"1"), client.request("POST", "/", [], b"2")
+        )
         assert (await first.read(), await second.read()) == (b"ok", b"ok")
         hottest = list(client._idle)[-1]
         await ask(client, b"3")

@@ -37,7 +37,7 @@ async def half(peer: Peer) -> None:
 @on_both_loops
 async def test_an_aborted_response_closes_the_connection_as_the_engine_sees() -> None:
     async with serving(half) as (engine, client):
-        response = await client.post("/", [], b"")
+        response = await client.request("POST", "/", [], b"")
         assert await response.read_chunk() == b"a"
         response.abort()
         response.abort()
@@ -51,7 +51,7 @@ async def test_an_aborted_response_closes_the_connection_as_the_engine_sees() ->
 async def test_aborting_a_response_that_has_arrived_whole_keeps_the_connection() -> None:
     async with serving(always) as (engine, client):
         for _ in range(2):
-            response = await client.post("/", [], b"")
+            response = await client.request("POST", "/", [], b"")
             await until(lambda: counts(client) == "open=1 idle=1")
             response.abort()
             assert await response.read() == b"ok"
@@ -67,7 +67,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 @on_both_loops
 async def test_cancelling_a_call_that_waits_for_its_answer_closes_the_connection() -> None:
     async with serving(silent) as (engine, client):
-        task = asyncio.create_task(client.post("/", [], b""))
+        task = asyncio.create_task(client.request("POST", "/", [], b""))
         await until(lambda: len(engine.requests) == 1)
         await cancelled(task)
         await engine.finished()
@@ -77,7 +77,7 @@ async def test_cancelling_a_call_that_waits_for_its_answer_closes_the_connection
 @on_both_loops
 async def test_cancelling_a_reader_closes_the_connection() -> None:
     async with serving(half) as (engine, client):
-        response = await client.post("/", [], b"")
+        response = await client.request("POST", "/", [], b"")
         assert await response.read_chunk() == b"a"
         task = asyncio.create_task(response.read_chunk())
         await asyncio.sleep(0)
@@ -95,7 +95,7 @@ async def test_cancelling_a_call_that_is_being_written_closes_the_connection() -
         await peer.closed()
 
     async with serving(late) as (engine, client):
-        task = asyncio.create_task(client.post("/", [], bytes(32 << 20)))
+        task = asyncio.create_task(client.request("POST", "/", [], bytes(32 << 20)))
         await until(lambda: counts(client) == "open=1 idle=0" and len(engine.peers) == 1)
         await cancelled(task)
         go.set()
@@ -129,7 +129,7 @@ async def test_cancelling_at_any_step_releases_the_connection_exactly_once() -> 
 @on_both_loops
 async def test_a_closed_client_fails_what_runs_and_refuses_what_comes() -> None:
     async with serving(half) as (engine, client):
-        response = await client.post("/", [], b"")
+        response = await client.request("POST", "/", [], b"")
         assert await response.read_chunk() == b"a"
         await client.aclose()
         await engine.finished()

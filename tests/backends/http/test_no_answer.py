@@ -43,7 +43,7 @@ async def test_an_engine_that_does_not_begin_to_answer_times_out() -> None:
 @on_both_loops
 async def test_an_engine_that_sends_a_head_and_no_token_times_out() -> None:
     async with serving(answering(CHUNKED_HEAD), timeouts=Timeouts(first_byte_s=0.02)) as (engine, client):
-        response = await client.post("/", [], b"")
+        response = await client.request("POST", "/", [], b"")
         assert response.status == 200
         with pytest.raises(EngineTimeoutError, match=rf"{engine.url} did not begin to answer within 0\.02 s"):
             await response.read_chunk()
@@ -53,7 +53,7 @@ async def test_an_engine_that_sends_a_head_and_no_token_times_out() -> None:
 @on_both_loops
 async def test_an_engine_that_goes_silent_times_out_after_what_arrived() -> None:
     async with serving(answering(CHUNKED_HEAD + b"1\r\na\r\n"), timeouts=Timeouts(idle_s=0.005)) as (engine, client):
-        response = await client.post("/", [], b"")
+        response = await client.request("POST", "/", [], b"")
         assert await response.read_chunk() == b"a"
         with pytest.raises(EngineTimeoutError, match=rf"{engine.url} went silent for 0\.005 s"):
             await response.read_chunk()

@@ -64,7 +64,7 @@ class Exchange:
             if isinstance(piece, EngineError):
                 self.response.fail(copy(piece))  # the gateway may add to an error
                 return
-            self.response.push(piece)
+            self.response.pieces.append(piece)
         self.response.finish()
 
     def resume(self) -> None:
@@ -86,7 +86,7 @@ class FakeHttp:
     def lose(self, reason: str, *, waiting_only: bool) -> None:
         self.lost.append((reason, waiting_only))
 
-    async def post(self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Response:
+    async def request(self, _method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Response:
         self.requests.append((path, dict(headers), body))
         assert len(dict(headers)) == len(headers)
         answer = self.answers.pop(0)

@@ -110,7 +110,7 @@ async def test_while_an_engine_has_not_answered_changes_gather() -> None:
             refine(made, running.deliveries[0], Slo(tpot_s=tpot_s))
             await until_stuck()
         assert len(told(http)) == 1
-        stuck.response.push(b'{"known":1}')
+        stuck.response.pieces.append(b'{"known":1}')
         stuck.response.finish()
         await until_stuck()
         assert [[item["plait_tpot_ms"] for item in items] for items in told(http)] == [[1000.0], [3000.0]]
@@ -192,7 +192,7 @@ async def test_attainment_counts_the_newest_slo_and_placement_its_ttft() -> None
         refine(made, running.deliveries[0], Slo(ttft_s=1e-9))
         assert queue.urgent_tokens == queue.tokens
         made.router.check()
-        held.response.push(FINISH + DONE)
+        held.response.pieces.append(FINISH + DONE)
         held.response.finish()
         await running.tasks[0]
         key = 'plait_slo_calls_total{met="no",model="m",objective="latency",slo="ttft",tenant=""}'

@@ -180,7 +180,7 @@ async def test_an_answer_that_is_not_streamed_counts_while_it_comes() -> None:
         task = asyncio.create_task(made.relay.run(made.delivery(held=held), client.send))
         await until_stuck()
         assert held.size == 50
-        exchange.response.push(WHOLE[50:])
+        exchange.response.pieces.append(WHOLE[50:])
         exchange.response.finish()
         await task
         assert (held.size, held.most, client.body) == (0, len(WHOLE), WHOLE)
@@ -192,7 +192,7 @@ async def test_an_answer_that_may_not_be_held_is_given_up() -> None:
     async with gateway(FakeHttp(exchange)) as made:
         task = asyncio.create_task(made.relay.run(made.delivery(held=held), Client().send))
         await until_stuck()
-        exchange.response.push(WHOLE[50:])
+        exchange.response.pieces.append(WHOLE[50:])
         exchange.response.wake()
         with pytest.raises(LimitError):
             await task

@@ -61,7 +61,7 @@ async def play(exchange: Exchange, answer: bytes, cuts: Sequence[tuple[int, int]
     while at < len(answer):
         size, pause = cuts[number % len(cuts)]
         await turns(pause)
-        exchange.response.push(answer[at : at + size])
+        exchange.response.pieces.append(answer[at : at + size])
         at, number = at + size, number + 1
     if is_lost:
         exchange.response.fail(LOST)

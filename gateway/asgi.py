@@ -56,12 +56,18 @@ def presented_key(headers: Headers) -> bytes:
 
 def id_of(headers: Headers) -> str:
     """The client's name for its request, or a new one: 128 random bits."""
-    return header(headers, b"x-request-id") or token_hex(16)
+    for name, value in headers:
+        if name == b"x-request-id":
+            return value.decode("latin-1") or token_hex(16)
+    return token_hex(16)
 
 
 def is_event_stream(headers: Headers) -> bool:
     """Whether these are the headers of a stream of server-sent events."""
-    return (header(headers, b"content-type") or "").startswith("text/event-stream")
+    for name, value in headers:
+        if name == b"content-type":
+            return value.startswith(b"text/event-stream")
+    return False
 
 
 async def read_body(

@@ -25,7 +25,7 @@ class Source(Protocol):
 class Response:
     """One response. Its owner reads until `b""` or an error, or calls `abort`. Only one reader may read at a time.
 
-    `status` and `headers` are complete when `HttpClient.post` returns. Header names are in lower case. 1xx responses
+    `status` and `headers` are complete when `HttpClient.request` returns. Header names are in lower case. 1xx responses
     and trailers are left out. More may arrive while there is a `source`. Only the connection adds `pieces` and calls
     `finish`, `fail` and `wake`. It calls `wake` once a read, not once a chunk.
     """

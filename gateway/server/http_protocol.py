@@ -281,7 +281,7 @@ class BoundedProtocol(PatientProtocol):
 
     def on_message_complete(self) -> None:
         """Of httptools."""
-        self.bounds.ended()
+        self.bounds.part = Part.NOTHING
         super().on_message_complete()
         if self._closes:
             self.transport.close()

@@ -74,14 +74,15 @@ class Part(Enum):
 class RequestBounds:
     """The request that a connection reads. A new connection has `header_timeout_s` for its first request.
 
-    `deadline_s` is when the part has to be whole; None between requests. Methods raise `CallerError` for a request
+    `deadline_s` is when the part has to be whole; None between requests. Whoever runs the parser adds the bytes of the
+    body, and says by the `part` that the request is whole. Methods raise `CallerError` for a request
     that is over a limit, or that other servers on its way may read in another way.
     """
 
     def __init__(self, limits: RequestLimits, now_s: float) -> None:
         self.part = Part.NOTHING
         self.deadline_s: float | None = now_s + limits.header_timeout_s
-        self.body_bytes = 0  # of the body so far: whoever runs the parser adds to it
+        self.body_bytes = 0  # of the body so far
         self._limits = limits
         self._begun = False  # a head, behind empty lines
         self._raw_bytes = 0  # all of the request, and what was left of earlier ones in the same piece of the network
@@ -97,7 +98,8 @@ class RequestBounds:
     def head(self, version: str, target: bytes, headers: Sequence[Header], now_s: float) -> None:
         """The parser found the end of a head. It is checked as RFC 9112 asks for (3.2, 6.1)."""
         if self._head_bytes:  # of another request in the same piece of the network
-            self._forget()
+            self._raw_bytes -= self._head_bytes + self.body_bytes + self._framing_bytes
+        self.body_bytes = self._framing_bytes = self._chunked_bytes = self._timed_bytes = 0
         size, hosts, encoding = len(target), 0, None
         for name, value in headers:
             size += len(name) + len(value) + LINE_END_BYTES
@@ -131,28 +133,26 @@ class RequestBounds:
         if self._headers > self._limits.max_headers or self._head_bytes > self._limits.max_header_bytes:
             raise self._too_large()
 
-    def ended(self) -> None:
-        """The request is whole."""
-        self.part = Part.NOTHING
-        self.deadline_s = None
-
     def parsed(self, size: int, now_s: float, *, begun: bool) -> None:
         """The parser has taken a piece of the network. A head has `begun` that has not ended.
 
         Raises for chunk extensions, and for what has no end yet.
         """
         self._raw_bytes += size
-        if begun and self._head_bytes:  # behind a request that is whole
-            self._forget()
-        unexplained_bytes = self._raw_bytes - self.body_bytes - self._framing_bytes
+        body_bytes = self.body_bytes + self._framing_bytes
+        unexplained_bytes = self._raw_bytes - body_bytes
         if self.part is Part.BODY:
             assert self.deadline_s is not None
             self.deadline_s += (self.body_bytes - self._timed_bytes) / MIN_BODY_BYTES_S
             self._timed_bytes = self.body_bytes
-        elif self._head_bytes:
-            self._forget()
-            self._raw_bytes = 0
+        elif self._head_bytes and not begun:  # a request is whole
+            self.deadline_s = None
+            self._raw_bytes = self._head_bytes = 0
         else:
+            if self._head_bytes:  # of a request that is whole
+                self._raw_bytes -= self._head_bytes + body_bytes
+                self._head_bytes = 0
+            unexplained_bytes = self._raw_bytes
             if self.part is Part.NOTHING or begun > self._begun:
                 self.deadline_s = now_s + self._limits.header_timeout_s
             self.part, self._begun = Part.HEAD, begun
@@ -179,11 +179,6 @@ class RequestBounds:
         )  # fmt: skip
         rate = f", plus 1 s for each {MIN_BODY_BYTES_S} bytes of it" if self.part is Part.BODY else ""
         return RequestTimeoutError(f"The request's {what} did not come within {key_s:g} s{rate}. Send it faster.")
-
-    def _forget(self) -> None:
-        """The request has ended, and its bytes count no more."""
-        self._raw_bytes -= self._head_bytes + self.body_bytes + self._framing_bytes
-        self._head_bytes = self.body_bytes = self._framing_bytes = self._chunked_bytes = self._timed_bytes = 0
 
     def _too_large(self) -> HeadersTooLargeError:
         if self._headers > self._limits.max_headers:

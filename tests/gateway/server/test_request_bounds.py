@@ -61,7 +61,8 @@ def test_a_body_earns_time_by_its_bytes() -> None:
     bounds.body_bytes += 2 * MIN_BODY_BYTES_S
     bounds.parsed(2 * MIN_BODY_BYTES_S, 7.0, begun=False)
     assert (bounds.deadline_s, status(bounds.overdue())) == (68.0, 408)
-    bounds.ended()
+    bounds.part = Part.NOTHING
+    bounds.parsed(10, 7.0, begun=False)
     assert repr(bounds) == "RequestBounds(nothing, deadline_s=None)"
 
 
@@ -150,7 +151,7 @@ def test_a_request_does_not_pay_for_those_before_it() -> None:
     for _ in range(5):
         bounds.head(*head(90), 5.0)
         bounds.body_bytes += 200
-        bounds.ended()
+        bounds.part = Part.NOTHING
     bounds.parsed(5 * (90 + 200) + 50, 5.0, begun=True)
     assert (bounds.part, bounds.deadline_s) == (Part.HEAD, 15.0)
     bounds.head(*head(100), 6.0)
@@ -163,7 +164,7 @@ def test_a_request_does_not_pay_for_the_trailers_of_one_before_it() -> None:
     bounds = RequestBounds(LIMITS, 0.0)
     bounds.head(*head(90), 5.0)
     bounds.trailer(b"a", b"b")
-    bounds.ended()
+    bounds.part = Part.NOTHING
     bounds.parsed(96 + 100 + LINE_BYTES, 5.0, begun=True)
     with pytest.raises(CallerError):
         bounds.parsed(1, 6.0, begun=True)
@@ -178,7 +179,7 @@ def test_a_head_in_two_pieces_is_counted() -> None:
 def test_the_next_request_starts_anew() -> None:
     bounds = reading()
     bounds.head(*head(100, 3), 6.0)
-    bounds.ended()
+    bounds.part = Part.NOTHING
     bounds.parsed(50, 6.0, begun=False)
     bounds.parsed(50, 9.0, begun=True)
     assert (bounds.part, bounds.deadline_s) == (Part.HEAD, 19.0)

@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, cast
 
 import structlog
@@ -136,7 +137,6 @@ class Opening:
         cycle.transport = transport
         if cycle is protocol.cycle and protocol.bounds.part is Part.BODY:
             cycle.transport = cast("asyncio.Transport", Early(protocol))
-            cycle.on_response = protocol.on_early_response
         if transport.is_closing():  # the client may have gone in this turn of the event loop
             return
         if len(first) <= JOINED_BYTES:
@@ -206,6 +206,7 @@ class BoundedProtocol(PatientProtocol):
         self._running: RequestResponseCycle | None = None
         self._client: Client  # of what runs
         self._timer: asyncio.TimerHandle | None = None
+        self._looks_s = inf  # when the timer is due
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Of asyncio: a client has come."""
@@ -224,7 +225,8 @@ class BoundedProtocol(PatientProtocol):
             else:
                 self._refuse(error)
             return
-        self._watch_time()
+        if self.bounds.deadline_s is not None:
+            self._look_at(self.bounds.deadline_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Of asyncio: the client has gone."""
@@ -248,8 +250,9 @@ class BoundedProtocol(PatientProtocol):
             self.bounds.parsed(len(data), self._now_s, begun=self.headers is not self._trailers)
         except CallerError as error:
             self._refuse(error, of_whole=self.bounds.part is Part.NOTHING)
-        if self._timer is None and self.bounds.deadline_s is not None:
-            self._watch_time()
+        deadline_s = self.bounds.deadline_s
+        if deadline_s is not None and deadline_s < self._looks_s:
+            self._look_at(deadline_s)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         """Of uvicorn: the parser has raised."""
@@ -293,11 +296,21 @@ class BoundedProtocol(PatientProtocol):
         else:
             self.transport.close()
 
-    def on_early_response(self) -> None:
-        """As `on_response_complete`, of an answer that began before its request had ended."""
-        if self._running is self.cycle and self.bounds.part is Part.BODY:
+    def on_response_complete(self) -> None:
+        """Of uvicorn, in the place of its own: the application has answered. One timer watches over all idle times."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        if self.bounds.part is Part.BODY:
             self.bounds.answered(self.loop.time())
-        self.on_response_complete()
+        elif self.bounds.part is Part.NOTHING:
+            self.bounds.deadline_s = idle_until_s = self.loop.time() + self.timeout_keep_alive
+            if idle_until_s < self._looks_s:
+                self._look_at(idle_until_s)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -310,12 +323,14 @@ class BoundedProtocol(PatientProtocol):
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
-    def _watch_time(self) -> None:
-        if self._timer is None and self.bounds.deadline_s is not None:
-            self._timer = self.loop.call_at(self.bounds.deadline_s, self._on_deadline)
+    def _look_at(self, at_s: float) -> None:
+        """Look at the deadline then. A deadline that has become later is found too early, and looked at again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._looks_s = self.loop.call_at(at_s, self._on_deadline), at_s
 
     def _on_deadline(self) -> None:
-        self._timer = None
+        self._timer, self._looks_s = None, inf
         deadline_s, now_s = self.bounds.deadline_s, self.loop.time()
         if self._refused or deadline_s is None or self.transport.is_closing():
             return
@@ -327,8 +342,8 @@ class BoundedProtocol(PatientProtocol):
                 self._refuse(error)
             return
         if now_s >= deadline_s:
-            self.bounds.excuse(now_s)
-        self._watch_time()
+            deadline_s = self.bounds.excuse(now_s)
+        self._look_at(deadline_s)
 
     def _refuse(self, error: PlaitError, *, of_whole: bool = False) -> None:
         """Answer with the error unless an answer is under way, and close the connection. The first error counts.

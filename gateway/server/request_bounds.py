@@ -74,9 +74,9 @@ class Part(Enum):
 class RequestBounds:
     """The request that a connection reads. A new connection has `header_timeout_s` for its first request.
 
-    `deadline_s` is when the part has to be whole; None between requests. Whoever runs the parser adds the bytes of the
-    body, and says by the `part` that the request is whole. Methods raise `CallerError` for a request
-    that is over a limit, or that other servers on its way may read in another way.
+    `deadline_s` is when the part has to be whole; None while a whole request has no answer. Whoever runs the parser
+    adds the bytes of the body, sets the `part` when the request is whole, and the deadline when it has its answer.
+    Methods raise `CallerError` for a request that is over a limit, or that other servers may read in another way.
     """
 
     def __init__(self, limits: RequestLimits, now_s: float) -> None:
@@ -164,11 +164,11 @@ class RequestBounds:
         if self.part is Part.BODY and self.deadline_s is not None:
             self.deadline_s = min(self.deadline_s, now_s + DRAIN_S)
 
-    def excuse(self, now_s: float) -> None:
-        """The server itself did not read, because an earlier request has no answer yet."""
-        if self.deadline_s is not None:
-            is_body = self.part is Part.BODY
-            self.deadline_s = now_s + (self._limits.body_timeout_s if is_body else self._limits.header_timeout_s)
+    def excuse(self, now_s: float) -> float:
+        """The server itself did not read, because an earlier request has no answer yet. Returns the new deadline."""
+        is_body = self.part is Part.BODY
+        self.deadline_s = now_s + (self._limits.body_timeout_s if is_body else self._limits.header_timeout_s)
+        return self.deadline_s
 
     def overdue(self) -> CallerError | None:
         """The error at the deadline; None if the client has sent nothing that could be answered."""

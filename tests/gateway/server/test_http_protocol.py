@@ -85,7 +85,9 @@ class Running:
 
 
 @asynccontextmanager
-async def serving(limits: RequestLimits = LIMITS, grace_s: int = 1) -> AsyncIterator[Running]:
+async def serving(
+    limits: RequestLimits = LIMITS, grace_s: int = 1, keep_alive_s: float = 5.0
+) -> AsyncIterator[Running]:
     refused: list[PlaitError] = []
     settings = uvicorn.Config(
         OpenRequests(app),
@@ -95,6 +97,7 @@ async def serving(limits: RequestLimits = LIMITS, grace_s: int = 1) -> AsyncIter
         lifespan="off",
         log_config=None,
         timeout_graceful_shutdown=grace_s,
+        timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]  # a test does not wait for a second
     )
     server = uvicorn.Server(settings)
     task = asyncio.create_task(server._serve())  # `serve` would take the signals of the test run
@@ -178,6 +181,21 @@ async def test_a_request_over_a_limit_is_refused(pieces: list[bytes], status: in
 async def test_a_connection_that_sends_nothing_is_closed_without_a_word() -> None:
     async with serving() as running:
         assert await running.ask() == b""
+    assert not running.refused
+
+
+async def test_a_connection_that_is_idle_is_closed_and_not_before() -> None:
+    async with serving(ROOMY, keep_alive_s=0.2) as running:
+        loop = asyncio.get_running_loop()
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        for _ in range(3):
+            writer.write(GET + b"\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n/")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.1)
+        began_s = loop.time()
+        assert await reader.read() == b""
+        assert loop.time() - began_s > 0.05
+        writer.close()
     assert not running.refused
 
 

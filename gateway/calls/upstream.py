@@ -80,7 +80,7 @@ class Upstream:
             raise EngineTimeoutError(text) from None
         finally:
             booking.give_up = None
-            if response is not None:
+            if response is not None and response.source is not None:  # more may come
                 response.abort()
 
     def _request_headers(self, delivery: Delivery) -> list[tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ from starlette.types import Receive
 from plait.backends.errors import AnswerTooLargeError, LimitError
 from plait.gateway.asgi import Headers, read_body
 from plait.gateway.calls.delivery import HeldBytes
-from plait.gateway.calls.loop_turns import LoopTurns
+from plait.gateway.calls.turns import LoopTurns
 from plait.gateway.timer import loop_time_s
 
 LARGE_BYTES: Final = 64 * 1024

@@ -1,18 +1,17 @@
-"""Turns against an oracle, and the threads that run them."""
+"""Turns against an oracle, and requests that begin in turns while the event loop is busy."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import LimitError
-from plait.gateway.calls.turns import Steps, Turns, TurnThreads
+from plait.gateway.calls import turns as module
+from plait.gateway.calls.turns import FEWEST, MOST, LoopTurns, Turns
 
 
 def test_tenants_take_turns_and_so_do_their_jobs() -> None:
@@ -80,65 +79,112 @@ def test_no_tenant_waits_for_more_than_one_turn_of_each_other(seats: int, events
                     assert len(set(passed_over[other])) == len(passed_over[other])
 
 
-def worth(count: int, log: list[str], name: str, gate: Callable[[], object] = lambda: None) -> Steps[str]:
-    for _ in range(count):
-        gate()
-        log.append(name)
-        yield
-    return name
+@pytest.fixture
+def _short_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short bound for passes, so that a test needs little time."""
+    monkeypatch.setattr(module, "LONG_PASS_S", 0.002)
 
 
-async def test_a_short_job_does_not_wait_for_another_tenants_long_ones() -> None:
-    log: list[str] = []
-    threads = TurnThreads(1, "test")
-    long = [asyncio.create_task(threads.run("a", worth(50, log, "long"), 1)) for _ in range(12)]
+async def _request(turns: LoopTurns, tenant: str, log: list[str], work_s: float = 0.0) -> None:
+    await turns.begin(tenant)
+    log.append(tenant)
+    until_s = time.process_time() + work_s
+    while work_s and time.process_time() < until_s:
+        pass
+
+
+async def test_an_idle_loop_lets_a_request_begin_at_once() -> None:
+    turns, log = LoopTurns(), list[str]()
+    request = _request(turns, "a", log)
+    with pytest.raises(StopIteration):
+        request.send(None)
+    assert log == ["a"]
+    await asyncio.sleep(0)  # the pass
+    assert repr(turns) == "LoopTurns(Turns(waiting={}, seated={}))"
+
+
+@pytest.mark.usefixtures("_short_passes")
+async def test_one_tenants_burst_leaves_a_turn_to_another_in_each_pass() -> None:
+    turns, log = LoopTurns(), list[str]()
+    burst = [asyncio.create_task(_request(turns, "many", log, 0.001)) for _ in range(MOST + 100)]
     await asyncio.sleep(0)
-    assert await threads.run("b", worth(2, log, "short"), 1) == "short"
-    assert log.count("long") < 10
-    assert await asyncio.gather(*long) == ["long"] * 12
+    await _request(turns, "one", log)
+    assert len(log) <= MOST + 1
+    await asyncio.gather(*burst)
+    assert log.count("many") == MOST + 100
 
 
-async def test_a_job_raises_what_it_raises() -> None:
-    def fails() -> Steps[str]:
-        yield
-        raise LookupError("no")
-
-    with pytest.raises(LookupError, match="no"):
-        await TurnThreads(2, "test").run("a", fails(), 1)
-
-
-async def test_a_job_whose_caller_is_gone_ends_after_its_turn() -> None:
-    log: list[str] = []
-    gate = threading.Semaphore(0)
-    threads = TurnThreads(1, "test", ThreadPoolExecutor(1))
-    first = asyncio.create_task(threads.run("a", worth(50, log, "first", gate.acquire), 1))
-    second = asyncio.create_task(threads.run("a", worth(50, log, "second"), 1))
-    await asyncio.sleep(0.01)
-    for task in (first, second):
-        task.cancel()
-    gate.release()
-    await asyncio.gather(first, second, return_exceptions=True)
-    assert await threads.run("a", worth(1, log, "third"), 1) == "third"
-    assert log == ["first", "third"]
+@pytest.mark.usefixtures("_short_passes")
+async def test_long_passes_let_fewer_begin() -> None:
+    turns, log = LoopTurns(), list[str]()
+    burst = [asyncio.create_task(_request(turns, "a", log, 0.003)) for _ in range(MOST * 2)]
+    passes = []
+    while len(log) < MOST * 2:
+        before = len(log)
+        await asyncio.sleep(0)
+        passes.append(len(log) - before)
+    await asyncio.gather(*burst)
+    assert max(passes) == MOST - 1
+    assert passes[-2] <= FEWEST
 
 
-async def test_what_waits_is_bounded_and_a_tenant_below_its_share_is_served() -> None:
-    threads = TurnThreads(2, "test", max_bytes=100)
-    gate = threading.Semaphore(0)
-    first = asyncio.create_task(threads.run("a", worth(1, [], "first", gate.acquire), 100))
+async def test_passes_in_which_others_have_the_cpu_are_not_long() -> None:
+    turns, log = LoopTurns(), list[str]()
+    burst = [asyncio.create_task(_request(turns, "a", log)) for _ in range(MOST * 3)]
+    passes = []
+    while len(log) < MOST * 3:
+        before = len(log)
+        await asyncio.sleep(0)
+        time.sleep(2 * module.LONG_PASS_S)  # noqa: ASYNC251 - the loop does not run meanwhile
+        passes.append(len(log) - before)
+    await asyncio.gather(*burst)
+    assert len(passes) <= 5
+
+
+async def _burst(turns: LoopTurns, requests: int, work_s: float, tenant: str = "a") -> tuple[int, list[LimitError]]:
+    """How many of so many requests at once begin, and the errors of the others."""
+    log = list[str]()
+    ended = await asyncio.gather(
+        *(_request(turns, tenant, log, work_s) for _ in range(requests)), return_exceptions=True
+    )
+    return len(log), [error for error in ended if isinstance(error, LimitError)]
+
+
+async def test_a_burst_waits_and_a_standing_queue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_WAIT_S", 0.01)
+    monkeypatch.setattr(module, "LONG_PASS_S", 0.01)
+    turns = LoopTurns()
+    await turns.begin("a")
+    monkeypatch.setattr(module, "STANDING_S", 1.0)
+    await asyncio.sleep(1.1)
+    assert await _burst(turns, MOST * 3, 0.001) == (MOST * 3, []), "nobody waited meanwhile"
+    monkeypatch.setattr(module, "STANDING_S", 0.05)
+    begun, refused = await _burst(LoopTurns(), MOST * 3, 0.01)
+    assert begun + len(refused) == MOST * 3
+    assert refused
+    assert {(error.status, error.code) for error in refused} == {(429, "gateway_busy")}
+
+
+@pytest.mark.parametrize(("others", "begun"), [((), MOST - 1 + 30), (("b",), MOST - 1 + 10)])
+async def test_what_waits_is_bounded_and_more_so_beside_others(
+    monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...], begun: int
+) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 30)
+    monkeypatch.setattr(module, "MOST_SHARED", 10)
+    turns = LoopTurns()
+    for other in others:
+        await turns.begin(other)
+        await asyncio.sleep(0)
+    found, refused = await _burst(turns, 200, 0.0)
+    assert (found, len(refused)) == (begun, 200 - begun)
+    assert await _burst(turns, 1, 0.0, "c") == (1, [])
+
+
+async def test_a_request_whose_client_goes_gives_its_turn_up() -> None:
+    turns, log = LoopTurns(), list[str]()
+    burst = [asyncio.create_task(_request(turns, "a", log)) for _ in range(MOST + 1)]
     await asyncio.sleep(0)
-    with pytest.raises(LimitError) as caught:
-        await threads.run("a", worth(1, [], "second"), 1)
-    assert (caught.value.status, caught.value.retry_after_s) == (429, 1.0)
-    assert await threads.run("b", worth(1, [], "other"), 50) == "other"
-    with pytest.raises(LimitError, match=r"100 bytes .* 0 of them of this key"):
-        await threads.run("b", worth(1, [], "above its share"), 51)
-    gate.release()
-    await first
-    assert await threads.run("a", worth(1, [], "third"), 100) == "third"
-
-
-def test_all_threads_run_from_the_beginning() -> None:
-    threads = TurnThreads(3, "counted")
-    assert sum(thread.name.startswith("counted_") for thread in threading.enumerate()) == 3
-    del threads
+    burst[-1].cancel()
+    await asyncio.gather(*burst, return_exceptions=True)
+    assert len(log) == MOST
+    assert repr(turns).startswith("LoopTurns(Turns(waiting={}")

@@ -80,7 +80,8 @@ async def read_body(
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
             raise _too_large(max_bytes)
-    size, parts, last = 0, list[bytearray](), bytearray()
+    parts: list[bytearray] = []
+    size, last = 0, bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

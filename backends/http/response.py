@@ -79,7 +79,8 @@ class Response:
 
         Raises the errors of `read_chunk`, and `EngineGarbledError` beyond `limit_bytes`.
         """
-        pieces, long, size = list[bytes](), bytearray(), 0
+        pieces: list[bytes] = []
+        long, size = bytearray(), 0
         while self.source is not None or self.pieces:
             piece = await self.read_chunk()
             if not piece:

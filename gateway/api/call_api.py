@@ -22,7 +22,7 @@ from plait.gateway.answers.answer_forms import error_of
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import RefusalMetrics, error_body
 from plait.gateway.api.responses_api import KeptResponse, continued, input_items
-from plait.gateway.asgi import ClientGoneError, Headers, id_of, is_event_stream, send_error, send_whole
+from plait.gateway.asgi import ClientGoneError, Headers, id_of, is_event_stream, send_error, send_whole, unless_gone
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
@@ -75,7 +75,7 @@ class CompletionApi:
             await self.chained.answer(held, receive, send)
             return
         delivery = await self.calls.read(incoming, request, annotations)
-        await self.relay.deliver(delivery, receive, send)
+        await unless_gone(receive, self.relay.deliver(delivery, send))
 
 
 class TranslatedAnswer:
@@ -156,7 +156,7 @@ class ForwardingApi:
         elif not is_plain:
             raise CallerError(f"{route.path} takes no annotations but 'plait-session'.", param="plait")
         delivery = await self.completions.calls.forwarded(incoming, request, route, annotations.session, chat)
-        await self.completions.relay.deliver(delivery, receive, send)
+        await unless_gone(receive, self.completions.relay.deliver(delivery, send))
 
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
         """The other gateway that has stored the response which a request continues; None if none has."""

@@ -14,7 +14,7 @@ from functools import partial
 from random import random
 
 import structlog
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Send
 
 from plait.backends.errors import (
     EngineError,
@@ -24,7 +24,6 @@ from plait.backends.errors import (
     NoEngineError,
     PlaitError,
 )
-from plait.gateway.asgi import unless_gone
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import CallWatch, Delivery, log_call
 from plait.gateway.calls.gate import Gate, HeldStream
@@ -108,7 +107,7 @@ class Relay:
         self._max_attempts = max_attempts
         self._sessions = SessionEngines()
 
-    async def deliver(self, delivery: Delivery, receive: Receive, send: Send) -> None:
+    async def deliver(self, delivery: Delivery, send: Send) -> None:
         """Place the call, send it, stream the answer back. Raises `PlaitError` only before the first byte."""
         held = None
         if delivery.call.streamed:
@@ -117,7 +116,7 @@ class Relay:
         else:
             delivery.may_leave = True
         try:
-            await unless_gone(receive, self.run(delivery, send))
+            await self.run(delivery, send)
             if isinstance(delivery.problem, EngineError) and not delivery.response_started:
                 raise delivery.problem
         except PlaitError as error:
@@ -126,7 +125,7 @@ class Relay:
             await held.fail(error)
 
     async def run(self, delivery: Delivery, send: Send) -> None:
-        """Deliver a call that does not end when a client goes. How it ended is in its `problem`.
+        """Deliver a call whose client is told by others. How it ended is in its `problem`.
 
         Raises `PlaitError` if no engine can take it.
         """

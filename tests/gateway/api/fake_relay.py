@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import httpx
 from starlette.applications import Starlette
-from starlette.types import Receive, Send
+from starlette.types import Send
 
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
@@ -46,7 +46,7 @@ class FakeRelay:
         self.error: Exception | None = None
         self.answer = b"done"
 
-    async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
+    async def deliver(self, delivery: Delivery, send: Send) -> None:
         self.deliveries.append(delivery)
         if self.error is not None:
             raise self.error

@@ -16,7 +16,7 @@ from plait.backends.http.response import Response
 from plait.backends.protocol.openai import CompletionRequest, parse_request
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.tenants import UNLIMITED
-from plait.gateway.asgi import ClientGoneError, Headers
+from plait.gateway.asgi import ClientGoneError, Headers, unless_gone
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.gate import Gate
@@ -163,12 +163,12 @@ class Gateway:
         )
 
     async def deliver(self, client: Client, *, headers: Headers = (), body: bytes = BODY) -> None:
-        await self.relay.deliver(self.delivery(headers=headers, body=body), client.receive, client.send)
+        await unless_gone(client.receive, self.relay.deliver(self.delivery(headers=headers, body=body), client.send))
 
     async def deliver_whole(self, client: Client, *, prompt_tokens: int = 257) -> None:
         """As `deliver`, of a call that is not streamed."""
         call = Call("r1", "m", prompt_tokens, 64, HASHES, streamed=False)
-        await self.relay.deliver(self.delivery(call=call), client.receive, client.send)
+        await unless_gone(client.receive, self.relay.deliver(self.delivery(call=call), client.send))
 
     def delivery(self, *, headers: Headers = (), body: bytes = BODY, **more: Any) -> Delivery:
         call = more.pop("call", Call("r1", "m", 257, 64, HASHES))

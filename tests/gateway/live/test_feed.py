@@ -108,7 +108,7 @@ async def test_a_call_without_an_engine_is_told_without_the_clients_words() -> N
         client = Client()
         with feed.watching() as watcher:
             with pytest.raises(NotFoundError):
-                await made.relay.deliver(made.delivery(call=call), client.receive, client.send)
+                await made.relay.deliver(made.delivery(call=call), client.send)
             (row,) = feed.news(watcher).calls
         assert (row.model, row.engine, row.status) == ("", None, 404)
 

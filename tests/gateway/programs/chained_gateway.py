@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 
 from plait.backends.errors import EngineError, NoEngineError
 from plait.gateway.app import Gateway
@@ -60,7 +60,7 @@ class Engine:
     def refine(self, handle: str, call: Call) -> None:
         self.refined.append((handle, call))
 
-    async def deliver(self, delivery: Delivery, _receive: Receive, send: Send) -> None:
+    async def deliver(self, delivery: Delivery, send: Send) -> None:
         await self.run(delivery, send)
 
     async def answer(self, prompt: str, text: str, finish_reason: str = "stop") -> None:

@@ -14,8 +14,7 @@ from starlette.routing import Route
 from plait.backends.errors import ProgramTooLargeError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.awaited_variable import AwaitedVariable
-from plait.gateway.api.criteria import Criteria, mark_of
+from plait.gateway.api.awaited_variable import AwaitedVariable, Criteria, mark_of
 from plait.gateway.api.program_response import ProgramResponse
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.annotations import wants_durable

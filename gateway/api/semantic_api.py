@@ -16,7 +16,7 @@ from starlette.routing import Route
 from plait.backends.errors import CallerError, FailedDependencyError, NotFoundError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.criteria import Criteria, mark_of
+from plait.gateway.api.awaited_variable import Criteria, mark_of
 from plait.gateway.api.variable_response import VariableResponse, described, described_failure
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.annotations import wants_durable

@@ -22,9 +22,8 @@ from plait.gateway.config.sections import Config
 from plait.gateway.log.background_stderr import write_stderr_in_background
 from plait.gateway.log.events import configure_logging
 from plait.gateway.peers.peers import Peers
-from plait.gateway.server.draining_server import Stops
 from plait.gateway.server.http_protocol import ClientBounds, SlowClients
-from plait.gateway.server.http_server import run_draining_server
+from plait.gateway.server.http_server import Stops, run_draining_server
 from plait.gateway.server.listening import bound_sockets, shared_sockets, url_of
 from plait.gateway.server.request_bounds import RequestLimits
 from plait.gateway.server.workers import Worker, WorkerProcesses

@@ -1,18 +1,26 @@
-"""Runs Plait's own servers under uvicorn."""
+"""Runs Plait's own servers under uvicorn. The gateway's stops in steps, so that no client is left without an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from socket import socket
+from types import FrameType
+from typing import Final, Protocol, cast
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from plait.gateway.server.draining_server import DrainingServer, Stops
+from plait.gateway.server.balance import Share
+from plait.gateway.server.full_collections import FullCollections
 from plait.gateway.server.http_protocol import ANY_CLIENT, BoundedProtocol, ClientBounds
 from plait.gateway.server.listening import ListeningServer, bound_sockets
 from plait.gateway.server.open_requests import OpenRequests
@@ -28,6 +36,137 @@ second."""
 AFTER_CUT_S = 2
 """Seconds that requests get to end once they were cut. Then uvicorn cancels them."""
 
+RELIED_ON: Final[Mapping[type, str]] = {
+    HttpToolsProtocol: (
+        "transport loop flow pipeline cycle headers parser connections client server_state timeout_keep_alive "
+        "on_headers_complete on_body on_message_complete on_response_complete send_400_response _start_asgi_task "
+        "_unsupported_upgrade_warning _unset_keepalive_if_required"
+    ),
+    RequestResponseCycle: (
+        "transport scope disconnected message_event keep_alive response_started response_complete on_response"
+    ),
+}
+"""Names of uvicorn that are no public interface: another version may lack one."""
+
+LINGER_S = 0.5
+"""Between the listener's end and that of idle connections: the request of one accepted last may be on its way."""
+
+log = structlog.get_logger(__name__)
+
+
+class Stoppable(Protocol):
+    """An application that is told how far the server has stopped."""
+
+    def begin_stop(self) -> None:
+        """A signal has come. The server still listens."""
+
+    def on_closed(self) -> None:
+        """The server listens no more, and idle connections are closed. Running requests go on."""
+
+    def cut(self) -> None:
+        """The grace is over: running requests have to end now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """How the server stops `app`, and what SIGHUP does.
+
+    It stops as by SIGTERM, too, once the file descriptor `parent` can be read: the process that started it has ended.
+    A server that is one of several has its `share` of their connections.
+    """
+
+    app: Stoppable
+    drain_delay_s: float
+    grace_s: float
+    on_hangup: Callable[[], None]
+    parent: int | None = None
+    share: Share | None = None
+
+
+class DrainingServer(ListeningServer):
+    """At SIGTERM it listens for `drain_delay_s` more. Then running requests have `grace_s` to end.
+
+    SIGINT, which comes from a person, skips the delay. A second signal ends the process at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, stops: Stops) -> None:
+        super().__init__(config)
+        self._stops = stops
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopping = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. From now on SIGHUP is handled, and the garbage collector runs as `FullCollections` says."""
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        FullCollections(self._loop).start()
+        self._loop.add_signal_handler(signal.SIGHUP, self._stops.on_hangup)
+        if self._stops.parent is not None:
+            self._loop.add_reader(self._stops.parent, self._on_parent_gone, self._stops.parent)
+        if self._stops.share is not None:
+            self._stops.share.open(self._new_protocol)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal asks to stop."""
+        if self._is_stopping:
+            signal.signal(sig, signal.SIG_DFL)
+            os.kill(os.getpid(), sig)
+            return
+        self._is_stopping = True
+        if self._loop is None:
+            super().handle_exit(sig, frame)
+        else:
+            self._loop.call_soon_threadsafe(self._begin_stop, sig)
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        """Of a connection that another worker has handed on."""
+        new = cast("Callable[..., BoundedProtocol]", self.config.http_protocol_class)
+        protocol = new(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol.may_hand_on = False
+        return protocol
+
+    def _on_parent_gone(self, parent: int) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(parent)
+        if not self._is_stopping:
+            self.handle_exit(signal.SIGTERM, None)
+
+    def _begin_stop(self, sig: int) -> None:
+        assert self._loop is not None
+        delay_s = 0.0 if sig == signal.SIGINT else self._stops.drain_delay_s
+        log.info("stopping", signal=signal.Signals(sig).name, listens_for_s=delay_s, grace_s=self._stops.grace_s)
+        self._stops.app.begin_stop()
+        if self._stops.share is not None:
+            self._stops.share.close()
+        self._loop.call_later(delay_s, super().handle_exit, sig, None)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen no more, and end."""
+        loop = asyncio.get_running_loop()
+        for _ in range(3):  # connections that wait to be accepted would be reset
+            await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
+        loop.call_later(self._stops.grace_s, self._stops.app.cut)
+        await asyncio.sleep(LINGER_S)
+        loop.call_soon(self._stops.app.on_closed)  # runs when the base class has closed what is idle
+        await super().shutdown(sockets)
+
+
+def check_uvicorn() -> None:
+    """Raise ValueError if the installed uvicorn lacks a name that Plait's protocol relies on."""
+    missing = [
+        f"{cls.__name__}.{name}"
+        for cls, names in RELIED_ON.items()
+        for name in names.split()
+        if name not in dir(cls) and name not in cls.__init__.__code__.co_names  # type: ignore[misc]
+    ]
+    if missing:
+        raise ValueError(
+            f"Plait does not support uvicorn {uvicorn.__version__}; it lacks: {', '.join(missing)}. Install a version "
+            "that Plait supports."
+        )
+
 
 def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
     """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end. Raises ValueError for its port."""
@@ -36,7 +175,7 @@ def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
 
 
 def run_draining_server(
-    app: ASGIApp, sockets: Sequence[socket], stops: Stops, *, max_connections: int, bounds: ClientBounds
+    app: ASGIApp, sockets: Sequence[socket.socket], stops: Stops, *, max_connections: int, bounds: ClientBounds
 ) -> None:
     """Serve on bound sockets until SIGINT or SIGTERM, which end as `stops` says.
 
@@ -49,7 +188,8 @@ def run_draining_server(
     _run(DrainingServer(config, stops), list(sockets))
 
 
-def _run(server: uvicorn.Server, sockets: list[socket]) -> None:
+def _run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+    check_uvicorn()
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has stopped
         server.run(sockets)
 

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -58,19 +58,14 @@ def _counted(row: Row, checkout: Path) -> float:
 
 
 async def _send(router: Router, row: Row) -> None:
-    """Send a row's requests, the last of them counted."""
+    """Send a row's requests one after the other, the last of them counted."""
     numbers = count()
     async with Client(router.port, START_S) as client:
         for number in range(WARM_UPS + 1):
             if number == WARM_UPS:
                 await asyncio.to_thread(_tell, router.pid, "-i", "on")
-            left = iter(range(row.requests))
-
-            async def work(left: Iterator[int] = left) -> None:
-                for _ in left:
-                    assert (await client.post(CHAT, row.body(next(numbers)))).status == 200
-
-            await asyncio.gather(*(work() for _ in range(row.concurrency)))
+            for _ in range(row.requests):
+                assert (await client.post(CHAT, row.body(next(numbers)))).status == 200
         await asyncio.to_thread(_tell, router.pid, "-i", "off")
         await asyncio.to_thread(_tell, router.pid, "-d")
 

@@ -304,6 +304,7 @@ class Gateway:
         await self._forwarding.aclose()
         if self._durability is not None:
             await self._durability.close()
+        self._recovery.close()
         await self._supervisor.close()
         self._prompts.tokenizers.close()
         await self.engines.aclose()

@@ -43,7 +43,7 @@ KEPT_S = 120.0
 
 
 class LoopLag:
-    """When the gateway's own event loop was late, by a task that wakes up at known times.
+    """When the gateway's own event loop was late, by a timer that runs at known times.
 
     What it missed meanwhile is no engine's fault.
     """
@@ -52,13 +52,9 @@ class LoopLag:
         self._lags: deque[tuple[float, float]] = deque()  # (when it went on, by how much it was late)
         self._due_s = inf
 
-    def expects(self, due_s: float) -> None:
-        """The task is to wake up at this time."""
-        self._due_s = due_s
-
-    def woke(self, now_s: float) -> float:
-        """The task has woken up; returns by how much it was late, in seconds."""
-        lag_s, self._due_s = max(0.0, now_s - self._due_s), inf
+    def ran(self, now_s: float, due_s: float) -> float:
+        """The timer runs, and runs again when it is `due_s`; returns by how much it was late, in seconds."""
+        lag_s, self._due_s = max(0.0, now_s - self._due_s), due_s
         if lag_s >= LEAST_LAG_S:
             self._lags.append((now_s, lag_s))
         while self._lags and self._lags[0][0] < now_s - KEPT_S:

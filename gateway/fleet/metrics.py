@@ -151,7 +151,7 @@ LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 
 
 class HealthMetrics:
-    """Counts the changes of the engines' health, and how late the loop is that judges them."""
+    """Counts the changes of the engines' health, and in `loop_lag` how late the loop is that judges them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._changes = Counter(
@@ -160,16 +160,12 @@ class HealthMetrics:
             ["engine", "state", "cause"],
             registry=registry,
         )
-        self._lag = Histogram(
+        self.loop_lag = Histogram(
             "plait_loop_lag_seconds",
             "How late the gateway's event loop runs what is due, looked at 20 times a second",
             buckets=LAG_BUCKETS_S,
             registry=registry,
         )
-
-    def lagged(self, lag_s: float) -> None:
-        """The loop was late by so much."""
-        self._lag.observe(lag_s)
 
     def changed(self, change: HealthChange) -> None:
         """An engine's health changed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from plait.gateway.fleet.booking import Booking, Failure
@@ -13,8 +15,8 @@ from tests.gateway.fleet.lettered_prompts import new_router
 
 
 def late(lag: LoopLag, due_s: float, woke_s: float) -> None:
-    lag.expects(due_s)
-    lag.woke(woke_s)
+    lag.ran(due_s, due_s)
+    lag.ran(woke_s, inf)
 
 
 @pytest.mark.parametrize(
@@ -36,10 +38,10 @@ def test_lags_add_up_and_small_ones_do_not_count() -> None:
 
 def test_a_lag_that_is_not_over_counts_too() -> None:
     lag = LoopLag()
-    lag.expects(10.0)
+    lag.ran(9.0, 10.0)
     assert lag.since(5.0, 16.0) == 6.0
     assert lag.since(12.0, 16.0) == 4.0
-    assert lag.woke(16.0) == 6.0
+    assert lag.ran(16.0, inf) == 6.0
     assert lag.since(5.0, 16.0) == 6.0
 
 

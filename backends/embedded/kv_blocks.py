@@ -126,10 +126,13 @@ class BlockCache:
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
-        assert all(count >= 0 for count in self._references)
-        assert set(self._free) == {block for block, count in enumerate(self._references) if count == 0}
-        assert self._by_hash == {h: block for block, h in enumerate(self._hashes) if h is not None}
-        assert self.cached_blocks == sum(self._hashes[block] is not None for block in self._free)
+        references, hashes = self._references, self._hashes
+        assert min(references) >= 0
+        assert len(self._free) == references.count(0)
+        assert not any(map(references.__getitem__, self._free))
+        assert len(self._by_hash) == len(hashes) - hashes.count(None)
+        assert list(map(hashes.__getitem__, self._by_hash.values())) == list(self._by_hash)
+        assert self.cached_blocks == len(self._free) - list(map(hashes.__getitem__, self._free)).count(None)
 
     def _use(self, block: int) -> None:
         if self._references[block] == 0:

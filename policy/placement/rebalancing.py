@@ -41,7 +41,7 @@ class PrefixLoad:
 
 
 def prefix_loads(engine: EngineView, now_s: float) -> dict[Node, PrefixLoad]:
-    """The load of each shared prefix. O(calls in the window, times the nodes of a path).
+    """The load of each shared prefix. O(calls in the window, and the nodes of their paths).
 
     A call's prefix is the longest node on its path that other calls of the window share on the engine. So each call
     counts for one prefix at most, and the loads of an engine's prefixes do not overlap.
@@ -49,8 +49,9 @@ def prefix_loads(engine: EngineView, now_s: float) -> dict[Node, PrefixLoad]:
     ledger, engine_id = engine.ledger, engine.engine_id
     middle_s, decode_s = now_s - ledger.window_s / 2, ledger.mean_decode_s()
     loads: dict[Node, PrefixLoad] = {}
+    found: dict[Node, Node | None] = {}
     for entry in ledger:
-        node = _shared_prefix(entry.leaf, engine_id)
+        node = _shared_prefix(entry.leaf, engine_id, found)
         if node is None:
             continue
         load = loads.get(node)
@@ -70,13 +71,22 @@ def prefix_tokens(node: Node, block_tokens: int) -> int:
     return node.end_blocks * block_tokens
 
 
-def _shared_prefix(leaf: Node, engine_id: str) -> Node | None:
-    """The longest node on the path that at least two calls of the window share; ties: the deepest."""
-    longest, blocks = None, 0
-    for node in leaf.path():
+def _shared_prefix(leaf: Node, engine_id: str, found: dict[Node, Node | None]) -> Node | None:
+    """The longest node on the path that at least two calls of the window share; ties: the deepest.
+
+    `found` has the answers for nodes that were asked for before, and takes this one.
+    """
+    path = []
+    node = leaf
+    while node.parent is not None and node not in found:
+        path.append(node)
+        node = node.parent
+    longest = found.get(node)
+    for node in reversed(path):
         holding = node.held_by(engine_id)
-        if holding is not None and holding.sharers > 1 and len(node) > blocks:
-            longest, blocks = node, len(node)
+        if holding is not None and holding.sharers > 1 and (longest is None or len(node) >= len(longest)):
+            longest = node
+        found[node] = longest
     return longest
 
 

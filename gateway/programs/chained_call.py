@@ -1,12 +1,23 @@
-"""A chained call on its way through the gateway. It becomes a task when its inputs have values."""
+"""A chained call on its way through the gateway: held, then a task in a slice of the event loop, then deliveries.
+
+It becomes a task when its inputs have values. Each delivery gets what the call is promised then (`StandingPromise`).
+
+A program may have a thousand calls. Done in one piece, reading, entering and starting them would hold the loop for half
+a second, and every other call with it. All such work shares `SLICE_S` of a turn. Then the loop serves what has come
+meanwhile, and the work goes on in the next turn.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from heapq import heappop, heappush
+from itertools import count
+from secrets import token_hex
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -23,75 +34,128 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.filled_prompts import FilledPrompts
 from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall
 from plait.gateway.programs.metrics import ProgramMetrics
-from plait.gateway.programs.promises import StandingPromise
+from plait.gateway.programs.recorded_answer import AnswerBytes
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause
-from plait.gateway.programs.sessions import Sessions
-from plait.gateway.programs.slices import Entrance, Slices
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import TransformError
+from plait.policy.types import NO_SLO, Slo
 
 log = structlog.get_logger(__name__)
 
+SHORTEST_JCT_S = 0.001
+"""A step's JCT if the call's time is used up already."""
 
-class AnswerBytes:
-    """The bytes that one call's answer holds: they count against its tenant from the moment at which they come.
+SLICE_S: Final = 0.005
+"""Of a turn of the loop, not counting the rest of the piece that is on then: a call next door notices little of it."""
 
-    Once the session has ended nothing counts.
+WOKEN: Final = 16
+"""Waiting tasks that a turn wakes. To start a call takes 0.2 to 0.5 ms, so more would only have to wait again."""
+
+T = TypeVar("T")
+
+Pieces = Generator[None, None, T]
+"""Work that yields after each piece, of 1 ms at most, and returns its result."""
+
+
+class Slices:
+    """The slices of one event loop. Tenants take turns. `clock` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = loop_time_s) -> None:
+        self._clock = clock
+        self._ends_s: float | None = None  # when this turn's slice is used up; None: nobody has begun it
+        self._numbers = count()
+        # The next tenant first; of each a heap, the first that came on top.
+        self._waiting: OrderedDict[str, list[tuple[int, asyncio.Future[None]]]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"Slices(waiting={ {tenant: len(tasks) for tenant, tasks in self._waiting.items()} })"
+
+    async def take(self, tenant: str) -> None:
+        """Return while this turn's slice lasts, else in a later turn. Then the caller does one piece of its work."""
+        number = None
+        while self._is_used_up():
+            number = next(self._numbers) if number is None else number
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heappush(self._waiting.setdefault(tenant, []), (number, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    self._wake(1)  # it was woken, and another can go on instead
+                raise
+
+    async def run(self, tenant: str, work: Pieces[T]) -> T:
+        """Do all of a tenant's work, piece by piece; returns its result. Raises what it raises."""
+        try:
+            while True:
+                await self.take(tenant)
+                next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            work.close()
+
+    def _is_used_up(self) -> bool:
+        now_s = self._clock()
+        if self._ends_s is None:
+            self._ends_s = now_s + SLICE_S
+            asyncio.get_running_loop().call_soon(self._next_turn)
+            return False
+        return now_s >= self._ends_s
+
+    def _next_turn(self) -> None:
+        self._ends_s = None
+        self._wake(WOKEN)
+
+    def _wake(self, most: int) -> None:
+        """Wake up to so many tasks, one of each tenant in turn."""
+        while self._waiting and most:
+            tenant, waiting = self._waiting.popitem(last=False)
+            _, turn = heappop(waiting)
+            if waiting:
+                self._waiting[tenant] = waiting
+            if not turn.done():  # else its task was cancelled
+                turn.set_result(None)
+                most -= 1
+
+
+class Entrance:
+    """Where programs enter their sessions: one of a tenant at a time, so that each finds the room it was promised.
+
+    Until a program is whole, other requests for its session wait: `whole`.
     """
 
-    __slots__ = ("_session", "_sessions")
+    def __init__(self, slices: Slices) -> None:
+        self._slices = slices
+        self._turns: dict[str, asyncio.Lock] = {}  # by tenant
+        self._sessions: dict[str, str] = {}  # the one that each tenant's program enters now
 
-    def __init__(self, sessions: Sessions, session: Session) -> None:
-        self._sessions = sessions
-        self._session = session
+    async def run(self, tenant: str, session_id: str, work: Pieces[T]) -> T:
+        """Do the work of entering a session, in the tenant's turn; returns its result. Raises what it raises."""
+        async with self._turns.setdefault(tenant, asyncio.Lock()):
+            self._sessions[tenant] = session_id
+            try:
+                return await self._slices.run(tenant, work)
+            finally:
+                del self._sessions[tenant]
 
-    def keep(self, size_bytes: int) -> bool:
-        """Whether this much more may be kept for a repeated request. If so, it counts.
-
-        It may if the tenant's sessions then hold at most half of `max_held_bytes`.
-        """
-        session = self._session
-        if session.ended or session.tenant.held_bytes + size_bytes > self._sessions.limits.max_held_bytes // 2:
-            return False
-        session.hold(size_bytes, is_answer=True)
-        return True
-
-    def hold(self, size_bytes: int) -> None:
-        """Count this much more, for a client that is about to read it. Raises `LimitError` beyond the limit."""
-        session = self._session
-        if session.ended:
-            return
-        if self._sessions.make_room(session, held_bytes=size_bytes) is not None:
-            limit = self._sessions.limits.max_held_bytes
-            message = (
-                f"The answer was ended: the tenant's sessions hold {limit:,} bytes, which is the limit. Read answers "
-                "faster, make fewer calls at once, or end sessions that are not needed; then send the call again."
-            )
-            raise LimitError(message, code="too_many_held_bytes", retry_after_s=1.0)
-        session.hold(size_bytes, is_answer=True)
-
-    def free(self, size_bytes: int) -> None:
-        """Count this much less."""
-        if not self._session.ended:
-            self._session.hold(-size_bytes, is_answer=True)
+    async def whole(self, tenant: str, session_id: str | None) -> None:
+        """Wait while a program enters the session."""
+        if self._sessions and session_id is not None and self._sessions.get(tenant) == session_id:
+            async with self._turns[tenant]:
+                pass
 
 
-class BrokenCallError(Exception):
-    """The call ended without its value because of `cause`. `error` goes to clients that have not seen it yet."""
-
-    def __init__(self, cause: FailureCause, error: PlaitError | None = None) -> None:
-        super().__init__(cause.message)
-        self.cause = cause
-        self.error = error
-
-
-class Generated(NamedTuple):
-    """A generated text, the engine that generated it, and the variable's value after the transform."""
-
-    engine_id: str
-    text: str
-    value: str
+def at_once(work: Pieces[T]) -> T:
+    """The result of work that nothing has to share a turn with."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +187,81 @@ class CallRunner:
 
     handed_over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the next gateway goes on with the durable sessions: none of their calls is started any more."""
+
+
+class StandingPromise:
+    """The promise of a call that may run: each delivery gets what it is, also if it changes meanwhile.
+
+    A call has a delivery for each step; one at a time is on its way. `steps_left` counts the step that is on its way or
+    comes next, and those after it.
+    """
+
+    __slots__ = ("_delivery", "_promise", "_relay", "steps_left")
+
+    def __init__(self, relay: Relay) -> None:
+        self.steps_left = 1
+        self._relay = relay
+        self._promise: Promise
+        self._delivery: Delivery | None = None
+
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery on its way."""
+        assert self._delivery is not None, "no delivery is on its way"
+        return self._delivery
+
+    def set(self, promise: Promise) -> None:
+        """The call is promised this from now on. If it is on its way, its engine is told."""
+        self._promise = promise
+        if self._delivery is not None:
+            self._delivery, handle = self._renewed(self._delivery, self._delivery.handle), self._delivery.handle
+            assert handle is not None
+            self._relay.refine(handle, self._delivery.call)
+
+    def begin(self, delivery: Delivery) -> None:
+        """The delivery is on its way until `end`."""
+        self._delivery = self._renewed(delivery, token_hex(16))
+
+    def end(self) -> None:
+        """No delivery is on its way."""
+        self._delivery = None
+
+    def slo_from(self, zero_s: float) -> Slo | None:
+        """A step's SLO: the call's TTFT and TPOT, and an equal share of what is left of its JCT.
+
+        Its times count from `zero_s`. None without an SLO.
+        """
+        slo, promised_s = self._promise.slo, self._promise.since_s
+        if slo is None:
+            return None
+        since_s = max(zero_s, promised_s)
+        if slo.jct_s is not None:
+            left_s = promised_s + slo.jct_s - since_s
+            slo = slo._replace(jct_s=max(SHORTEST_JCT_S, left_s / self.steps_left))
+        return slo.from_zero(since_s - zero_s)
+
+    def _renewed(self, delivery: Delivery, handle: str | None) -> Delivery:
+        """The delivery under this handle, with what the call is promised now."""
+        promise, slo = self._promise, self.slo_from(delivery.arrived_s) or NO_SLO
+        call = delivery.call._replace(slo=slo, objective=promise.objective, group=promise.group)
+        return msgspec.structs.replace(delivery, call=call, handle=handle)
+
+
+class BrokenCallError(Exception):
+    """The call ended without its value because of `cause`. `error` goes to clients that have not seen it yet."""
+
+    def __init__(self, cause: FailureCause, error: PlaitError | None = None) -> None:
+        super().__init__(cause.message)
+        self.cause = cause
+        self.error = error
+
+
+class Generated(NamedTuple):
+    """A generated text, the engine that generated it, and the variable's value after the transform."""
+
+    engine_id: str
+    text: str
+    value: str
 
 
 class ChainedCall(ABC):

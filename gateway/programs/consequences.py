@@ -1,18 +1,25 @@
-"""The consequences of a change in a session's graph: getters are answered, calls run, and unwanted calls end."""
+"""The consequences of a change in a session's graph: getters are answered, calls run, and unwanted calls end.
+
+A call that could run at once gathers: it waits a short time for the rest of its program. An application sends all its
+calls together. The first call is ready before the gateway knows the calls that depend on it, so its objective cannot be
+deduced yet. Without a wait, the first call of the critical path would run without an objective, and siblings whose
+requests come one after another would not be one task group.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from plait.backends.errors import PlaitError
+from plait.gateway.calls.annotations import Condition
 from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
-from plait.gateway.programs.promises import begun, promised
-from plait.gateway.programs.session import Getter, Session
+from plait.gateway.programs.session import Getter, Session, begun, promised
 from plait.gateway.programs.session_errors import (
     UNWANTED,
     cancelled,
@@ -21,17 +28,27 @@ from plait.gateway.programs.session_errors import (
     skip_cause,
     variable_failed,
 )
-from plait.gateway.programs.slices import AT_ONCE, Continuations
-from plait.gateway.programs.waiting import Gathering, Holds, untaken
-from plait.gateway.timer import At
+from plait.gateway.programs.sessions import Holds
+from plait.gateway.timer import At, Event
 from plait.policy.programs.needs import Mark
-from plait.policy.programs.request_graph_state import Cause, Effects
+from plait.policy.programs.objectives import NOTHING
+from plait.policy.programs.request_graph_state import Cause, Effects, VariableState
+from plait.policy.types import NO_SLO
 
 Prediction = Callable[[str, int, int | None], float]
 """Predicts the seconds that a call takes alone on an engine.
 
 Its arguments are the model, the prompt tokens and the output limit (None: no limit).
 """
+
+LONGEST_S: Final = 0.1
+"""A session gathers for at most so long, however many calls come: some 60 ms for the requests of 16 calls from a slow
+client, and less than a person notices."""
+
+AT_ONCE: Final = 64
+"""Calls that one event of a synchronous core starts, breaks off or cancels: it takes 5 ms at most."""
+
+T = TypeVar("T")
 
 
 class Job(NamedTuple):
@@ -44,6 +61,156 @@ class Job(NamedTuple):
 
 BrokenCall = tuple[HeldCall, Cause]
 """A call that has ended before it has finished, and why."""
+
+
+@dataclass(slots=True)
+class Moment:
+    """A session gathers. `calls` wait, `known` are those of them whose objective has been deduced.
+
+    `awaited` are inputs of calls, which had no producer when they were looked at; `seen` are those calls.
+    """
+
+    latest_s: float
+    ends_s: float
+    calls: dict[HeldCall, None] = field(default_factory=dict)
+    known: dict[HeldCall, None] = field(default_factory=dict)
+    awaited: set[str] = field(default_factory=set)
+    seen: set[HeldCall] = field(default_factory=set)
+
+    def look_at(self, session: Session, call: HeldCall) -> None:
+        """Note which inputs of a call nobody produces yet."""
+        if call not in self.seen:
+            self.seen.add(call)
+            self.awaited.update(name for name in call.inputs if session.state_of(name) is VariableState.EMPTY)
+
+    def is_whole(self, session: Session) -> bool:
+        """Whether each noted input has a producer now. Until then, more of the program is to come."""
+        while self.awaited:
+            name = self.awaited.pop()
+            if session.state_of(name) is VariableState.EMPTY:
+                self.awaited.add(name)
+                return False
+        return True
+
+
+class Gathering:
+    """The sessions that gather, each until `moment_s` after the latest call that came, or `LONGEST_S` after the first.
+
+    Then `end` is called with those that have waited (0: no call gathers).
+    """
+
+    def __init__(self, moment_s: float, at: At, end: Callable[[Session, list[HeldCall], float], None]) -> None:
+        self._moment_s = moment_s
+        self._at = at
+        self._end = end
+        self._moments: dict[Session, Moment] = {}
+        self._homes: dict[HeldCall, Session] = {}
+
+    def arrived(self, session: Session, call: HeldCall, now_s: float) -> None:
+        """A call has come. If its session gathers, it goes on gathering."""
+        moment = self._moments.get(session)
+        if moment is not None:
+            moment.ends_s = min(now_s + self._moment_s, moment.latest_s)
+            moment.look_at(session, call)
+
+    def takes(self, session: Session, call: HeldCall, now_s: float) -> bool:
+        """Start gathering a call that is ready on arrival, if it has outputs and more of its program is to come.
+
+        More is to come if nobody has said what the call is for, or if a call that needs its output needs others that
+        nobody produces yet. A native step needs no objective, so it does not gather. Returns whether the call gathers.
+        """
+        if not self._moment_s or not call.outputs or call.is_native:
+            return False
+        if call.objective is not None or call.slo not in (None, NO_SLO):
+            return False
+        deduction = session.deductions.of(call.call_id)
+        is_open = deduction.is_guess or deduction == NOTHING
+        consumers = [session.calls[call_id] for call_id in session.graph.consumers(call.call_id)]
+        if not is_open and not consumers:
+            return False
+        before = self._moments.get(session)
+        moment = before or Moment(now_s + max(LONGEST_S, self._moment_s), now_s + self._moment_s)
+        for consumer in consumers:
+            moment.look_at(session, consumer)
+        if not is_open and moment.is_whole(session):
+            return False
+        if before is None:
+            self._moments[session] = moment
+            self._at(moment.ends_s, partial(self._over, session, moment))
+        (moment.calls if is_open else moment.known)[call] = None
+        self._homes[call] = session
+        return True
+
+    def joined(self, session: Session, changed: Iterable[str]) -> list[HeldCall]:
+        """The session's calls that need not gather any more, as their deductions `changed` and are no guess.
+
+        They gather nevertheless until all that the calls behind them need has a producer.
+        """
+        moment = self._moments.get(session)
+        if moment is None:
+            return []
+        calls = [call for call_id in changed if (call := session.calls.get(call_id)) in moment.calls]
+        for call in calls:
+            if not session.deductions.of(call.call_id).is_guess:
+                del moment.calls[call]
+                moment.known[call] = None
+        if not moment.known or not moment.is_whole(session):
+            return []
+        return self._ended(session, moment, list(moment.known))
+
+    def drop(self, call: HeldCall) -> None:
+        """Forget a call that has ended, whether it gathered or not."""
+        session = self._homes.get(call)
+        if session is not None:
+            self._ended(session, self._moments[session], [call])
+
+    def _ended(self, session: Session, moment: Moment, calls: Sequence[HeldCall]) -> list[HeldCall]:
+        """These calls do not gather any more."""
+        for call in calls:
+            moment.calls.pop(call, None)
+            moment.known.pop(call, None)
+            del self._homes[call]
+        if not (moment.calls or moment.known):
+            del self._moments[session]
+        return list(calls)
+
+    def _over(self, session: Session, moment: Moment, now_s: float) -> None:
+        if self._moments.get(session) is not moment:
+            return
+        if now_s < moment.ends_s:
+            self._at(moment.ends_s, partial(self._over, session, moment))
+        else:
+            self._end(session, self._ended(session, moment, [*moment.known, *moment.calls]), now_s)
+
+
+class Continuations:
+    """What a synchronous core has begun with one event and goes on with in later ones, at the same time."""
+
+    def __init__(self, at: At) -> None:
+        self._at = at
+        self._left = deque[Event]()
+
+    def add(self, event: Event, now_s: float) -> None:
+        """Go on with this."""
+        self._left.append(event)
+        self._at(now_s, self._next)
+
+    def each(self, items: Sequence[T], do: Callable[[T], object], now_s: float) -> None:
+        """Do this with each item, with `AT_ONCE` of them now."""
+        for item in items[:AT_ONCE]:
+            do(item)
+        rest = items[AT_ONCE:]
+        if rest:
+            self.add(lambda now_s: self.each(rest, do, now_s), now_s)
+
+    def finish(self, now_s: float) -> None:
+        """Go on with everything, until nothing is left."""
+        while self._left:
+            self._next(now_s)
+
+    def _next(self, now_s: float) -> None:
+        if self._left:
+            self._left.popleft()(now_s)
 
 
 class Consequences:
@@ -256,3 +423,18 @@ def _break_off(broken: BrokenCall) -> None:
     """Tell the owner of a call why it has ended."""
     call, cause = broken
     call.owner.on_broken(cancelled(call.call_id, cause) if cause.because_of is None else input_failed(cause))
+
+
+def untaken(session: Session, effects: Effects) -> list[HeldCall]:
+    """The calls whose condition turns out not to hold with an event: its variable got a value, or they came later."""
+    calls, found = session.calls, list[HeldCall]()
+    if effects.variable_set is not None:
+        found += [calls[node.call_id] for node in session.graph.variables[effects.variable_set].consumers]
+    if effects.added in calls:
+        found.append(calls[effects.added])
+    return [call for call in found if call.when is not None and _is_untaken(session, call.when)]
+
+
+def _is_untaken(session: Session, when: Condition) -> bool:
+    value = session.values.get(when.variable)
+    return value is not None and not when.holds(value)

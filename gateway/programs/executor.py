@@ -35,9 +35,10 @@ What an event changes
 Who is told
     Only when all state is up to date, and in this order (`Consequences.apply`): getters of a variable that was set or
     has failed, owners of calls that have ended without their doing (`on_broken`), owners of calls that have become
-    ready (`on_ready`) or whose objectives have changed (`on_refined`), with what they are promised (`promises.py`).
+    ready (`on_ready`) or whose objectives have changed (`on_refined`), with what they are promised (`promised`).
     Whoever is told may call the executor again. A call that is ready before the rest of its program has come waits for
-    the rest (`waiting.py`). Of a large event, a part is told at once and the rest with the next events (`slices.py`).
+    the rest (`Gathering`). Of a large event, a part is told at once and the rest with the next events
+    (`Continuations`).
 
 What ends
     A call ends with its last output, when it fails, when an input has failed or its condition does not hold, when
@@ -60,9 +61,8 @@ from plait.backends.errors import PlaitError, SessionEndedError
 from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction
 from plait.gateway.programs.held_call import HeldCall, Made, utf8_bytes
-from plait.gateway.programs.promises import timed_by
 from plait.gateway.programs.record import Records
-from plait.gateway.programs.session import Getter, Session
+from plait.gateway.programs.session import Getter, Session, timed_by
 from plait.gateway.programs.session_errors import (
     CANCELLED,
     FailureCause,
@@ -73,8 +73,7 @@ from plait.gateway.programs.session_errors import (
     session_closed,
     variable_failed,
 )
-from plait.gateway.programs.sessions import Sessions
-from plait.gateway.programs.waiting import Unproduced, unproduced, waits_for_client
+from plait.gateway.programs.sessions import Sessions, Unproduced, unproduced, waits_for_client
 from plait.gateway.timer import At
 from plait.policy.programs.request_graph import CLIENT
 from plait.policy.programs.request_graph_state import Cause, GraphError

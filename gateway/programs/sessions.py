@@ -1,16 +1,18 @@
 """The sessions of all tenants: their limits, time to live, and who is evicted when a tenant needs room.
 
-The ids of deleted sessions are refused for a while, so that a late call does not begin the session anew. Synchronous.
-The time is an argument: the gateway's clock or a simulator's.
+A call or getter that waits for what nobody produces has a time limit of its own (`Holds`). The ids of deleted sessions
+are refused for a while, so that a late call does not begin the session anew. Synchronous. The time is an argument: the
+gateway's clock or a simulator's.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 from uuid import uuid4
 
 from plait.backends.errors import NotFoundError, PlaitError, SessionEndedError, ValueTooLargeError
@@ -79,6 +81,89 @@ class DeletedSessions:
         for ids in self._tenants.values():
             assert 0 < len(ids.heap) <= self._limit
             assert {session_id: until_s for until_s, session_id in ids.heap} == ids.until_s
+
+
+class Unproduced(NamedTuple):
+    """A call or getter that waits for `variable`, which nobody produces. A native step waits for its own output."""
+
+    session: Session
+    waiter: HeldCall | Getter
+    variable: str
+
+
+class Holds:
+    """Calls and getters that wait for a variable which nobody produces so far, each for `timeout_s`.
+
+    So do native steps that wait for their client. A variable that has a producer once has one for ever.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._due: OrderedDict[HeldCall | Getter, tuple[float, Session]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, session: Session, waiter: HeldCall | Getter, now_s: float) -> None:
+        """It begins to wait. Nothing happens if all that it waits for has a producer."""
+        self.drop(waiter)  # a native step waits for inputs, and then for its client
+        if unproduced(session, waiter) is not None:
+            self._due[waiter] = now_s + self._timeout_s, session
+
+    def drop(self, waiter: HeldCall | Getter) -> None:
+        """It waits no more."""
+        self._due.pop(waiter, None)
+
+    def overdue(self, now_s: float) -> list[Unproduced]:
+        """Those whose time is over and that still wait for a variable without a producer. Forgets them."""
+        found = []
+        while self._due:
+            waiter, (due_s, session) = next(iter(self._due.items()))
+            if due_s > now_s:
+                break
+            del self._due[waiter]
+            variable = unproduced(session, waiter)
+            if variable is not None:
+                found.append(Unproduced(session, waiter, variable))
+        return found
+
+
+def unproduced(session: Session, waiter: HeldCall | Getter) -> str | None:
+    """The first variable that it waits for and that nobody produces; None if each has a producer.
+
+    A native step whose inputs have values waits for its client, who has to produce its output.
+    """
+    if isinstance(waiter, Getter):
+        names: tuple[str, ...] = (waiter.variable,)
+    elif waits_for_client(session, waiter):
+        return waiter.outputs[0].variable
+    else:
+        names = waiter.inputs
+    return next((name for name in names if session.state_of(name) is VariableState.EMPTY), None)
+
+
+def waits_for_client(session: Session, call: HeldCall) -> bool:
+    """Whether it is a native step whose inputs have values."""
+    return call.is_native and session.graph.call_state(call.call_id) is CallState.READY
+
+
+def stranded(session: Session) -> tuple[list[HeldCall], list[Getter]]:
+    """Those that wait for a variable which no call produces that runs or can still run.
+
+    The client of a native step cannot send its value any more.
+    """
+    graph, lost = session.graph, dict[str, HeldCall]()
+
+    def never_comes(variable: str) -> bool:
+        producer = graph.producer(variable)
+        return variable not in session.values and (producer is None or producer in lost)
+
+    for node in sorted(graph.calls.values(), key=lambda node: node.rank):  # after those whose outputs it waits for
+        call = session.calls[node.call_id]
+        if call.is_native or any(map(never_comes, call.inputs)):
+            lost[call.call_id] = call
+    waiting = [getter for variable, getters in session.getters.items() if never_comes(variable) for getter in getters]
+    return list(lost.values()), waiting
 
 
 class Sessions:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.programs.slices import AT_ONCE, SLICE_S
+from plait.gateway.programs.chained_call import SLICE_S
+from plait.gateway.programs.consequences import AT_ONCE
 from tests.gateway.programs.chained_gateway import Exchange, Served, served_calls, settle
 
 CALLS = 100

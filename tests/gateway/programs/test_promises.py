@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.promises import promised
-from plait.gateway.programs.session import Session
+from plait.gateway.programs.session import Session, promised
 from plait.policy.types import Slo
 from tests.gateway.programs.session_calls import Core, owner
 from tests.policy.programs.jct_shares import jct_shares

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 import msgspec
 
@@ -17,7 +17,7 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader, TokenizedPrompt
-from plait.gateway.calls.turn_threads import Steps, TurnThreads
+from plait.gateway.calls.turn_threads import TurnThreads
 from plait.gateway.config.sections import ServerConfig
 from plait.gateway.fleet.router import Router
 from plait.policy.prefix.block_hash import whole_hash
@@ -44,8 +44,6 @@ SESSION_HEADERS: Final = frozenset((
 
 MAX_NAME_CHARACTERS: Final = 256
 """Longer ones are no names."""
-
-T = TypeVar("T")
 
 
 class Incoming(msgspec.Struct, frozen=True):
@@ -204,13 +202,6 @@ class CallReader:
         for size_bytes in sizes:
             self.prompts.check_size(served, size_bytes, context_tokens, field)
 
-    async def in_turns(self, tenant: str, work: Callable[[], T], size: int) -> T:
-        """What `work` makes of `size` bytes: at once of a few, else on a thread, in turns with others' long prompts.
-
-        Raises what it raises, and `LimitError` if too much of the tenant's waits.
-        """
-        return work() if size <= OFF_LOOP_BYTES else await self.threads.run(tenant, _in_one_turn(work), size)
-
     async def _tokenized(
         self,
         incoming: Incoming,
@@ -239,12 +230,12 @@ class CallReader:
         0 if no engine serves the model.
         """
         served = self.router.models.target(model)
-        engine = next((engine for engine in self.router.engines.values() if served in engine.offer.models), None)
-        if engine is None:
-            return 0.0
-        costs, mean_tokens = engine.view.cost_model, engine.view.ledger.mean_output_tokens
-        expected_tokens = mean_tokens if output_tokens is None else min(output_tokens, mean_tokens)
-        return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
+        for engine in self.router.engines.values():
+            if served in engine.offer.models:
+                costs, mean_tokens = engine.view.cost_model, engine.view.ledger.mean_output_tokens
+                expected_tokens = mean_tokens if output_tokens is None else min(output_tokens, mean_tokens)
+                return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
+        return 0.0
 
     def _cache_salt(self, request: Request, tenant: str) -> str | None:
         """The call's cache salt: the tenant if tenants are isolated, then the client's own salt."""
@@ -285,8 +276,3 @@ def _check_context(
 
 def _is_chat_of(request: ChatRequest | CompletionRequest, messages: int) -> bool:
     return not isinstance(request, ChatRequest) or len(request.messages) <= messages
-
-
-def _in_one_turn(work: Callable[[], T]) -> Steps[T]:
-    yield from ()
-    return work()

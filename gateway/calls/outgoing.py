@@ -14,7 +14,7 @@ import msgspec
 
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.call_annotations import EngineAnnotations, is_annotation, to_parameters
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, StreamOptions, whole_number
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, whole_number
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.types import Call, Placement
 
@@ -33,30 +33,6 @@ _PARAMETER_NAMES: Final = sorted(set(_PARAMETERS.values()))
 
 STREAM_INTERVAL: Final = 8
 """Tokens in an event of a stream that nobody reads as it comes. vLLM sends the first token at once all the same."""
-
-_WHOLE_ONLY = frozenset(
-    (
-        "best_of", "use_beam_search", "prompt_logprobs", "return_hidden_states", "kv_transfer_params",
-        "ec_transfer_params", "modalities", "audio",
-    )
-)  # fmt: skip
-"""Fields that engines refuse in a stream, or whose results they leave out of it."""
-
-_UNSET = (b"null", b"false")
-
-_WITH_USAGE: Final = StreamOptions(include_usage=True)
-_STREAM: Final = FIELDS.decode(msgspec.json.encode({"stream": True, "stream_options": _WITH_USAGE}))
-
-
-def as_stream(fields: Fields, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest | None:
-    """The request for a stream with its usage, also in the `fields` of its body.
-
-    None, and nothing is changed, if it has a field for which engines have no stream.
-    """
-    if any(bytes(fields[name]) not in _UNSET for name in _WHOLE_ONLY & fields.keys()):
-        return None
-    fields |= _STREAM
-    return msgspec.structs.replace(request, stream=True, stream_options=_WITH_USAGE)
 
 
 def unhurried(request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:

@@ -24,7 +24,7 @@ from plait.gateway.calls.annotations import Annotations, promised_output, read_a
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenBodies
-from plait.gateway.calls.outgoing import FIELDS, as_stream
+from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, KINDS
 from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN
@@ -38,7 +38,7 @@ from plait.gateway.programs.recorded_answer import STREAM_END, HeldEnd, Recorded
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.sessions import stranded
-from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
+from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer, as_stream
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
 from plait.policy.programs.request_graph_state import VariableState

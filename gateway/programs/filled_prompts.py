@@ -11,7 +11,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -19,16 +19,18 @@ from plait.backends.errors import BodyTooLargeError, LimitError, ValueTooLargeEr
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.chat_messages import TEXT_KEYS
 from plait.gateway.calls.annotations import VARIABLE_NAME, Annotations
-from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.outgoing import Fields
+from plait.gateway.calls.turn_threads import Steps
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, utf8_bytes
 
 PLACEHOLDER = re.compile(rf"\{{\{{\s*({VARIABLE_NAME})\s*\}}\}}")
 NOWHERE: Final[Mapping[int, int]] = {}
 Request = ChatRequest | CompletionRequest
+T = TypeVar("T")
 
 
 def fill_in(
@@ -128,6 +130,19 @@ def _texts(prompt: Any, values: Mapping[str, str]) -> Any:
     if isinstance(prompt, list):
         return [_texts(item, values) if isinstance(item, str) else item for item in prompt]
     return replaced(prompt, values) if isinstance(prompt, str) else prompt
+
+
+async def in_turns(reader: CallReader, tenant: str, work: Callable[[], T], size: int) -> T:
+    """What `work` makes of `size` bytes: at once of a few, else on a thread, in turns with others' long prompts.
+
+    Raises what it raises, and `LimitError` if too much of the tenant's waits.
+    """
+    return work() if size <= OFF_LOOP_BYTES else await reader.threads.run(tenant, _in_one_turn(work), size)
+
+
+def _in_one_turn(work: Callable[[], T]) -> Steps[T]:
+    yield from ()
+    return work()
 
 
 class Unfilled(NamedTuple):
@@ -248,10 +263,10 @@ class FilledPrompt:
     async def _read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Delivery:
         reader, own_bytes = self.prompts.reader, len(incoming.body)
         if unfilled.measure is not None:
-            sizes = await reader.in_turns(self.tenant, unfilled.measure, own_bytes)
+            sizes = await in_turns(reader, self.tenant, unfilled.measure, own_bytes)
             reader.check_sizes(unfilled.model, sizes, unfilled.field)
             self._take(sum(sizes))
-        body, request = await reader.in_turns(self.tenant, unfilled.fill, max(self.size, own_bytes))
+        body, request = await in_turns(reader, self.tenant, unfilled.fill, max(self.size, own_bytes))
         return await reader.read(msgspec.structs.replace(incoming, body=body), unfilled.adapt(request), annotations)
 
     def _take(self, size: int) -> None:

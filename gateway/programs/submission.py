@@ -39,6 +39,7 @@ from plait.gateway.programs.filled_prompts import (
     Unfilled,
     filled_bytes,
     filled_message,
+    in_turns,
     message_texts,
     sizes_of,
 )
@@ -396,7 +397,7 @@ async def read_submission(
 ) -> HeldSubmission:
     """The submission in `incoming`, whose body is decoded as `body`. Raises `CallerError` if it could never run."""
     read = partial(_read, reader.prompts, incoming, body, session_id)
-    asked = await reader.in_turns(incoming.tenant, read, len(incoming.body))
+    asked = await in_turns(reader, incoming.tenant, read, len(incoming.body))
     reader.router.models.check(body.model)
     return asked
 

@@ -1,7 +1,7 @@
 """The answer to a client that asked for no stream, made of the engine's stream.
 
 The engine's form of the answer ends here and the client's begins. Below, the call is streamed like any other, so that
-its text and its first-token time are there as soon as the engine sends them.
+its text and its first-token time are there as soon as the engine sends them. `as_stream` asks for that.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import msgspec
 from starlette.types import Message, Send
 
 from plait.backends.errors import EngineError
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
 from plait.gateway.answers.completion_body import garbled, reported_error
 from plait.gateway.asgi import Headers, header, is_event_stream, send_whole
 from plait.gateway.calls.open_bodies import OpenAnswer
+from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.upstream import MAX_ANSWER_BYTES
 from plait.gateway.programs.held_call import utf8_bytes
 
@@ -41,6 +43,29 @@ _LABELS = frozenset(("role", "id", "type", "name"))
 """Texts of a message that come whole: engines may repeat them."""
 
 _OF_A_STREAM = frozenset((b"content-type", b"cache-control", b"x-accel-buffering"))
+
+_WHOLE_ONLY = frozenset(
+    (
+        "best_of", "use_beam_search", "prompt_logprobs", "return_hidden_states", "kv_transfer_params",
+        "ec_transfer_params", "modalities", "audio",
+    )
+)  # fmt: skip
+"""Fields that engines refuse in a stream, or whose results they leave out of it."""
+
+_UNSET = (b"null", b"false")
+_WITH_USAGE: Final = StreamOptions(include_usage=True)
+_STREAM: Final = FIELDS.decode(msgspec.json.encode({"stream": True, "stream_options": _WITH_USAGE}))
+
+
+def as_stream(fields: Fields, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest | None:
+    """The request for a stream with its usage, also in the `fields` of its body.
+
+    None, and nothing is changed, if it has a field for which engines have no stream.
+    """
+    if any(bytes(fields[name]) not in _UNSET for name in _WHOLE_ONLY & fields.keys()):
+        return None
+    fields |= _STREAM
+    return msgspec.structs.replace(request, stream=True, stream_options=_WITH_USAGE)
 
 
 class Value(Protocol):

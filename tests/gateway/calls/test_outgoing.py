@@ -10,7 +10,7 @@ import pytest
 
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
-from plait.gateway.calls.outgoing import FIELDS, STREAM_INTERVAL, OutgoingBody, as_stream, unhurried
+from plait.gateway.calls.outgoing import STREAM_INTERVAL, OutgoingBody, unhurried
 from plait.gateway.fleet.tokenizer_agreement import AGREED, UNKNOWN, Agreement
 from plait.policy.types import Call, Objective, Placement, PlacementReason, Slo
 
@@ -126,19 +126,6 @@ def test_parameters_that_are_no_object_are_the_engines_to_judge() -> None:
     assert sent(chat(b',"custom_params":[1]'), None)["custom_params"] == [1]
 
 
-def test_a_request_becomes_a_stream_with_its_usage() -> None:
-    body = CHAT % b',"stream":false,"stream_options":null,"best_of":null,"use_beam_search":false'
-    fields = FIELDS.decode(body)
-    request = as_stream(fields, parse_request(body, ChatRequest))
-    streamed = msgspec.json.encode(fields)
-    assert request is not None
-    assert request == parse_request(streamed, ChatRequest)
-    assert b'"vendor":{"x":[1 , 2.50]}' in streamed
-    outgoing = OutgoingBody(streamed, request)
-    assert (outgoing.withholds_usage, sent(outgoing, None)["stream"]) == (False, True)
-    assert sent(outgoing, None)["stream_options"] == {"include_usage": True}
-
-
 @pytest.mark.parametrize("kind", [None, "vllm", "sglang", "embedded"])
 def test_vllm_sends_several_tokens_at_a_time_of_a_stream_that_nobody_watches(kind: EngineKind | None) -> None:
     def asked(more: bytes) -> Any:
@@ -147,14 +134,6 @@ def test_vllm_sends_several_tokens_at_a_time_of_a_stream_that_nobody_watches(kin
 
     assert asked(b"") == (STREAM_INTERVAL if kind == "vllm" else None)
     assert asked(b',"stream_interval":3') == 3
-
-
-@pytest.mark.parametrize("field", ['"best_of": 3', '"use_beam_search": true', '"prompt_logprobs": 0', '"audio": {}'])
-def test_what_engines_do_not_stream_stays_whole(field: str) -> None:
-    body = b'{"model": "m", "prompt": "one", %b}' % field.encode()
-    fields = FIELDS.decode(body)
-    assert as_stream(fields, parse_request(body, CompletionRequest)) is None
-    assert fields == FIELDS.decode(body)
 
 
 @pytest.mark.parametrize(("kind", "priority"), [("vllm", 5), ("embedded", 5), (None, 5), ("sglang", -5)])

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from plait.backends.errors import EngineBrokenError, EngineGarbledError, LimitError
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.gateway.calls.open_bodies import OpenAnswer
+from plait.gateway.calls.outgoing import FIELDS, OutgoingBody
 from plait.gateway.programs import unstreamed_answer
-from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer
+from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer, as_stream
+from plait.policy.types import Call, Placement, PlacementReason
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -19,6 +23,9 @@ HEADERS = [
 ]
 STREAM = {"type": "http.response.start", "status": 200, "headers": HEADERS}
 DONE = b"data: [DONE]\n\n"
+CHAT = b'{ "model":"m","vendor": {"x":[1 , 2.50]}, "messages":[{"role":"user","content":"\\u00e9"}] %s}'
+CALL = Call("c", "m", 100, 64, ())
+PLACEMENT = Placement("e", PlacementReason.EXPLOIT, cached_tokens=64, missed_tokens=36)
 
 
 class Ledger:
@@ -137,3 +144,25 @@ async def test_an_answer_beyond_the_tenants_limit_is_given_up() -> None:
         await client.send(*[text("x" * 500)] * 10)
     client.answer.drop()
     assert (client.messages, client.ledger.held_bytes) == ([], 0)
+
+
+def test_a_request_becomes_a_stream_with_its_usage() -> None:
+    body = CHAT % b',"stream":false,"stream_options":null,"best_of":null,"use_beam_search":false'
+    fields = FIELDS.decode(body)
+    request = as_stream(fields, parse_request(body, ChatRequest))
+    streamed = msgspec.json.encode(fields)
+    assert request is not None
+    assert request == parse_request(streamed, ChatRequest)
+    assert b'"vendor":{"x":[1 , 2.50]}' in streamed
+    outgoing = OutgoingBody(streamed, request)
+    sent = json.loads(outgoing.for_engine(None, CALL, PLACEMENT, 0.25))
+    assert (outgoing.withholds_usage, sent["stream"]) == (False, True)
+    assert sent["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("field", ['"best_of": 3', '"use_beam_search": true', '"prompt_logprobs": 0', '"audio": {}'])
+def test_what_engines_do_not_stream_stays_whole(field: str) -> None:
+    body = b'{"model": "m", "prompt": "one", %b}' % field.encode()
+    fields = FIELDS.decode(body)
+    assert as_stream(fields, parse_request(body, CompletionRequest)) is None
+    assert fields == FIELDS.decode(body)

@@ -31,7 +31,6 @@ from plait.gateway.programs.session_errors import (
 from plait.gateway.programs.sessions import Holds
 from plait.gateway.timer import At, Event
 from plait.policy.programs.needs import Mark
-from plait.policy.programs.objectives import NOTHING
 from plait.policy.programs.request_graph_state import Cause, Effects, VariableState
 from plait.policy.types import NO_SLO
 
@@ -113,19 +112,20 @@ class Gathering:
             moment.ends_s = min(now_s + self._moment_s, moment.latest_s)
             moment.look_at(session, call)
 
-    def takes(self, session: Session, call: HeldCall, now_s: float) -> bool:
+    def takes(
+        self, session: Session, call: HeldCall, consumers: Sequence[HeldCall], now_s: float, *, is_deduced: bool
+    ) -> bool:
         """Start gathering a call that is ready on arrival, if it has outputs and more of its program is to come.
 
-        More is to come if nobody has said what the call is for, or if a call that needs its output needs others that
-        nobody produces yet. A native step needs no objective, so it does not gather. Returns whether the call gathers.
+        More is to come if nobody has said what the call is for (`is_deduced`), or if one of the `consumers` of its
+        output needs others that nobody produces yet. A native step needs no objective, so it does not gather. Returns
+        whether the call gathers.
         """
         if not self._moment_s or not call.outputs or call.is_native:
             return False
         if call.objective is not None or call.slo not in (None, NO_SLO):
             return False
-        deduction = session.deductions.of(call.call_id)
-        is_open = deduction.is_guess or deduction == NOTHING
-        consumers = [session.calls[call_id] for call_id in session.graph.consumers(call.call_id)]
+        is_open = not is_deduced or session.deductions.of(call.call_id).is_guess
         if not is_open and not consumers:
             return False
         before = self._moments.get(session)
@@ -301,9 +301,11 @@ class Consequences:
             call.ready_s = now_s
             if call.inputs:
                 self.predict(call, sum([len(session.values[name]) for name in call.inputs]))
-            may_gather = call_id == added and session not in self._entering
-            if not (may_gather and self._gathering.takes(session, call, now_s)):
-                calls.append(call)
+            if call_id == added and session not in self._entering:
+                consumers = [session.calls[link.consumer] for link in effects.linked if link.producer == added]
+                if self._gathering.takes(session, call, consumers, now_s, is_deduced=call_id in changed):
+                    continue
+            calls.append(call)
         return calls
 
     @contextmanager
